@@ -1,0 +1,28 @@
+# Everything needs Python 3.11 or newer, pip and make, and sets up its own environment in .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-slow lint clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/privot demo
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -m 'not slow' --cov=privot --cov-report=term:skip-covered --durations=15
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv privot-demo .pytest_cache .mypy_cache .ruff_cache

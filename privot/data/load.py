@@ -1,0 +1,155 @@
+"""From a name or a path to a box: built-ins by the catalogue, anything else by its ending."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privot.data import readers
+from privot.data.records import Public, Sensitive
+from privot.data.spec import Spec
+from privot.errors import DataError, SettingError
+
+
+@cache
+def catalogue() -> dict[str, Any]:
+    """The built-in data sets."""
+    return tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
+
+
+def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] | None = None, classes: int | None = None) -> Spec:
+    """What is public about a data set, without reading a record of it.
+
+    >>> describe("mnist").size
+    60000
+    """
+    if entry := catalogue().get(source):
+        part = _part(source, split)
+        found: dict[str, Any] = next((each for each in part.get("files", []) if _find(source, each["path"])), {})
+        names = entry.get("class_names")
+        size = found.get("size", part["size"])
+        return Spec(tuple(entry["shape"]), entry["classes"], size, class_names=tuple(names) if names else None)
+    _existing(source)
+    if shape is None or classes is None:
+        raise SettingError(f"{source}: no record is read for this, so declare --shape (such as 1x28x28) and --classes")
+    return Spec(shape, classes)
+
+
+def load(
+    source: str | Path,
+    split: str = "train",
+    *,
+    public: bool = False,
+    shape: tuple[int, int, int] | None = None,
+    classes: int | None = None,
+    public_size: bool = False,
+    label: str = "label",
+    resize: int | None = None,
+    repair: bool = False,
+    download: bool = False,
+) -> Sensitive | Public:
+    """Read a built-in data set (``digits``, ``mnist``, ...) or a path (IDX, .npz, folder of class folders, .parquet) into a box.
+
+    Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
+    data is secret unless ``public_size``.
+
+    >>> load("digits").spec.shape
+    (1, 8, 8)
+    """
+    source = str(source)
+    name = source if split == "train" else f"{source}/{split}"
+    if source in catalogue():
+        spec = describe(source, split)
+        arrays = _builtin(source, split, download)
+    else:
+        name = str(_existing(source).resolve())
+        arrays = _read(Path(source), label=label, resize=resize)
+        if arrays.labels.size == 0 or arrays.labels.dtype.kind not in "iu":
+            raise DataError(f"{source}: labels must be whole numbers, and there must be some")
+        counted = classes or (len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1)
+        spec = Spec(shape or arrays.images.shape[1:], counted, len(arrays.images) if public_size else None, class_names=arrays.names)
+    box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
+    missing = np.flatnonzero(np.bincount(arrays.labels, minlength=spec.classes) == 0)
+    if len(missing):
+        raise DataError(f"{source}: class {missing[0]} has no records; declare only the classes that are there")
+    return box
+
+
+def _part(source: str, split: str) -> Any:
+    if split not in ("train", "test"):
+        raise SettingError(f"split={split!r}: train or test")
+    return catalogue()[source][split]
+
+
+def _existing(source: str) -> Path:
+    path = Path(source)
+    if not path.exists():
+        near = difflib.get_close_matches(source, catalogue(), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f" and no built-in data set ({', '.join(catalogue())})"
+        raise DataError(f"{source}: no such file{hint}")
+    return path
+
+
+def _read(path: Path, label: str = "label", where: Any = None, resize: int | None = None) -> readers.Arrays:
+    if path.is_dir():
+        return readers.read_folder(path, resize)
+    if path.suffix == ".npz":
+        return readers.read_npz(path, where)
+    if path.suffix == ".parquet":
+        return readers.read_parquet(path, label, where, resize)
+    if "idx3" in path.name:
+        return readers.read_idx_pair(path)
+    raise DataError(f"{path}: unknown format; an IDX images file, .npz, .parquet or a folder of class folders is read")
+
+
+def folders() -> list[Path]:
+    """Where built-in data sets are looked for, in order."""
+    named = os.environ.get("PRIVOT_DATA")
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return [*([Path(named)] if named else []), cache_home / "privot", Path("/usr/share/dataset")]
+
+
+def _find(source: str, name: str) -> Path | None:
+    return next((folder / source / name for folder in folders() if (folder / source / name).exists()), None)
+
+
+def _builtin(source: str, split: str, download: bool) -> readers.Arrays:
+    part = _part(source, split)
+    if source == "digits":
+        return _digits(split)
+    for entry in part["files"]:
+        path = _find(source, entry["path"]) or (_download(source, entry) if download and "sha256" in entry else None)
+        if path:
+            where = tuple(entry["where"]) if "where" in entry else None
+            arrays = _read(path, entry.get("label", "label"), where)
+            return arrays._replace(images=255 - arrays.images) if entry.get("invert") else arrays
+    first = part["files"][0]
+    how = "pass --download to fetch it, or " if "sha256" in first else ""
+    raise DataError(f"{source}: not found; {how}put {first['path']} into {folders()[0] / source} (PRIVOT_DATA names the folder)")
+
+
+def _download(source: str, entry: dict[str, str]) -> Path:
+    import pooch
+
+    base, folder = catalogue()[source]["url"], folders()[0] / source
+    labels = entry["path"].replace("images", "labels").replace("idx3", "idx1")
+    try:
+        for name, digest in ((labels, entry["labels"]), (entry["path"], entry["sha256"])):
+            pooch.retrieve(base + name, known_hash=f"sha256:{digest}", fname=name, path=folder)
+    except Exception as error:  # whatever the network does, the user needs one line
+        raise DataError(f"{source}: the download failed ({type(error).__name__}); put the files into {folder} by hand") from None
+    return folder / entry["path"]
+
+
+def _digits(split: str) -> readers.Arrays:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    chosen = (np.arange(len(labels)) % 5 == 4) == (split == "test")
+    return readers.Arrays((images[chosen] / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels[chosen])

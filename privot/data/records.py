@@ -1,0 +1,109 @@
+"""Sensitive and Public: a box of labelled images, sealed or open."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privot.data.spec import Spec
+from privot.errors import DataError
+
+CHECKED = 8192  # records looked at in one go, so that a memory-mapped file never comes in whole
+
+
+class Records(NamedTuple):
+    """``images`` float32 in [0, 1], [count, channels, height, width]; ``labels`` int64, [count]."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class _Box:
+    """Every record is checked on the way in: shape, finite, in range, label in range.
+
+    ``repair=True`` mends instead of refusing, record by record: non-finite records become black, values are clipped into range.
+    Images are uint8 (0 to 255) or float (0 to 1), [count, channels, height, width]; they may be memory-mapped. ``name`` is the
+    owner's name for the data, by which its ledger is found.
+    """
+
+    __slots__ = ("_images", "_labels", "name", "spec")
+
+    def __init__(self, images: Any, labels: Any, spec: Spec, *, repair: bool = False, name: str = ""):
+        images, labels = np.asanyarray(images), np.asanyarray(labels)
+        if images.shape[1:] != spec.shape or len(images) == 0:
+            raise DataError(f"images have shape {list(images.shape)}, but [count, {', '.join(map(str, spec.shape))}] was declared")
+        if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
+            raise DataError(f"labels: one whole number for each of the images is needed, not {labels.dtype} {list(labels.shape)}")
+        if images.dtype != np.uint8 and images.dtype.kind != "f":
+            raise DataError(f"images are {images.dtype}: uint8 (0 to 255) or float (0 to 1) is needed")
+        if labels.min() < 0 or labels.max() >= spec.classes:
+            raise DataError(f"labels go outside 0 to {spec.classes - 1}: declare the right number of classes")
+        if spec.size not in (None, len(images)):
+            raise DataError("the number of records is not the declared size")
+        if spec.class_sizes is not None and not np.array_equal(np.bincount(labels, minlength=spec.classes), spec.class_sizes):
+            raise DataError("the records of the classes are not as many as declared in class_sizes")
+        if images.dtype.kind == "f":
+            images = _bounded(images, repair)
+        self.spec, self.name, self._images, self._labels = spec, name, images, labels.astype(np.int64)
+
+    def _count(self) -> int:
+        return len(self._images)
+
+    def _take(self, where: slice | Tensor, device: str | torch.device = "cpu") -> Records:
+        """Secret side only: the gate, and the owner's own measurements and attacks."""
+        index = where if isinstance(where, slice) else where.numpy()
+        images = torch.from_numpy(np.array(self._images[index])).to(device)
+        scaled = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+        return Records(scaled, torch.from_numpy(self._labels[index]).to(device))
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} data is sealed: hand a query to the gate instead")
+
+    __reduce_ex__ = __getstate__ = _refuse
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.spec})"
+
+
+def _bounded(images: np.ndarray, repair: bool) -> np.ndarray:
+    fixed = np.empty(images.shape, np.float32) if repair else images
+    for start in range(0, len(images), CHECKED):
+        part = images[start : start + CHECKED]
+        finite = np.isfinite(part).all(axis=(1, 2, 3))
+        if repair:
+            with np.errstate(invalid="ignore", over="ignore"):
+                fixed[start : start + CHECKED] = np.where(finite[:, None, None, None], np.clip(part, 0, 1), 0)
+        elif not finite.all():
+            raise DataError(f"record {start + int(np.argmin(finite))} holds NaN or infinite values: remove it, or load with repair")
+        elif part.min() < 0 or part.max() > 1:
+            raise DataError("images go outside 0 to 1: scale them, or load with repair to clip them")
+    return fixed
+
+
+class Sensitive(_Box):
+    """A sealed box of records: no length, no indexing, no iteration, no pickling, and a repr of public facts alone.
+
+    >>> box = Sensitive(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]), Spec((1, 8, 8), 2))
+    >>> len(box)
+    Traceback (most recent call last):
+    TypeError: Sensitive data is sealed: hand a query to the gate instead
+    """
+
+    __slots__ = ()
+    __len__ = __getitem__ = __iter__ = __bool__ = __array__ = _Box._refuse
+
+
+class Public(_Box):
+    """Records that anyone may see: a public test set, data to pre-train on."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return self._count()
+
+    def records(self, device: str | torch.device = "cpu") -> Records:
+        """All of them."""
+        return self._take(slice(None), device)

@@ -1,0 +1,54 @@
+"""Spec: what the data owner declares about a data set. Declared means public."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from privot.errors import DataError
+
+LARGEST = 4096  # pixels a side; what a hostile header can make us allocate is bounded by this
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Public facts: image ``shape`` (channels, height, width), number of ``classes``, and, only if declared, counts.
+
+    >>> Spec((1, 28, 28), 10).pixels
+    784
+    """
+
+    shape: tuple[int, int, int]
+    classes: int
+    size: int | None = None
+    class_sizes: tuple[int, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        channels, height, width = self.shape
+        if channels not in (1, 3) or not (0 < height <= LARGEST and 0 < width <= LARGEST):
+            raise DataError(f"shape={self.shape}: 1 or 3 channels and sides of 1 to {LARGEST} pixels are supported")
+        if not 1 <= self.classes <= 100_000:
+            raise DataError(f"classes={self.classes}: a number from 1 to 100000 is needed")
+        if self.size is not None and self.size < 1:
+            raise DataError("the data set has no records")
+        if self.class_sizes is not None and (len(self.class_sizes) != self.classes or min(self.class_sizes) < 0):
+            raise DataError(f"class_sizes: {self.classes} counts are needed, one a class")
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise DataError(f"class_names: {self.classes} names are needed, one a class")
+
+    @property
+    def pixels(self) -> int:
+        channels, height, width = self.shape
+        return channels * height * width
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Spec:
+        try:
+            plain: Any = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+            return cls(**plain)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise DataError(f"not a spec: {type(error).__name__}") from None

@@ -1,0 +1,33 @@
+"""Every error a user can mend: one line that names the field or file and says what to do. The CLI exits with 2."""
+
+
+class PrivotError(Exception):
+    """Something in the input, the settings, the budget or the files is wrong; nothing was charged or half written."""
+
+
+class DataError(PrivotError):
+    """The data cannot be read or does not fit what was declared about it."""
+
+
+class SettingError(PrivotError):
+    """A setting, method or data set name is unknown or out of range."""
+
+
+class PlanError(PrivotError):
+    """A plan that has no privacy argument, or an ask that its plan does not cover."""
+
+
+class BudgetError(PrivotError):
+    """The budget, of the run or of the data set, does not allow this."""
+
+
+class LedgerError(PrivotError):
+    """The ledger cannot be written, or was altered."""
+
+
+class ReleaseError(PrivotError):
+    """A release is damaged, incomplete or does not prove what it claims."""
+
+
+class QueryError(PrivotError):
+    """A query failed on the secret side; its own words stay there, since they may carry data."""

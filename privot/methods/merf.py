@@ -1,0 +1,141 @@
+r"""DP-MERF: match a generator to the noisy mean embedding of the data.
+
+**Released** the sum over records of random Fourier features, by class, once, with Gaussian noise; with it a noisy count of each
+class where class sizes are not declared.
+**Bound** every record's part has norm 1 by construction (cos² + sin² = 1, shared with the count), and the gate clips it to 1.
+**Cost** one full-batch Gaussian event. All training of the generator is post-processing.
+**Departs** from the paper: counts ride in the same event instead of a second one; the squared norm of the generated embedding is
+estimated without its batch bias; several kernel widths share the features; widths come from settings, never from the data.
+**Notation** features phi(x) = [cos(Wx), sin(Wx)]/sqrt(features/2), rows of W ~ N(0, I/width²).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.nets.convolutional import ConvGenerator, initialise
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.release import Product
+from privot.runtime import Progress, Streams
+
+COUNT_SHARE = 0.1  # of a part's norm goes to the class count: its noise is then 10 times that of a feature, its price 0.5 %
+
+
+def embed(images: Tensor, frequencies: Tensor) -> Tensor:
+    """Random Fourier features of unit norm: [..., pixels] to [..., features]."""
+    phase = images @ frequencies
+    return torch.cat([phase.cos(), phase.sin()], -1) / math.sqrt(frequencies.shape[1])
+
+
+def embedding_and_count(image: Tensor, label: Tensor, frequencies: Tensor, share: float) -> Tensor:
+    """One record's part: its features and a constant that counts it, of norm 1 together: [features + 1]."""
+    features = embed(image.flatten(), frequencies)
+    return torch.cat([features * math.sqrt(1 - share**2), features.new_full((1,), share)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merf:
+    """Settings of DP-MERF. ``noise`` fixes the multiplier; without it the budget does.
+
+    >>> Merf(noise=5.0).plan(Spec((1, 28, 28), 10)).cost().epsilon(1e-5).__round__(3)
+    0.726
+    """
+
+    name: ClassVar[str] = "merf"
+    title: ClassVar[str] = "DP-MERF: a generator from a noisy mean embedding"
+    trusts: ClassVar[str] = "the data owner"
+    promise: ClassVar[str] = "(epsilon, delta), one Gaussian release"
+    citation: ClassVar[str] = """@inproceedings{harder2021dpmerf,
+  title     = {{DP-MERF}: Differentially Private Mean Embeddings with Random Features for Practical Privacy-Preserving Data Generation},
+  author    = {Harder, Frederik and Adamczewski, Kamil and Park, Mijung},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2021}
+}"""
+
+    noise: float | None = None
+    neighbours: str = "replace"
+    features: int = 10_000
+    widths: tuple[float, ...] = (10.25,)  # kernel widths in units of pixel norm at 784 pixels; 10.25² = 105, the paper's for digits
+    code: int = 5
+    hidden: int = 200
+    channels: int = 16
+    steps: int = 3000
+    batch: int = 10  # a class
+    rate: float = 0.01  # of Adam
+
+    def __post_init__(self) -> None:
+        if self.neighbours not in ("replace", "add-remove"):
+            raise SettingError(f"merf.neighbours={self.neighbours!r}: replace or add-remove")
+        for key in ("features", "code", "hidden", "channels", "steps"):
+            if getattr(self, key) < 2:
+                raise SettingError(f"merf.{key}={getattr(self, key)}: at least 2 is needed")
+        if self.batch < 2 or not 0 < self.rate < 1 or not self.widths or min(self.widths) <= 0:
+            raise SettingError("merf: batch >= 2, 0 < rate < 1 and widths > 0 are needed")
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise SettingError(f"merf.noise={self.noise}: a multiplier of 0 or more is needed")
+
+    def plan(self, spec: Spec) -> Plan:
+        return Plan((Stage("embedding", "sum", 1.0 if self.noise is None else self.noise),), Neighbours(self.neighbours))
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        noise_std = plan.stages[0].noise * (2 if plan.neighbours is Neighbours.REPLACE else 1)
+        per_class = spec.size / spec.classes if spec.size else None
+        work = (self.steps * self.batch * spec.classes * 3 + (spec.size or 0)) * spec.pixels * self.features
+        # An embedding of a class has norm near 0.8 (measured on public digits); its noise has norm std * sqrt(features) / count.
+        ratio = 0.8 * per_class / (noise_std * math.sqrt(self.features)) if per_class and noise_std else None
+        return {"signal_to_noise_per_class": ratio, "floating_point_operations": work}
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        spec, device = gate.spec, streams.runtime.target
+        frequencies = self._frequencies(spec, streams).to(device)
+        share = 0.0 if spec.class_sizes else COUNT_SHARE
+        progress("embedding the records", 0, 1)
+        answer = gate.sum("embedding", embedding_and_count, frequencies, share, bound=1.0, per_class=True)
+        progress("embedding the records", 1, 1)
+        counts = torch.tensor(spec.class_sizes, device=device) if spec.class_sizes else (answer[:, -1] / share).clamp(min=0)
+        scale = counts.mean().clamp(min=1)
+        target = (answer[:, :-1] / (scale * math.sqrt(1 - share**2))).float()  # [classes, features]
+        net = ConvGenerator(spec.shape, spec.classes, self.code, self.hidden, self.channels)
+        initialise(net, streams.generator("weights")).to(device)
+        self._train(net, target, (counts / scale).float(), frequencies, streams, progress)
+        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden, "width": self.channels}
+        return Product.generator("ConvGenerator", arguments, net)
+
+    def _frequencies(self, spec: Spec, streams: Streams) -> Tensor:
+        """[pixels, features / 2], an equal share for each width; widths scale with the side so that one setting fits all sizes."""
+        half = self.features // 2
+        draws = torch.randn(spec.pixels, half, generator=streams.generator("features"))
+        widths = torch.tensor(self.widths).repeat(math.ceil(half / len(self.widths)))[:half]
+        return draws / (widths * math.sqrt(spec.pixels / 784))
+
+    def _train(self, net: ConvGenerator, target: Tensor, weight: Tensor, frequencies: Tensor, streams: Streams, progress: Progress) -> None:
+        """Minimise the squared distance between the embeddings; the norm's batch bias (1 - 1/batch) is taken out."""
+        device = target.device
+        labels = torch.arange(net.classes, device=device).repeat_interleave(self.batch)
+        codes = streams.generator("codes", device)
+        optimiser = torch.optim.Adam(net.parameters(), lr=self.rate)
+        unbiased = self.batch / (self.batch - 1)
+        net.train()
+        for step in range(self.steps):
+            # a short warm-up, then a cosine down to zero
+            optimiser.param_groups[0]["lr"] = self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.steps)) / 2
+            images = net(torch.randn(len(labels), net.code, generator=codes, device=device), labels)
+            mean = embed(images.flatten(1), frequencies).view(net.classes, self.batch, -1).mean(1) * weight[:, None]
+            loss = unbiased * mean.square().sum() - 2 * (mean * target).sum()
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            if step % 25 == 24:
+                progress("training the generator", step + 1, self.steps)
+        net.eval()
+
+
+METHOD = Merf

@@ -1,0 +1,205 @@
+r"""Events in, epsilon out: a thin layer on ``dp_accounting``.
+
+A *noise multiplier* here is always (standard deviation) / (sensitivity under the named neighbouring relation), so one Gaussian
+answer is ``GaussianDpEvent(noise)`` whatever the relation. Three ways to a number, tried in this order and named in the result:
+analytic Gaussian (exact: :math:`\mu^2=\sum 1/noise^2`), PLD (pessimistic grid), Renyi (only when the PLD grid would be too large).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
+
+from privot.errors import PlanError
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting warns about Renyi orders that it leaves out, which is safe
+
+GRIDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # finer than 1e-4 adds up rounding errors at 10^5 compositions
+# The deadline of the PLD is counted in grid points, not in seconds, so that every machine certifies the same number (about 10 s).
+MOST_POINTS = 2**22
+
+
+class Neighbours(StrEnum):
+    """Which two data sets must look alike."""
+
+    ADD_REMOVE = "add-remove"
+    REPLACE = "replace"
+    LOCAL = "local"
+
+
+def to_json(event: dpa.DpEvent) -> list[Any]:
+    """The event as JSON; only the kinds that `cost` can account for.
+
+    >>> to_json(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(2.0), 3))
+    ['times', 3, ['gaussian', 2.0]]
+    """
+    match event:
+        case dpa.GaussianDpEvent(noise_multiplier=noise):
+            return ["gaussian", noise]
+        case dpa.NonPrivateDpEvent():
+            return ["non-private"]
+        case dpa.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
+            return ["poisson", rate, to_json(inner)]
+        case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=size, sample_size=drawn, event=inner):
+            return ["without-replacement", size, drawn, to_json(inner)]
+        case dpa.SelfComposedDpEvent(event=inner, count=count):
+            return ["times", count, to_json(inner)]
+        case dpa.ComposedDpEvent(events=events):
+            return ["all", *map(to_json, events)]
+    raise PlanError(f"no accounting for the event {type(event).__name__}")
+
+
+def from_json(value: Any) -> dpa.DpEvent:
+    """The inverse of `to_json`; anything else is refused."""
+    match value:
+        case ["gaussian", float() | int() as noise] if 0 < noise < math.inf:
+            return dpa.GaussianDpEvent(float(noise))
+        case ["non-private"]:
+            return dpa.NonPrivateDpEvent()
+        case ["poisson", float() as rate, inner] if 0 < rate <= 1:
+            return dpa.PoissonSampledDpEvent(rate, from_json(inner))
+        case ["without-replacement", int() as size, int() as drawn, inner] if 0 < drawn <= size:
+            return dpa.SampledWithoutReplacementDpEvent(size, drawn, from_json(inner))
+        case ["times", int() as count, inner] if count > 0:
+            return dpa.SelfComposedDpEvent(from_json(inner), count)
+        case ["all", *events]:
+            return dpa.ComposedDpEvent([from_json(each) for each in events])
+    raise PlanError(f"not an event: {str(value)[:80]}")
+
+
+def _leaves(event: dpa.DpEvent, count: int = 1) -> list[tuple[dpa.DpEvent, int]]:
+    if isinstance(event, dpa.SelfComposedDpEvent):
+        return _leaves(event.event, count * event.count)
+    if isinstance(event, dpa.ComposedDpEvent):
+        return [leaf for each in event.events for leaf in _leaves(each, count)]
+    return [(event, count)]
+
+
+def _sampled(event: dpa.DpEvent, neighbours: Neighbours) -> tuple[float, float]:
+    """(rate, noise) of one sampled Gaussian, or a refusal: a (sampling, relation) pair without a proof has no epsilon."""
+    inner = getattr(event, "event", None)
+    if isinstance(inner, dpa.GaussianDpEvent):
+        if isinstance(event, dpa.PoissonSampledDpEvent) and neighbours is Neighbours.ADD_REMOVE:
+            return event.sampling_probability, inner.noise_multiplier
+        if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and neighbours is Neighbours.REPLACE:
+            return event.sample_size / event.source_dataset_size, inner.noise_multiplier
+    raise PlanError(f"no accounting for {type(event).__name__} under {neighbours} neighbours")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run of events costs.
+
+    ``delta`` is the privacy profile (``delta(epsilon)``, never optimistic); ``method`` says which accountant gave it.
+
+    >>> cost(dpa.GaussianDpEvent(5.0), Neighbours.REPLACE).epsilon(1e-5).__round__(3)
+    0.726
+    """
+
+    method: str
+    delta: Callable[[Any], Any]  # elementwise on arrays
+    epsilon: Callable[[float], float]
+    mu: float | None = None  # of Gaussian DP, where that is exact
+
+    def tpr(self, fpr: float) -> float:
+        r"""The largest true-positive rate of any membership attack at this false-positive rate.
+
+        :math:`\min_\epsilon \min(e^\epsilon\,fpr+\delta(\epsilon),\; 1-e^{-\epsilon}(1-fpr-\delta(\epsilon)))`, in closed form if Gaussian.
+        """
+        if self.mu is not None:
+            return float(norm.cdf(norm.ppf(fpr) + self.mu))
+        eps = np.linspace(0, min(self.epsilon(1e-9), 50.0), 500)  # beyond 50 the bound is 1 at any rate worth printing
+        delta = self.delta(eps)
+        return float(min(1.0, (np.exp(eps) * fpr + delta).min(), (1 - np.exp(-eps) * (1 - fpr - delta)).min()))
+
+
+def cost(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
+    """Account for an event under a neighbouring relation."""
+    leaves = _leaves(event)
+    if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf, _ in leaves):
+        return Cost("no privacy", np.ones_like, lambda delta: math.inf)
+    gaussian = [(leaf.noise_multiplier, count) for leaf, count in leaves if isinstance(leaf, dpa.GaussianDpEvent)]
+    sampled = [(*_sampled(leaf, neighbours), count) for leaf, count in leaves if not isinstance(leaf, dpa.GaussianDpEvent)]
+    mu = math.sqrt(sum(count / noise**2 for noise, count in gaussian))
+    if not sampled:
+        return _gaussian(mu)
+    grid = _grid(sampled, mu)
+    if grid is None:
+        return _renyi(event, neighbours)
+    total = pld.identity(grid) if mu == 0 else pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=grid)
+    for rate, noise, count in sampled:
+        one = _poisson(rate, noise, grid) if neighbours is Neighbours.ADD_REMOVE else _symmetric(rate, noise, grid)
+        total = total.compose(one.self_compose(count))
+    return Cost(f"PLD, grid {grid:g}", total.get_delta_for_epsilon, total.get_epsilon_for_delta)
+
+
+def _gaussian(mu: float) -> Cost:
+    if mu == 0:  # no event at all
+        return Cost("analytic Gaussian", np.zeros_like, lambda delta: 0.0, 0.0)
+
+    def delta(eps: Any) -> Any:
+        return norm.cdf(mu / 2 - eps / mu) - np.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
+
+    return Cost("analytic Gaussian", delta, lambda target: float(dpa.get_epsilon_gaussian(1 / mu, target)), mu)
+
+
+def _renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
+    one = dpa.NeighboringRelation
+    accountant = RdpAccountant(
+        neighboring_relation=one.ADD_OR_REMOVE_ONE if neighbours is Neighbours.ADD_REMOVE else one.REPLACE_ONE
+    ).compose(event)
+    return Cost("Renyi (the PLD grid would be too large)", np.vectorize(accountant.get_delta), accountant.get_epsilon)
+
+
+def renyi_epsilon(event: dpa.DpEvent, neighbours: Neighbours, delta: float) -> float:
+    """The Renyi bound, printed beside the claim as a check; it is never below a correct one by more than rounding."""
+    return float(_renyi(event, neighbours).epsilon(delta))
+
+
+def _grid(sampled: list[tuple[float, float, int]], mu: float) -> float | None:
+    """The finest grid whose composed distribution stays under `MOST_POINTS`, judged by the moments of one step."""
+    width, spread = 0.0, (mu**2)
+    for rate, noise, count in sampled:
+        shift = 1 / noise
+        x = np.linspace(-10, shift + 10, 4001)
+        density = (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - shift)
+        loss = np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + shift * x - shift**2 / 2)
+        weight = density / density.sum()
+        mean = float(weight @ loss)
+        spread += count * float(weight @ (loss - mean) ** 2)
+        width = max(width, float(loss[-1] - loss[0]))
+    return next((grid for grid in GRIDS if (20 * math.sqrt(spread) + 2 * width) / grid < MOST_POINTS), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _poisson(rate: float, noise: float, grid: float) -> pld.PrivacyLossDistribution:
+    return pld.from_gaussian_mechanism(noise, value_discretization_interval=grid, sampling_prob=rate)
+
+
+@functools.lru_cache(maxsize=64)
+def _symmetric(rate: float, noise: float, grid: float) -> pld.PrivacyLossDistribution:
+    r"""Sampling without replacement (or one secret shard of many) under replace-one.
+
+    privacy: for :math:`\epsilon\ge0`, :math:`\delta(\epsilon)=q\,\delta_{Gauss}(\log(1+(e^\epsilon-1)/q))` by advanced joint convexity; the
+    relation is symmetric, so :math:`\delta(-\epsilon)=1-e^{-\epsilon}+e^{-\epsilon}\delta(\epsilon)`. See docs/methods/sampling.md.
+    """
+    one = _gaussian(1 / noise)
+    top = math.ceil((one.epsilon(1e-21) if rate == 1 else math.log1p(rate * math.expm1(min(one.epsilon(1e-21), 600)))) / grid)
+    eps = np.arange(top + 1) * grid
+    inner = np.log1p(np.expm1(eps) / rate)
+    upper = rate * np.maximum(one.delta(inner), 0)
+    lower = (-np.expm1(-eps) + np.exp(-eps) * upper)[:0:-1]  # the mirror image, from -top to -1
+    deltas = np.minimum.accumulate(np.clip(np.concatenate([lower, upper]), 0, 1))
+    return pld.PrivacyLossDistribution(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -top, top, deltas))

@@ -1,0 +1,262 @@
+"""The gate: code goes to the data, only sanitized values come back. Everything that may touch a sensitive record is in this file.
+
+A query is a plain function. For `sum`, `rows` and `sorted_blocks` it sees ONE record, ``query(image, label, *public) -> tensor``, and
+the gate maps it over the records with ``vmap``, so that no record can reach into another's part. For `answer` and `update` it
+sees a whole draw, ``query(records, vault, *public)``. The sensitivity table below is the only one in the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from privot.data.records import Records, Sensitive
+from privot.errors import BudgetError, PlanError, QueryError, ReleaseError
+from privot.privacy.accounting import Neighbours
+from privot.privacy.ledger import Ledger
+from privot.privacy.noise import Secret, grid_for, noisy
+from privot.privacy.plan import Allowance, Plan, Stage
+from privot.runtime import Runtime
+
+ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
+
+# privacy: how far one neighbour can move the answer, in units of its bound. A missing pair has no argument and is refused.
+SENSITIVITY = {
+    ("sum", ADD_REMOVE): 1.0,  # one part of norm <= C more or less
+    ("sum", REPLACE): 2.0,  # one part out, another in
+    ("rows", REPLACE): 2.0,  # one row changes; under add/remove the number of rows would be an answer
+    ("rows", LOCAL): 2.0,
+    ("answer", ADD_REMOVE): 2.0,  # the answer may change altogether, within the ball
+    ("answer", REPLACE): 2.0,
+    ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/sorted_blocks.md
+}
+KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them
+MARKS = 1000  # a longer stage is marked in the ledger in so many strides
+
+
+class Gate:
+    """The only way to a `Sensitive` box. One gate serves one run of one plan.
+
+    ``folder`` (public side) keeps the reservation's ticket and the answers, so that a crashed run can go on.
+    """
+
+    def __init__(
+        self, data: Sensitive, plan: Plan, ledger: Ledger, wall: Allowance, *, method: str = "", runtime: Runtime | None = None,
+        folder: Path | None = None, insecure_seed: int | None = None,
+    ):  # fmt: skip
+        for stage in plan.stages:
+            if (stage.verb, plan.neighbours) not in SENSITIVITY:
+                raise PlanError(f"stage {stage.name}: {stage.verb} has no proof under {plan.neighbours} neighbours")
+        if plan.stages and not wall.allows(plan.cost()):
+            raise BudgetError("the plan costs more than the budget of this run: calibrate it, or ask for a larger epsilon")
+        ticket = int((folder / "ticket").read_text()) if folder and (folder / "ticket").exists() else None
+        self.spec, self.plan, self.ticket, self.opened = data.spec, plan, ticket, ""
+        self.insecure = insecure_seed is not None
+        self._data, self._ledger, self._method, self._folder = data, ledger, method, folder
+        self._device = (runtime or Runtime()).target
+        self._portion = (runtime or Runtime()).microbatch
+        self._secret, self._vault = Secret(insecure_seed), {}  # type: tuple[Secret, dict[str, Any]]
+        self._stages, self._done = {stage.name: stage for stage in plan.stages}, dict.fromkeys((s.name for s in plan.stages), 0)
+        self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._done}  # asked before a crash
+        self._marked = dict(self._lost)
+
+    # The ways out
+
+    def sum(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float, per_class: bool = False) -> Tensor:
+        r"""Each record's part clipped to ``bound`` in norm, then added: :math:`\sum_i clip(q(x_i,y_i))+noise`.
+
+        ``per_class`` adds it to the row of the record's class: [classes, ...] instead of [...]; a part moves to one row only, so the
+        norms stay.
+        """
+        stage = self._stage(name, "sum")
+        shape = self._shape(query, public)
+
+        def total(grid: float) -> Tensor:
+            groups = self.spec.classes if per_class else 1
+            result = torch.zeros(groups, math.prod(shape), dtype=torch.float64, device=self._device)
+            for images, labels in self._draw(stage):
+                parts = _toward_zero(_clip(self._map(query, images, labels, public), bound), grid)
+                rows = labels if per_class else torch.zeros_like(labels)
+                # Sums of grid multiples below 2^53 steps are exact in any order, so neither batching nor device can show.
+                result += torch.nn.functional.one_hot(rows, groups).double().T @ parts
+            return result.view(self.spec.classes, *shape) if per_class else result.view(shape)
+
+        return self._ask(stage, bound, total)
+
+    def rows(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float) -> Tensor:
+        """Each record's part clipped to ``bound``, kept apart: [records, ...], in the records' order."""
+        stage = self._stage(name, "rows")
+        shape = self._shape(query, public)
+
+        def parts(grid: float) -> Tensor:
+            rows = [_toward_zero(_clip(self._map(query, *drawn, public), bound), grid) for drawn in self._draw(stage)]
+            return torch.cat(rows).view(-1, *shape)
+
+        return self._ask(stage, bound, parts)
+
+    def answer(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float, shape: tuple[int, ...]) -> Tensor:
+        """The whole answer of ``query(records, vault, *public)``, of a public ``shape``, clipped once to ``bound``."""
+        stage = self._stage(name, "answer")
+
+        def whole(grid: float) -> Tensor:
+            records = Records(*(torch.cat(each) for each in zip(*self._draw(stage), strict=True)))
+            value = torch.zeros(shape, device=self._device)
+            if len(records.labels):  # an empty draw answers noise alone
+                value = self._secretly(query, records, self._vault, *public)
+            if tuple(value.shape) != shape:
+                raise QueryError(f"stage {stage.name}: the query's answer does not have its declared shape {list(shape)}")
+            return _toward_zero(_clip(value.reshape(1, -1), bound), grid).view(shape)
+
+        return self._ask(stage, bound, whole)
+
+    def sorted_blocks(self, name: str, query: Callable[..., Tensor], *public: Any, frame: Tensor, blocks: int, radius: float) -> Tensor:
+        r"""Per class and direction of ``frame`` [slices, dim]: sort the projections, average ``blocks`` runs of order statistics.
+
+        Returns block means [classes, slices, blocks]. Records are mapped to [dim] and clipped to ``radius``; class sizes must be
+        declared. Sensitivity of a block sum is :math:`2R\,\sigma_{max}(frame)`, which is :math:`2R\sqrt{k/d}` for a tight frame.
+        """
+        stage = self._stage(name, "sorted_blocks")
+        sizes = self.spec.class_sizes
+        if sizes is None or min(sizes) < blocks:
+            raise PlanError(f"sorted_blocks needs declared class sizes of at least {blocks} records")
+        frame = frame.double().to(self._device)
+        grid = grid_for(radius, radius)
+        reach = radius * float(torch.linalg.matrix_norm(frame, 2)) * (1 + 1e-9)
+        # privacy: rounding toward zero is monotone, so sorting still telescopes, and adds at most one grid step a slice.
+        bound = reach + grid * math.sqrt(len(frame)) / 2
+
+        def sums(_: float) -> Tensor:
+            mapped = [(_clip(self._map(query, *drawn, public), radius), drawn[1]) for drawn in self._draw(stage)]
+            points, labels = (torch.cat(each) for each in zip(*mapped, strict=True))
+            result = []
+            for label, size in enumerate(sizes):
+                run = size // blocks
+                order = _toward_zero(points[labels == label] @ frame.T, grid).sort(0).values  # [size, slices]
+                result.append(order[: run * blocks].view(blocks, run, -1).sum(1).T)
+            return torch.stack(result)
+
+        total = self._ask(stage, bound, sums, grid)
+        return total / torch.tensor([size // blocks for size in sizes], device=total.device).view(-1, 1, 1)
+
+    def update(self, query: Callable[..., None], *public: Any) -> None:
+        """Let ``query(records, vault, *public)`` change what lies in the vault. Nothing comes back, so nothing is charged."""
+        self._secretly(query, self._data._take(slice(None), self._device), self._vault, *public)
+
+    def open(self, reason: str) -> Records:
+        """All records, for a method without a mechanism. From here on the release says ``NoGuarantee(reason)``, for good."""
+        self.opened = reason
+        return self._data._take(slice(None), self._device)
+
+    # How an answer comes about
+
+    def _stage(self, name: str, verb: str) -> Stage:
+        stage = self._stages.get(name)
+        if stage is None or stage.verb != verb:
+            raise PlanError(f"the plan has no stage {name!r} of {verb}")
+        if self._done[name] >= stage.steps:
+            raise BudgetError(f"stage {name} is used up: its plan has {stage.steps} step(s)")
+        return stage
+
+    def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None) -> Tensor:
+        """Reserve, mark, compute, add noise, keep, commit: in this order, so that a crash can only over-charge."""
+        if not 0 < bound < math.inf:
+            raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
+        step = self._done[stage.name]
+        value = self._kept(stage, step)
+        if value is None:
+            if self.ticket is None:
+                self.ticket = self._ledger.reserve(self.plan, self._method)
+                if self._folder:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    (self._folder / "ticket").write_text(str(self.ticket))
+            if step < self._lost[stage.name]:
+                raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
+            if step >= self._marked[stage.name]:
+                last = min(step + max(1, stage.steps // MARKS), stage.steps) - 1
+                self._ledger.ask(self.ticket, stage.name, step, last)
+                self._marked[stage.name] = last + 1
+            noise_std = stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound
+            grid = grid or grid_for(bound, noise_std)
+            value = noisy(mechanism(grid), noise_std, grid, self._secret)
+            self._keep(stage, step, value)
+        self._done[stage.name] += 1
+        return value
+
+    def _file(self, stage: Stage, step: int) -> Path | None:
+        return self._folder / f"{stage.name}-{step}.safetensors" if self._folder and stage.steps <= KEPT else None
+
+    def _keep(self, stage: Stage, step: int, value: Tensor) -> None:
+        """Answers are public: one may lie on disk, whole or not at all, and the ledger knows its digest."""
+        file = self._file(stage, step)
+        if file:
+            save_file({"value": value.contiguous().cpu()}, part := file.with_suffix(".part"))
+            part.replace(file)
+        if stage.steps <= KEPT:
+            assert self.ticket is not None
+            self._ledger.commit(self.ticket, stage.name, step, _digest(value))
+
+    def _kept(self, stage: Stage, step: int) -> Tensor | None:
+        file = self._file(stage, step)
+        if self.ticket is None or file is None or not file.exists():
+            return None
+        value = load_file(file)["value"]
+        if self._ledger.digest(self.ticket, stage.name, step) not in (None, _digest(value)):
+            raise ReleaseError(f"{file}: this kept answer was altered")
+        self._ledger.commit(self.ticket, stage.name, step, _digest(value))
+        return value.to(self._device)
+
+    # The secret side
+
+    def _draw(self, stage: Stage) -> Iterator[Records]:
+        """The drawn records in portions, at least one of them (it may be empty)."""
+        count = self._data._count()
+        chosen = stage.sampling.draw(count, self._secret)
+        total = count if chosen is None else len(chosen)
+        for start in range(0, max(total, 1), self._portion):
+            part = slice(start, min(start + self._portion, total))
+            yield self._data._take(part if chosen is None else chosen[part], self._device)
+
+    def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
+        """The query on each record alone: [records, numbers]."""
+        if not len(labels):
+            return torch.zeros(0, math.prod(self._shape(query, public)), device=self._device)
+        each = torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))
+        parts: Tensor = self._secretly(each, images, labels, *public)
+        return parts.flatten(1)
+
+    def _shape(self, query: Callable[..., Tensor], public: tuple[Any, ...]) -> tuple[int, ...]:
+        """What the query gives for one black image: a public record, so its errors may speak, and come before any charge."""
+        image, label = torch.zeros(1, *self.spec.shape, device=self._device), torch.zeros(1, dtype=torch.int64, device=self._device)
+        return tuple(torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))(image, label, *public).shape[1:])
+
+    def _secretly(self, query: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return query(*args)
+        except Exception as error:
+            # privacy: the text of an error can carry records; its type is public knowledge of the code.
+            raise QueryError(f"a query failed on the secret side with {type(error).__name__}; try it on public data") from None
+
+
+def _clip(parts: Tensor, bound: float) -> Tensor:
+    """Rows scaled to norm <= bound, float64; a row that is not finite becomes zero: [rows, numbers]."""
+    parts = parts.detach().double().flatten(1)
+    norms = parts.norm(dim=1, keepdim=True)
+    finite = norms.isfinite()
+    scale = torch.where(norms > bound * (1 - 1e-12), bound * (1 - 1e-12) / norms, 1.0)
+    return torch.where(finite, parts, 0.0) * torch.where(finite, scale, 0.0)
+
+
+def _toward_zero(values: Tensor, grid: float) -> Tensor:
+    """Multiples of the grid, never longer than before, so a bound on the norm still holds."""
+    return (values / grid).trunc_().mul_(grid)
+
+
+def _digest(value: Tensor) -> str:
+    return hashlib.sha256(value.contiguous().cpu().numpy().tobytes()).hexdigest()

@@ -1,0 +1,220 @@
+"""One ledger per data set: what was ever asked of it. Append-only, chained by SHA-256, locked, durable before any record is read.
+
+Lines are JSON objects with ``n``, ``kind`` and ``prev`` (the digest of the line before). Kinds: ``budget`` (the owner's wall),
+``reserve`` (a whole plan, spent for ever), ``ask`` (written before an answer is computed), ``commit`` (its digest, after).
+Beside it lies ``<ledger>.head`` with the number of lines and the last digest, so that a ledger that was cut short is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dpa
+
+from privot.errors import BudgetError, LedgerError, PlanError
+from privot.privacy import accounting
+from privot.privacy.accounting import Cost, Neighbours
+from privot.privacy.plan import Budget, Plan
+
+START = hashlib.sha256(b"privot ledger 1").hexdigest()
+
+
+class Ledger:
+    """The ledger in one file; several processes may hold it at once.
+
+    >>> import tempfile
+    >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "scans.jsonl")
+    >>> ledger.entries()
+    []
+    """
+
+    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time):
+        self.path, self._clock = Path(path), clock
+        self._entries: list[dict[str, Any]] = []
+        self._head, self._offset = START, 0
+
+    @property
+    def head(self) -> str:
+        """The digest of the last line."""
+        with self._locked():
+            return self._head
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Every line, oldest first, after the chain was checked. A ledger that is not there yet has none."""
+        if not self.path.exists() and not self._headfile.exists():
+            return []
+        with self._locked():
+            return list(self._entries)
+
+    def spent(self, also: Plan | None = None) -> Cost:
+        """What all reservations cost together (with ``also`` on top), crashed runs included."""
+        plans = [
+            (accounting.from_json(each["event"]), Neighbours(each["neighbours"])) for each in self.entries() if each["kind"] == "reserve"
+        ]
+        return _together([*plans, (also.event(), also.neighbours)] if also else plans)
+
+    def limit(self, budget: Budget) -> None:
+        """The owner sets the wall of the whole data set; the newest line counts."""
+        with self._locked():
+            self._append("budget", epsilon=budget.epsilon, delta=budget.delta)
+
+    def wall(self) -> Budget | None:
+        lines = [each for each in self.entries() if each["kind"] == "budget"]
+        return Budget(lines[-1]["epsilon"], lines[-1]["delta"]) if lines else None
+
+    def reserve(self, plan: Plan, method: str) -> int:
+        """Charge a whole plan, for ever; returns its ticket. Raises, and charges nothing, when the owner's wall would be passed."""
+        with self._locked():
+            wall = self.wall()
+            if wall and not wall.allows(total := self.spent(also=plan)):
+                raise BudgetError(
+                    f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
+                    f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
+                )
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+            event = accounting.to_json(plan.event())
+            return self._append("reserve", method=method, event=event, neighbours=str(plan.neighbours), time=when)
+
+    def ask(self, ticket: int, stage: str, first: int, last: int) -> None:
+        """Mark answers ``first`` to ``last`` of a stage as taken, before any record is read for them."""
+        with self._locked():
+            taken = self._taken(ticket, stage)
+            if first < taken:
+                raise LedgerError(f"answers {first} to {last} of stage {stage} were taken before: no answer is given twice")
+            self._append("ask", ticket=ticket, stage=stage, first=first, last=last)
+
+    def commit(self, ticket: int, stage: str, step: int, digest: str) -> None:
+        """Record what answer ``step`` was; a second, different answer to the same ask is refused."""
+        with self._locked():
+            known = self.digest(ticket, stage, step)
+            if known not in (None, digest):
+                raise LedgerError(f"answer {step} of stage {stage} already has another digest")
+            if known is None:
+                self._append("commit", ticket=ticket, stage=stage, step=step, digest=digest)
+
+    def taken(self, ticket: int, stage: str) -> int:
+        """How many answers of the stage were asked for under this ticket."""
+        with self._locked():
+            return self._taken(ticket, stage)
+
+    def digest(self, ticket: int, stage: str, step: int) -> str | None:
+        """The committed digest of an answer, if there is one."""
+        want = {"kind": "commit", "ticket": ticket, "stage": stage, "step": step}
+        return next((each["digest"] for each in self._entries if want.items() <= each.items()), None)
+
+    def _taken(self, ticket: int, stage: str) -> int:
+        want = {"kind": "ask", "ticket": ticket, "stage": stage}
+        return max((each["last"] + 1 for each in self._entries if want.items() <= each.items()), default=0)
+
+    # The file itself
+
+    @property
+    def _headfile(self) -> Path:
+        return self.path.with_name(self.path.name + ".head")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if getattr(self, "_held", False):
+            yield
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path.with_name(self.path.name + ".lock"), "a")  # noqa: SIM115 (closed by the with below)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger") from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._held = True
+            try:
+                self._read()
+                yield
+            finally:
+                self._held = False
+
+    def _read(self) -> None:
+        """Take in what other writers added; refuse a chain that does not hold."""
+        data = b""
+        if self.path.exists():
+            if self.path.stat().st_size < self._offset:
+                raise LedgerError(f"{self.path}: the ledger was cut short; restore it from its backup")
+            with open(self.path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        for line in data.split(b"\n")[:-1]:  # what follows the last newline was torn by a crash: that call never returned
+            number = len(self._entries)
+            try:
+                entry = json.loads(line)
+                sound = entry["n"] == number and entry["prev"] == self._head and isinstance(entry["kind"], str)
+            except (ValueError, KeyError, TypeError):
+                sound = False
+            if not sound:
+                raise LedgerError(f"{self.path}: line {number + 1} was altered; restore the ledger from its backup")
+            self._entries.append(entry)
+            self._head, self._offset = hashlib.sha256(line).hexdigest(), self._offset + len(line) + 1
+        try:
+            count, digest = self._headfile.read_text().split()
+            here = self._head if int(count) == len(self._entries) else self._entries[int(count)]["prev"]
+        except FileNotFoundError:
+            count, digest, here = "0", START, START
+            if len(self._entries) > 1:  # only the very first line can be older than its head
+                raise LedgerError(f"{self._headfile} is missing; restore it from its backup") from None
+        except (ValueError, IndexError, OSError):
+            raise LedgerError(f"{self.path}: the ledger does not reach its recorded head; restore it from its backup") from None
+        if here != digest:
+            raise LedgerError(f"{self.path}: the ledger does not match its recorded head; restore it from its backup")
+
+    def _append(self, kind: str, **fields: Any) -> int:
+        number = len(self._entries)
+        entry = {"n": number, "kind": kind, **fields, "prev": self._head}
+        line = json.dumps(entry, separators=(",", ":")).encode()
+        try:
+            with open(self.path, "ab") as file:
+                file.truncate(self._offset)  # drops a torn tail
+                try:
+                    file.write(line + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.ftruncate(file.fileno(), self._offset)
+                    raise
+            self._entries.append(entry)
+            self._head, self._offset = hashlib.sha256(line).hexdigest(), self._offset + len(line) + 1
+            fresh = self._headfile.with_name(self._headfile.name + ".new")
+            fresh.write_text(f"{number + 1} {self._head}\n")
+            fresh.replace(self._headfile)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: the ledger cannot be written ({error.strerror}); nothing was read") from None
+        return number
+
+
+def _together(plans: list[tuple[dpa.DpEvent, Neighbours]]) -> Cost:
+    """One cost for runs under several relations: stated for replace-one as soon as one run is.
+
+    privacy: an add/remove Gaussian with multiplier z is a replace-one Gaussian with z/2 (remove, then add). No such rule is used for
+    sampled events, so mixing those is refused.
+    """
+    relations = {relation for _, relation in plans}
+    if len(relations) > 1:
+        plans = [(_replaced(event) if relation is Neighbours.ADD_REMOVE else event, Neighbours.REPLACE) for event, relation in plans]
+    return accounting.cost(dpa.ComposedDpEvent([event for event, _ in plans]), plans[0][1] if plans else Neighbours.REPLACE)
+
+
+def _replaced(event: dpa.DpEvent) -> dpa.DpEvent:
+    match event:
+        case dpa.GaussianDpEvent(noise_multiplier=noise):
+            return dpa.GaussianDpEvent(noise / 2)
+        case dpa.SelfComposedDpEvent(event=inner, count=count):
+            return dpa.SelfComposedDpEvent(_replaced(inner), count)
+        case dpa.ComposedDpEvent(events=events):
+            return dpa.ComposedDpEvent([_replaced(each) for each in events])
+        case dpa.NonPrivateDpEvent():
+            return event
+    raise PlanError("this ledger mixes sampled add-remove runs with replace runs, whose sum has no proof here: use one relation")

@@ -1,0 +1,164 @@
+"""Plan, Budget, Neighbours: public numbers, and the event they amount to. Nothing here has seen a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import dp_accounting as dpa
+
+from privot.errors import PlanError, SettingError
+from privot.privacy import accounting
+from privot.privacy.accounting import Cost, Neighbours
+from privot.privacy.sampling import SAMPLERS, Full, Sampling
+
+
+class Allowance(Protocol):
+    """A wall: says whether a cost is still inside."""
+
+    @property
+    def delta(self) -> float: ...
+
+    def allows(self, cost: Cost) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """(epsilon, delta). An infinite epsilon asks for no privacy at all, and the release will say so.
+
+    >>> Budget(1.0).delta
+    1e-05
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise SettingError(f"epsilon={self.epsilon:g}: give a number above 0, such as 1")
+        if not 0 < self.delta < 1:
+            raise SettingError(f"delta={self.delta:g}: give a probability well under 1/size, such as 1e-5")
+
+    def allows(self, cost: Cost) -> bool:
+        return cost.epsilon(self.delta) <= self.epsilon
+
+
+@dataclass(frozen=True)
+class Risk:
+    """The same wall said as attack power: no membership attack may exceed ``tpr`` at false-positive rate ``fpr``.
+
+    >>> Risk.parse("0.05@0.01")
+    Risk(tpr=0.05, fpr=0.01, delta=1e-05)
+    """
+
+    tpr: float
+    fpr: float
+    delta: float = 1e-5  # at which the epsilon of the certificate is stated
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fpr < self.tpr < 1:
+            raise SettingError(f"max-tpr {self.tpr:g}@{self.fpr:g}: 0 < false-positive rate < true-positive rate < 1 is needed")
+        Budget(1.0, self.delta)
+
+    @classmethod
+    def parse(cls, text: str, delta: float = 1e-5) -> Risk:
+        try:
+            tpr, fpr = map(float, text.split("@"))
+        except ValueError:
+            raise SettingError(f"max-tpr {text!r}: write it as 0.05@0.01 (true-positive rate at false-positive rate)") from None
+        return cls(tpr, fpr, delta)
+
+    def allows(self, cost: Cost) -> bool:
+        return cost.tpr(self.fpr) <= self.tpr
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``steps`` answers of one kind: a gate verb, a sampler and a noise multiplier (standard deviation over sensitivity)."""
+
+    name: str
+    verb: str
+    noise: float
+    steps: int = 1
+    sampling: Sampling = Full()  # noqa: RUF009 (frozen, without fields)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf:
+            raise PlanError(f"noise={self.noise}: a multiplier of 0 or more is needed")
+        if self.steps < 1:
+            raise PlanError(f"steps={self.steps}: at least 1 is needed")
+
+    def event(self) -> dpa.DpEvent:
+        one = self.sampling.event(self.noise)
+        return one if self.steps == 1 else dpa.SelfComposedDpEvent(one, self.steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run may ask of the gate, and the relation under which it is counted.
+
+    >>> plan = Plan((Stage("means", "sum", noise=5.0),), Neighbours.REPLACE)
+    >>> round(plan.cost().epsilon(1e-5), 3)
+    0.726
+    >>> round(plan.calibrated(Budget(1.0)).stages[0].noise, 3)
+    3.731
+    """
+
+    stages: tuple[Stage, ...]
+    neighbours: Neighbours
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            if self.neighbours not in stage.sampling.neighbours:
+                kind = type(stage.sampling).__name__
+                raise PlanError(f"stage {stage.name}: {kind} sampling has no proof under {self.neighbours} neighbours")
+
+    def event(self) -> dpa.DpEvent:
+        events = [stage.event() for stage in self.stages]
+        return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
+
+    def cost(self) -> Cost:
+        return accounting.cost(self.event(), self.neighbours)
+
+    def scaled(self, factor: float) -> Plan:
+        """The same plan with every noise multiplied."""
+        return dataclasses.replace(self, stages=tuple(dataclasses.replace(stage, noise=stage.noise * factor) for stage in self.stages))
+
+    def calibrated(self, wall: Allowance) -> Plan:
+        """The least noise, in this plan's proportions, that stays inside the wall; found from outside, never rounded inwards."""
+        if getattr(wall, "epsilon", 0) == math.inf:
+            return self.scaled(0.0)
+        inside, outside = 1.0, 1.0
+        while not wall.allows(self.scaled(inside).cost()):
+            inside *= 2
+            if inside > 1e12:
+                raise SettingError("no amount of noise fits this budget: ask for a larger epsilon")
+        while wall.allows(self.scaled(outside).cost()) and outside > 1e-6:
+            inside, outside = outside, outside / 2
+        outside = max(outside, inside / 2)
+        exact = self.cost().mu is not None  # a Gaussian costs microseconds to judge, a PLD a second
+        while inside / outside > 1 + (1e-10 if exact else 1e-4):
+            middle = math.sqrt(inside * outside)
+            inside, outside = (middle, outside) if wall.allows(self.scaled(middle).cost()) else (inside, middle)
+        return self.scaled(inside)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the manifest; `from_json` gives the same plan back."""
+        stages = []
+        for stage in self.stages:
+            sampling = {"kind": type(stage.sampling).__name__.lower(), **vars(stage.sampling)}
+            stages.append({**{k: v for k, v in vars(stage).items() if k != "sampling"}, "sampling": sampling})
+        return {"neighbours": str(self.neighbours), "stages": stages}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Plan:
+        try:
+            stages = []
+            for each in value["stages"]:
+                sampling = dict(each["sampling"])
+                stages.append(Stage(**{**each, "sampling": SAMPLERS[sampling.pop("kind")](**sampling)}))
+            return cls(tuple(stages), Neighbours(value["neighbours"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"not a plan: {type(error).__name__}") from None

@@ -1,0 +1,118 @@
+"""How an answer's records are drawn. Fields are public; the true count is an argument, since it may be secret.
+
+Each sampler draws, states its event and names the relations for which that event has a proof: three facts in one object,
+so that what runs and what is counted cannot differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+
+from privot.errors import PlanError
+from privot.privacy.accounting import Neighbours
+from privot.privacy.noise import Secret
+
+ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
+
+
+class Sampling(Protocol):
+    """What the gate and the plan need of a sampler."""
+
+    neighbours: ClassVar[tuple[Neighbours, ...]]
+
+    def draw(self, count: int, secret: Secret) -> Tensor | None:
+        """Indices of the records, in rising order, or None for all of them."""
+
+    def event(self, noise: float) -> dpa.DpEvent:
+        """The event of one Gaussian answer on such a draw."""
+
+
+def _gaussian(noise: float) -> dpa.DpEvent:
+    return dpa.GaussianDpEvent(noise) if noise > 0 else dpa.NonPrivateDpEvent()
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every record, every time.
+
+    >>> Full().event(2.0)
+    GaussianDpEvent(noise_multiplier=2.0)
+    """
+
+    neighbours: ClassVar[tuple[Neighbours, ...]] = (ADD_REMOVE, REPLACE, LOCAL)
+
+    def draw(self, count: int, secret: Secret) -> Tensor | None:
+        return None
+
+    def event(self, noise: float) -> dpa.DpEvent:
+        return _gaussian(noise)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record on its own with probability ``rate``; an empty draw is a draw."""
+
+    rate: float
+    neighbours: ClassVar[tuple[Neighbours, ...]] = (ADD_REMOVE,)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise PlanError(f"rate={self.rate}: a probability in (0, 1] is needed")
+
+    def draw(self, count: int, secret: Secret) -> Tensor | None:
+        return (secret.uniform(count) <= self.rate).nonzero().flatten()
+
+    def event(self, noise: float) -> dpa.DpEvent:
+        return dpa.PoissonSampledDpEvent(self.rate, _gaussian(noise)) if noise > 0 else _gaussian(noise)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """``drawn`` of ``size`` records without replacement, afresh each time; ``size`` is declared public."""
+
+    drawn: int
+    size: int
+    neighbours: ClassVar[tuple[Neighbours, ...]] = (REPLACE,)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.drawn <= self.size:
+            raise PlanError(f"drawn={self.drawn}: between 1 and the data set's size {self.size} is needed")
+
+    def draw(self, count: int, secret: Secret) -> Tensor | None:
+        if count != self.size:
+            raise PlanError("the sampler was made for a data set of another size")
+        return secret.order(count)[: self.drawn].sort().values
+
+    def event(self, noise: float) -> dpa.DpEvent:
+        return dpa.SampledWithoutReplacementDpEvent(self.size, self.drawn, _gaussian(noise)) if noise > 0 else _gaussian(noise)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """One of ``count`` disjoint shards, drawn uniformly and secretly for each answer.
+
+    privacy: replacing a record changes one shard, so a shard is the unit of a sample of 1 from ``count`` without replacement. The
+    split depends on the position of a record alone (record i lies in shard i mod count), never on its content.
+    """
+
+    count: int
+    neighbours: ClassVar[tuple[Neighbours, ...]] = (REPLACE,)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise PlanError(f"count={self.count}: at least one shard is needed")
+
+    def draw(self, count: int, secret: Secret) -> Tensor | None:
+        chosen = int(secret.uniform(1).item() * self.count) % self.count
+        return torch.arange(chosen, count, self.count)
+
+    def event(self, noise: float) -> dpa.DpEvent:
+        return dpa.SampledWithoutReplacementDpEvent(self.count, 1, _gaussian(noise)) if noise > 0 else _gaussian(noise)
+
+
+SAMPLERS = {kind.__name__.lower(): kind for kind in (Full, Poisson, Fixed, Shards)}

@@ -1,0 +1,166 @@
+"""The top: from a box, a method and a budget to a release; and what can be known before anything is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from privot.data import Sensitive, Spec, catalogue, load
+from privot.errors import BudgetError, ReleaseError, SettingError
+from privot.methods import Method, make
+from privot.privacy import accounting
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Allowance, Budget, Plan, Risk
+from privot.release import Guarantee, NoGuarantee, Release, versions
+from privot.runtime import Progress, Runtime, Streams, silent
+
+
+def ledger_path(name: str) -> Path:
+    """Where the ledger of a data set lies unless another is named: under PRIVOT_HOME or the user's state folder."""
+    state = Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state"))
+    home = Path(os.environ.get("PRIVOT_HOME", state / "privot"))
+    word = re.sub(r"[^A-Za-z0-9]+", "-", Path(name).name).strip("-")[:40]
+    return home / "ledgers" / f"{word}-{hashlib.sha256(name.encode()).hexdigest()[:12]}.jsonl"
+
+
+def prepare(spec: Spec, method: Method, wall: Allowance | None) -> tuple[Plan, Allowance]:
+    """The plan that will run and the wall it keeps to: calibrated to the budget, or priced from a given noise."""
+    plan, fixed = method.plan(spec), getattr(method, "noise", None) is not None
+    if fixed and (isinstance(wall, Risk) or (isinstance(wall, Budget) and wall.epsilon < math.inf)):
+        raise SettingError("give either a budget or the noise, not both")
+    if not plan.stages:
+        return plan, wall or Budget(math.inf)
+    if fixed:
+        delta = wall.delta if wall else 1e-5
+        return plan, Budget(max(float(plan.cost().epsilon(delta)), 1e-12), delta)
+    if wall is None:
+        raise SettingError("no budget: give --epsilon, or --max-tpr, or set the noise")
+    return plan.calibrated(wall), wall
+
+
+def cautions(spec: Spec, plan: Plan, delta: float, forecast: dict[str, Any]) -> list[str]:
+    """What a careful colleague would say before the run."""
+    said = []
+    if spec.size and delta >= 1 / spec.size:
+        said.append(f"delta {delta:g} is not below 1/size = {1 / spec.size:.2g}: it would allow a whole record to be published")
+    ratio = forecast.get("signal_to_noise_per_class")
+    if ratio is not None and ratio < 1:
+        said.append(f"signal to noise per class is predicted at {ratio:.2g}, under 1: expect poor images; ask for a larger epsilon")
+    if plan.stages and any(stage.noise == 0 for stage in plan.stages):
+        said.append("no noise: the release will carry NoGuarantee")
+    return said
+
+
+def synthesize(
+    data: Sensitive | str | Path,
+    method: str | Method = "merf",
+    budget: Allowance | float | None = None,
+    *,
+    settings: dict[str, Any] | None = None,
+    out: str | Path | None = None,
+    ledger: Ledger | str | Path | None = None,
+    seed: int = 0,
+    runtime: Runtime | None = None,
+    progress: Progress = silent,
+    resume: bool = False,
+    notice: Callable[[str], None] = lambda text: None,
+    insecure_seed: int | None = None,
+) -> Release:
+    """Make a private release of a data set.
+
+    ``budget`` is a `Budget`, a `Risk`, or an epsilon at delta 1e-5. With ``out`` the release is written there, and a run that
+    crashed goes on with ``resume``. ``seed`` is of the public stream; the noise cannot be seeded (``insecure_seed`` voids the guarantee).
+
+    >>> import tempfile
+    >>> quick = {"features": 200, "steps": 20}
+    >>> release = synthesize("digits", "merf", 5.0, settings=quick, ledger=tempfile.mkdtemp() + "/digits.jsonl")
+    >>> images, labels = release.sample(4)
+    >>> images.shape
+    torch.Size([4, 1, 8, 8])
+    """
+    box = data if isinstance(data, Sensitive) else load(data)
+    if not isinstance(box, Sensitive):
+        raise SettingError("synthesize takes Sensitive data; public data needs no privacy")
+    maker = make(method, settings) if isinstance(method, str) else method
+    wall = Budget(budget) if isinstance(budget, (int, float)) else budget
+    plan, wall = prepare(box.spec, maker, wall)
+    if ledger is None and not box.name:
+        raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
+    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(box.name))
+    runtime = runtime or Runtime()
+    streams = Streams(seed, runtime)
+    for text in cautions(box.spec, plan, wall.delta, maker.forecast(box.spec, plan)):
+        notice(text)
+    facts: dict[str, Any] = {
+        "method": maker.name,
+        "settings": dataclasses.asdict(maker),  # type: ignore[call-overload]
+        "plan": plan.to_json(),
+        "event": accounting.to_json(plan.event()) if plan.stages else [],
+        "data": box.name if box.name in catalogue() else "",
+        "seed": seed,
+    }
+    folder = _run_folder(Path(out), facts, resume) if out else None
+    gate = Gate(box, plan, book, wall, method=maker.name, runtime=runtime, folder=folder, insecure_seed=insecure_seed)
+    if plan.stages and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
+        raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(facts))
+    price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
+
+    def watched(stage: str, step: int, of: int, **more: Any) -> None:
+        progress(stage, step, of, epsilon=0.0 if gate.ticket is None else price, **more)
+
+    product = maker.fit(gate, streams, watched)
+    facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": versions()}
+    release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, _jsonable(facts))
+    if out and folder:
+        release.save(out)
+        shutil.rmtree(folder)
+    return release
+
+
+def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:
+    if gate.opened:
+        return NoGuarantee(gate.opened)
+    if gate.insecure:
+        return NoGuarantee("the noise was seeded, so anyone can subtract it: for tests only")
+    if any(stage.noise == 0 for stage in plan.stages):
+        return NoGuarantee("no noise was added: the budget was infinite")
+    return Guarantee.of(plan, delta)
+
+
+def _run_folder(out: Path, facts: dict[str, Any], resume: bool) -> Path:
+    """The folder of an unfinished run, beside its release-to-be; it must be the same run if we go on with it."""
+    folder = out.with_name(out.name + ".run")
+    if out.exists():
+        raise ReleaseError(f"{out} is there already: name another folder, or remove it")
+    if not (folder / "run.json").exists():
+        return folder
+    if not resume:
+        raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (its charge stays)")
+    if json.loads((folder / "run.json").read_text()) != json.loads(json.dumps(facts)):
+        raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (its charge stays)")
+    return folder
+
+
+def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
+    """As it will be read back, with infinite numbers as text: JSON has none."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(each) for each in value]
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {key: plain(value) for key, value in facts.items()}
