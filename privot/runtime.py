@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 
 from privot.errors import SettingError
+from privot.show import Progress, silent
+
+__all__ = ["Progress", "Runtime", "Streams", "silent"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,3 @@ class Streams:
         """An independent generator for a named purpose."""
         offset = int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little")
         return torch.Generator(device).manual_seed((self.seed * 1_000_003 + offset) % 2**63)
-
-
-class Progress(Protocol):
-    """Sees public facts alone: a stage's name, a step, how many there are, and facts such as epsilon so far."""
-
-    def __call__(self, stage: str, step: int, of: int, **facts: Any) -> None: ...
-
-
-def silent(stage: str, step: int, of: int, **facts: Any) -> None:
-    """A progress that shows nothing."""

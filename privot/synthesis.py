@@ -9,9 +9,12 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from privot.data import Sensitive, Spec, catalogue, load
 from privot.errors import BudgetError, ReleaseError, SettingError
@@ -58,6 +61,38 @@ def cautions(spec: Spec, plan: Plan, delta: float, forecast: dict[str, Any]) -> 
     if plan.stages and any(stage.noise == 0 for stage in plan.stages):
         said.append("no noise: the release will carry NoGuarantee")
     return said
+
+
+def preflight(spec: Spec, method: Method, wall: Allowance | None, device: str = "auto") -> dict[str, Any]:
+    """All that can be said before anything is read or spent."""
+    plan, wall = prepare(spec, method, wall)
+    forecast = method.forecast(spec, plan)
+    work = forecast.get("floating_point_operations")
+    if work:
+        forecast = {**forecast, "predicted_seconds": work / _speed(Runtime(device).target)}
+    private = plan.stages and all(stage.noise > 0 for stage in plan.stages)
+    claim = Guarantee.of(plan, wall.delta) if private else NoGuarantee("no noise is added")
+    return {
+        "method": method.name,
+        "settings": dataclasses.asdict(method),  # type: ignore[call-overload]
+        "spec": spec.to_json(),
+        "plan": plan.to_json(),
+        "event": accounting.to_json(plan.event()) if plan.stages else [],
+        "guarantee": dataclasses.asdict(claim),
+        "forecast": forecast,
+        "cautions": cautions(spec, plan, wall.delta, forecast),
+    }
+
+
+def _speed(device: torch.device) -> float:
+    """Floating-point operations a second of this machine, by a short matrix product."""
+    one = torch.ones(1000, 1000, device=device)
+    (one @ one).sum().item()
+    start = time.perf_counter()
+    for _ in range(5):
+        product = one @ one
+    product.sum().item()
+    return 5 * 2e9 / (time.perf_counter() - start)
 
 
 def synthesize(

@@ -1,0 +1,40 @@
+"""The whole story once, on the embedded digits: release, samples, use, proof."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from privot.data import load
+from privot.errors import SettingError
+from privot.export import write
+from privot.measures import downstream
+from privot.privacy.plan import Budget
+from privot.release import verify
+from privot.show import Progress
+from privot.synthesis import synthesize
+
+MARK = "made-by-privot-demo"  # only a folder with this file in it is ever replaced
+
+
+def run(out: Path, epsilon: float, progress: Progress) -> dict[str, Any]:
+    """Make, sample, measure and verify a release of the digits; returns what was found and where it lies."""
+    if out.exists() and not (out / MARK).exists():
+        raise SettingError(f"{out} is there already and was not made by the demo: name another folder with --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / MARK).touch()
+    release = synthesize("digits", "merf", Budget(epsilon), out=out / "release", ledger=out / "ledger.jsonl", progress=progress)
+    write(*release.sample(100), out / "samples.png", release.spec.classes)
+    images, labels = release.sample(3000, seed=1)
+    readings = downstream(images, labels, load("digits", "test", public=True), progress=progress)
+    checked = verify(out / "release")
+    files = {"release": out / "release", "samples": out / "samples.png", "ledger": out / "ledger.jsonl"}
+    return {
+        "guarantee": asdict(release.guarantee),
+        "readings": [asdict(each) for each in readings],
+        "verified_epsilon": checked["epsilon_from_events"],
+        "files": {what: str(where) for what, where in files.items()},
+    }

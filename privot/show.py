@@ -1,0 +1,63 @@
+"""Progress for people: a bar on a terminal, a few plain lines in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich import progress as bars
+from rich.console import Console
+
+
+class Progress(Protocol):
+    """Sees public facts alone: a stage's name, a step, how many there are, and facts such as epsilon so far."""
+
+    def __call__(self, stage: str, step: int, of: int, **facts: Any) -> None: ...
+
+
+def silent(stage: str, step: int, of: int, **facts: Any) -> None:
+    """A progress that shows nothing."""
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it.
+
+    >>> seconds(3.21), seconds(95)
+    ('3.2 s', '1 min 35 s')
+    """
+    return f"{value:.1f} s" if value < 60 else f"{int(value) // 60} min {int(value) % 60} s"
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Progress]:
+    """A progress that draws itself on this console."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+    with bars.Progress(*columns, bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[facts]}"), console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, step: int, of: int, **facts: Any) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=of, facts="")
+            bar.update(tasks[stage], completed=step, total=of, facts=_words(facts))
+
+        yield show
+
+
+def _words(facts: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
+
+
+def _lines(console: Console) -> Progress:
+    shown: dict[str, int] = {}
+
+    def show(stage: str, step: int, of: int, **facts: Any) -> None:
+        tenth = 10 * step // max(of, 1)
+        if shown.get(stage, 0) < tenth:
+            shown[stage] = tenth
+            console.print(f"{stage}: {step} of {of}  {_words(facts)}", markup=False, highlight=False)
+
+    return show
