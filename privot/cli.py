@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,12 +22,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Private synthetic data: train or condense, certify, measure, verify.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out_console, err_console = Console(), Console(stderr=True)
+Usage: Any = typer.BadParameter.__mro__[1]  # UsageError, whether typer brings its own click or not
+# Names of files come from outside: neither markup nor emoji codes in them are obeyed, and no line of ours is folded in a pipe.
+out_console, err_console = (Console(stderr=err, markup=False, emoji=False, highlight=False, soft_wrap=True) for err in (False, True))
 
 Data = Annotated[str, typer.Argument(help="A built-in name (digits, mnist, ...) or a path: IDX, .npz, .parquet, folder of class folders.")]
 MethodName = Annotated[str, typer.Option("--method", help="See `privot methods`.")]
@@ -39,6 +42,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The ledger that counts this data set.")]
 Shape = Annotated[str | None, typer.Option(help="Declared image shape, such as 1x28x28.")]
 Classes = Annotated[int | None, typer.Option(help="Declared number of classes.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the public random stream.")]
 Label = Annotated[str, typer.Option(help="Label column of a parquet file.")]
 Resize = Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Mend bad records (black, clipped) instead of refusing.")]
@@ -48,16 +52,41 @@ Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in dat
 
 def main() -> None:
     """Run the command line; what a user can mend ends in one line and exit code 2."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # Python's warnings are for developers
     try:
-        app()
+        code = app(standalone_mode=False, prog_name="privot")
     except PrivotError as error:
-        err_console.print(f"privot: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        if "--json" in sys.argv:
-            _emit({"error": str(error)})
-        sys.exit(2)
-    except KeyboardInterrupt:
-        err_console.print("privot: stopped; what was asked stays charged, and --resume goes on from here", markup=False)
-        sys.exit(130)
+        _refuse(str(error))
+    except Usage as error:
+        _refuse(f"{' '.join(error.format_message().split())} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")
+    except OSError as error:
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}; check the path, its rights and the free space")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        _refuse("not enough memory for these settings: ask for fewer samples or a smaller model")
+    if code:
+        _say("privot: stopped; what was asked stays charged, and --resume goes on from here", err_console)
+        sys.exit(code)
+
+
+def _refuse(text: str) -> NoReturn:
+    _say(f"privot: {text}", err_console, "red")
+    if "--json" in sys.argv:
+        _emit({"error": text})
+    sys.exit(2)
+
+
+def _say(text: str, console: Console = out_console, style: str | None = None) -> None:
+    console.print(_plain(text), style=style)
+
+
+def _plain(text: Any) -> str:
+    """One line without control characters, so that the name of a file can neither break nor style it."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
 
 
 def _emit(value: Any) -> None:
@@ -122,7 +151,7 @@ def methods(as_json: Json = False) -> None:
     table = Table("method", "what it is", "trusts", "promises")
     for row in rows:
         table.add_row(*row.values())
-    out_console.print(table)
+    out_console.print(table, soft_wrap=False)
 
 
 @app.command()
@@ -142,33 +171,43 @@ def plan(
     if as_json:
         return _emit(facts)
     table = Table(show_header=False)
-    table.add_row("data", f"{data}: {spec.classes} classes, {'x'.join(map(str, spec.shape))}, size {spec.size or 'not public'}")
+    table.add_row("data", f"{_plain(data)}: {spec.classes} classes, {'x'.join(map(str, spec.shape))}, size {spec.size or 'not public'}")
     for stage in facts["plan"]["stages"]:
         table.add_row(f"stage {stage['name']}", f"{stage['verb']}, {stage['steps']} step(s), noise {stage['noise']:.4g}")
-    table.add_row("guarantee", _guarantee_text(facts["guarantee"]))
+    table.add_row("guarantee", "\n".join(_guarantee_lines(facts["guarantee"])))
     for key, value in facts["forecast"].items():
-        table.add_row(key.replace("_", " "), f"{value:.3g}" if isinstance(value, float) else str(value))
-    out_console.print(table)
+        if value is not None:
+            table.add_row(key.replace("_", " "), f"{value:.3g}" if isinstance(value, (int, float)) else str(value))
+    out_console.print(table, soft_wrap=False)
     for caution in facts["cautions"]:
-        err_console.print(f"caution: {caution}", style="yellow", markup=False)
+        _caution(caution)
 
 
-def _guarantee_text(claim: dict[str, Any]) -> str:
+def _caution(text: str) -> None:
+    _say(f"caution: {text}", err_console, "yellow")
+
+
+def _guarantee_lines(claim: dict[str, Any]) -> list[str]:
     if "reason" in claim:
-        return f"none: {claim['reason']}"
+        return [f"none: {claim['reason']}"]
     power = ", ".join(f"{value:.3g} at {rate}" for rate, value in claim["max_tpr"].items())
-    return (
-        f"epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g}, {claim['unit']}, {claim['neighbours']} neighbours "
-        f"({claim['accountant']})\n"
-        f"no membership attack exceeds a true-positive rate of {power} (false-positive rate)"
-    )
+    sort = f"{claim['unit']}, {claim['neighbours']} neighbours ({claim['accountant']})"
+    return [
+        f"epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g}, {sort}",
+        f"no membership attack exceeds a true-positive rate of {power} (false-positive rate)",
+    ]
+
+
+def _say_guarantee(claim: dict[str, Any]) -> None:
+    for place, line in enumerate(_guarantee_lines(claim)):
+        _say(f"{'' if place else 'guarantee':<10} {line}")
 
 
 @app.command()
 def synthesize(
     data: Data, out: Annotated[Path, typer.Option(help="Folder of the release.")] = Path("release"), method: MethodName = "merf",
     epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None, sets: Sets = None, config: Config = None,
-    device: Device = "auto", seed: Annotated[int, typer.Option(help="Of the public random stream.")] = 0,
+    device: Device = "auto", seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
     shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
     public_size: PublicSize = False, download: Download = False, as_json: Json = False,
@@ -184,7 +223,7 @@ def synthesize(
 
     maker = make(method, _settings(config, sets))
     wall, runtime = _wall(epsilon, delta, max_tpr, maker), Runtime(device)
-    if out.exists():
+    if os.path.lexists(out):
         raise SettingError(f"--out {out} is there already: name another folder, or remove it")
     box = load(
         data, shape=_shape(shape), classes=classes, label=label, resize=resize, repair=repair, public_size=public_size, download=download
@@ -193,15 +232,15 @@ def synthesize(
     with progress_bar(err_console) as progress:
         release = run(
             box, maker, wall, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
-            notice=lambda text: err_console.print(f"caution: {text}", style="yellow", markup=False),
+            notice=_caution,
         )  # fmt: skip
     took = time.perf_counter() - start
     result = {"release": str(out), "guarantee": asdict(release.guarantee), "ledger": release.facts["ledger"], "seconds": took}
     if as_json:
         return _emit(result)
-    out_console.print(f"release    {out}  ({seconds(took)})", markup=False)
-    out_console.print(f"guarantee  {_guarantee_text(result['guarantee'])}", markup=False)
-    out_console.print(f"ledger     this data set has spent epsilon {release.facts['ledger']['spent_epsilon']} in all", markup=False)
+    _say(f"release    {out}  ({seconds(took)})")
+    _say_guarantee(asdict(release.guarantee))
+    _say(f"ledger     this data set has spent epsilon {float(release.facts['ledger']['spent_epsilon']):.4g} in all")
 
 
 @app.command()
@@ -209,7 +248,7 @@ def sample(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
     count: Annotated[int, typer.Option(help="How many images.")] = 100,
     out: Annotated[Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class.")] = Path("samples.npz"),
-    seed: Annotated[int, typer.Option()] = 0, as_json: Json = False,
+    seed: Seed = 0, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Draw samples from a release; costs nothing."""
     from privot.export import write
@@ -220,7 +259,7 @@ def sample(
     write(images, labels, out, loaded.spec.classes)
     if as_json:
         return _emit({"out": str(out), "count": count})
-    out_console.print(f"{count} samples in {out}", markup=False)
+    _say(f"{count} samples in {out}")
 
 
 @app.command()
@@ -230,7 +269,7 @@ def measure(
     only: Annotated[str, typer.Option(help="Of logistic, mlp, cnn.")] = "logistic,mlp,cnn",
     count: Annotated[int, typer.Option(help="Samples to train on.")] = 60_000,
     public_test: Annotated[bool, typer.Option("--public-test", help="The test data is public, so the numbers may be published.")] = False,
-    device: Device = "auto", seed: Annotated[int, typer.Option()] = 0, label: Label = "label", resize: Resize = None,
+    device: Device = "auto", seed: Seed = 0, label: Label = "label", resize: Resize = None,
     download: Download = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train classifiers on samples, test them on real data."""
@@ -241,18 +280,18 @@ def measure(
     from privot.release import Release
     from privot.runtime import Runtime
 
-    loaded = Release.load(release)
+    loaded, names = Release.load(release), tuple(each.strip() for each in only.split(","))
     box = load(test, "test", public=public_test, classes=loaded.spec.classes, label=label, resize=resize, download=download)
     images, labels = loaded.sample(count, seed=seed)
     with progress_bar(err_console) as progress:
-        readings = downstream(images, labels, box, tuple(only.split(",")), runtime=Runtime(device), seed=seed, progress=progress)
+        readings = downstream(images, labels, box, names, runtime=Runtime(device), seed=seed, progress=progress)
     if as_json:
         return _emit([asdict(each) for each in readings])
     table = Table("measure", "value", "error", "test images", "publishable", "time")
     for each in readings:
         row = (each.name, f"{each.value:.4f}", f"±{each.error:.4f}", f"{each.count}")
         table.add_row(*row, "yes" if each.publishable else "no: internal", seconds(each.seconds))
-    out_console.print(table)
+    out_console.print(table, soft_wrap=False)
 
 
 @app.command()
@@ -263,9 +302,10 @@ def verify(release: Annotated[Path, typer.Argument(help="Folder of a release.")]
     result = check(release)
     if as_json:
         return _emit(result)
-    out_console.print(f"digests    ok\nguarantee  {_guarantee_text(result['guarantee'])}", markup=False)
+    _say("digests    ok")
+    _say_guarantee(result["guarantee"])
     if "epsilon_from_events" in result:
-        out_console.print(f"recomputed epsilon {result['epsilon_from_events']:.6g} from the recorded events: agrees", markup=False)
+        _say(f"recomputed epsilon {result['epsilon_from_events']:.6g} from the recorded events: agrees")
 
 
 @app.command()
@@ -276,13 +316,17 @@ def ledger(
 ) -> None:  # fmt: skip
     """What this data set has spent, ever."""
     from privot.data import catalogue
+    from privot.data.load import existing
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget
     from privot.synthesis import ledger_path
 
+    budget = Budget(math.inf if limit is None else limit, delta)
     book = Ledger(file or ledger_path(data if data in catalogue() else str(Path(data).resolve())))
+    if data not in catalogue() and not book.path.exists():
+        existing(data)  # or a slip of the pen would read as a data set that has spent nothing
     if limit is not None:
-        book.limit(Budget(limit, delta))
+        book.limit(budget)
     wall = book.wall()
     runs = [each for each in book.entries() if each["kind"] == "reserve"]
     spent = float(book.spent().epsilon(delta))
@@ -292,10 +336,10 @@ def ledger(
         )
     table = Table("run", "when", "method", "neighbours", "events")
     for each in runs:
-        table.add_row(str(each["n"]), each["time"], each["method"], each["neighbours"], json.dumps(each["event"]))
-    out_console.print(table)
-    out_console.print(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}" if wall else ", no limit set"))
-    out_console.print(f"{book.path}", markup=False)
+        table.add_row(*(_plain(each[key]) for key in ("n", "time", "method", "neighbours")), json.dumps(each["event"]))
+    out_console.print(table, soft_wrap=False)
+    _say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}" if wall else ", no limit set"))
+    _say(f"{book.path}")
 
 
 @app.command()
@@ -319,9 +363,10 @@ def demo(
         result = run(out, epsilon, progress)
     if as_json:
         return _emit(result)
-    out_console.print(f"guarantee  {_guarantee_text(result['guarantee'])}", markup=False)
+    _say_guarantee(result["guarantee"])
     for each in result["readings"]:
-        out_console.print(f"{each['name']:<20} {each['value']:.3f} ± {each['error']:.3f} on {each['count']} real test images", markup=False)
-    out_console.print(f"verified   epsilon {result['verified_epsilon']:.4g} recomputed from the events", markup=False)
+        _say(f"{each['name']:<20} {each['value']:.3f} ± {each['error']:.3f} on {each['count']} real test images")
+    if result["verified_epsilon"] is not None:
+        _say(f"verified   epsilon {result['verified_epsilon']:.4g} recomputed from the events")
     for what, where in result["files"].items():
-        out_console.print(f"{what:<10} {where}", markup=False)
+        _say(f"{what:<10} {where}")

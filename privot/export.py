@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -33,24 +35,34 @@ def to_bytes(images: Tensor) -> np.ndarray:
 
 def write(images: Tensor, labels: Tensor, out: Path, classes: int) -> Path:
     """Write by the ending of ``out``; an existing file or folder is never overwritten."""
-    if out.exists():
+    if os.path.lexists(out):
         raise ReleaseError(f"{out} is there already: name another, or remove it")
     if out.suffix not in ("", ".npz", ".png", ".parquet"):
         raise ReleaseError(f"{out}: samples are written as .npz, .png (a grid), .parquet, or a folder of PNGs")
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.stem}.part{out.suffix}")
-    if out.suffix == ".npz":
-        np.savez_compressed(part, x=to_bytes(images), y=labels.numpy().astype(np.int64))
-    elif out.suffix == ".png":
-        order = labels.argsort(stable=True)
-        columns = max(1, min(20, len(labels) // classes)) if classes <= len(labels) else len(labels)
-        picture(images[order], columns).save(part)
-    elif out.suffix == ".parquet":
-        _parquet(images, labels, part)
-    else:
-        _folder(images, labels, part, classes)
-    part.replace(out)
+    _clear(part)  # what a crashed run left must not end among these samples
+    try:
+        if out.suffix == ".npz":
+            np.savez_compressed(part, x=to_bytes(images), y=labels.numpy().astype(np.int64))
+        elif out.suffix == ".png":
+            order = labels.argsort(stable=True)
+            columns = max(1, min(20, len(labels) // classes)) if classes <= len(labels) else len(labels)
+            picture(images[order], columns).save(part)
+        elif out.suffix == ".parquet":
+            _parquet(images, labels, part)
+        else:
+            _folder(images, labels, part, classes)
+        part.replace(out)
+    finally:
+        _clear(part)
     return out
+
+
+def _clear(part: Path) -> None:
+    if part.is_dir():
+        shutil.rmtree(part)
+    part.unlink(missing_ok=True)
 
 
 def _png(pixels: np.ndarray) -> bytes:

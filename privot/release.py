@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from privot.data.spec import Spec
@@ -23,7 +25,8 @@ from privot.nets import NETS
 from privot.privacy import accounting
 from privot.privacy.plan import Plan
 
-FORMAT = 1
+FORMAT, TENSORS = 1, "tensors.safetensors"
+MOST = 10_000_000  # samples at a time
 RATES = (0.001, 0.01, 0.1)  # false-positive rates at which the certificate states the power of any attack
 PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")
 
@@ -72,7 +75,7 @@ class Product:
     @classmethod
     def set(cls, images: Tensor, labels: Tensor) -> Product:
         """``images`` float in [0, 1], [count, channels, height, width]; ``labels`` [count]."""
-        return cls("set", {"images": images.detach().cpu().float().contiguous(), "labels": labels.detach().cpu().contiguous()})
+        return cls("set", {"images": images.detach().cpu().float().contiguous(), "labels": labels.detach().cpu().long().contiguous()})
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ class Release:
 
         Sampling touches no data and costs nothing. A set gives its own images, each as often as it must.
         """
-        if count < 1:
-            raise ReleaseError(f"count={count}: at least one sample is needed")
+        if not 1 <= count <= MOST:
+            raise ReleaseError(f"count={count}: 1 to {MOST} samples at a time")
         labels = torch.arange(count) % self.spec.classes if labels is None else torch.as_tensor(labels)
         if len(labels) != count or labels.min() < 0 or labels.max() >= self.spec.classes:
             raise ReleaseError(f"labels: {count} of them in 0 to {self.spec.classes - 1} are needed")
@@ -105,7 +108,10 @@ class Release:
         net: Any = self.net()
         codes = torch.randn(count, net.code, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
-            return torch.cat([net(*part) for part in zip(codes.split(1000), labels.split(1000), strict=True)]), labels
+            images = torch.cat([net(*part) for part in zip(codes.split(1000), labels.split(1000), strict=True)])
+        if not images.isfinite().all():
+            raise ReleaseError("the generator gives values that are not finite: its training diverged; train again at a lower rate")
+        return images, labels
 
     def net(self) -> nn.Module:
         """The generator, ready to sample."""
@@ -117,15 +123,19 @@ class Release:
         """Write the release, whole or not at all; an existing folder is never overwritten."""
         folder = Path(folder)
         part = folder.with_name(f".{folder.name}.part")
-        if folder.exists():
+        if os.path.lexists(folder):
             raise ReleaseError(f"{folder} is there already: name another folder, or remove it")
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        save_file(self.product.tensors, part / "tensors.safetensors")
-        text = json.dumps(self.manifest() | {"files": {"tensors.safetensors": _digest(part / "tensors.safetensors")}}, indent=1)
-        (part / "manifest.json").write_text(text)
-        (part / "manifest.sha256").write_text(_digest(part / "manifest.json") + "\n")
-        part.replace(folder)
+        try:
+            part.mkdir(parents=True)
+            save_file(self.product.tensors, part / TENSORS)
+            files = {TENSORS: _digest((part / TENSORS).read_bytes())}
+            text = json.dumps(self.manifest() | {"files": files}, indent=1).encode()
+            (part / "manifest.json").write_bytes(text)
+            (part / "manifest.sha256").write_text(_digest(text) + "\n")
+            part.replace(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
         return folder
 
     def manifest(self) -> dict[str, Any]:
@@ -135,61 +145,86 @@ class Release:
 
     @classmethod
     def load(cls, folder: str | Path) -> Release:
-        """Read a release after checking every digest. Nothing in it is executed."""
-        manifest = _checked(Path(folder))
-        try:
+        """Read a release after checking every digest. Nothing in it is executed, and it allocates no more than its files hold."""
+        with _refusing(folder):
+            manifest, raw = _checked(Path(folder))
             claim, product = dict(manifest["guarantee"]), manifest["product"]
             kind = {"Guarantee": Guarantee, "NoGuarantee": NoGuarantee}[claim.pop("kind")]
-            tensors = load_file(Path(folder) / "tensors.safetensors")
-            own = {"format", "product", "guarantee", "spec", "files"}
-            facts = {key: value for key, value in manifest.items() if key not in own}
-            made = Product(product["kind"], tensors, product["net"], product["arguments"])
+            made = Product(product["kind"], load(raw), product["net"], product["arguments"])
             if made.kind not in ("generator", "set") or (made.kind == "generator" and made.net not in NETS):
                 raise ReleaseError(f"{folder}: made by a newer version, with a {made.kind} {made.net} that this one does not know")
-            return cls(made, kind(**claim), Spec.from_json(manifest["spec"]), facts)
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise ReleaseError(f"{folder}: not a sound release ({type(error).__name__})") from None
+            facts = {key: value for key, value in manifest.items() if key not in ("format", "product", "guarantee", "spec", "files")}
+            release = cls(made, kind(**claim), Spec.from_json(manifest["spec"]), facts)
+            if not release._fits():
+                raise ReleaseError(f"{folder}: its tensors are not those that its manifest describes")
+            return release
+
+    def _fits(self) -> bool:
+        """Whether the tensors are those that the spec and the net ask for; the net is only outlined, so a huge one costs nothing."""
+        found = {key: (tuple(value.shape), value.dtype) for key, value in self.product.tensors.items()}
+        if self.product.kind == "set":
+            labels = self.product.tensors["labels"]
+            wanted = {"images": ((len(labels), *self.spec.shape), torch.float32), "labels": ((len(labels),), torch.int64)}
+            return found == wanted and int(labels.min()) >= 0 and int(labels.max()) < self.spec.classes
+        with torch.device("meta"):
+            net: Any = NETS[self.product.net](**self.product.arguments)
+        wanted = {key: (tuple(value.shape), value.dtype) for key, value in net.state_dict().items()}
+        return found == wanted and (net.shape, net.classes) == (self.spec.shape, self.spec.classes)
 
 
 def verify(folder: str | Path) -> dict[str, Any]:
     """Prove a release again without the data: digests, then epsilon and attack power from the recorded events."""
     release = Release.load(folder)
-    plan = Plan.from_json(release.facts.get("plan"))
-    event = accounting.to_json(plan.event()) if plan.stages else []
-    if event != release.facts.get("event"):
-        raise ReleaseError(f"{folder}: the recorded events are not those of its plan")
-    claim = release.guarantee
-    result: dict[str, Any] = {"release": str(folder), "digests": "ok", "method": release.facts.get("method"), "guarantee": asdict(claim)}
-    if isinstance(claim, Guarantee):
-        again = Guarantee.of(plan, claim.delta)
-        close = [math.isclose(claim.epsilon, again.epsilon, rel_tol=1e-6, abs_tol=1e-9), claim.neighbours == again.neighbours]
-        close += [math.isclose(claim.max_tpr.get(rate, -1), power, rel_tol=1e-6) for rate, power in again.max_tpr.items()]
-        if not all(close):
-            raise ReleaseError(f"{folder}: claims epsilon {claim.epsilon:.6g}, but its events prove {again.epsilon:.6g}")
-        result["epsilon_from_events"] = again.epsilon
-    return result
+    with _refusing(folder):
+        plan, claim = Plan.from_json(release.facts.get("plan")), release.guarantee
+        if (accounting.to_json(plan.event()) if plan.stages else []) != release.facts.get("event"):
+            raise ReleaseError(f"{folder}: the recorded events are not those of its plan")
+        result = {"release": str(folder), "digests": "ok", "method": release.facts.get("method"), "guarantee": asdict(claim)}
+        if isinstance(claim, Guarantee):
+            again = Guarantee.of(plan, claim.delta)
+            said, proved = _flat(claim), _flat(again)
+            if wrong := said.keys() ^ proved.keys() or {key for key in proved if not _agree(said[key], proved[key])}:
+                key = min(wrong)
+                raise ReleaseError(f"{folder}: claims {key} {said.get(key)}, but its events prove {proved.get(key)}")
+            result["epsilon_from_events"] = again.epsilon
+        return result
 
 
-def _checked(folder: Path) -> dict[str, Any]:
+def _flat(claim: Guarantee) -> dict[str, Any]:
+    return {**asdict(claim), "max_tpr": None, **{f"max_tpr at {rate}": power for rate, power in claim.max_tpr.items()}}
+
+
+def _agree(said: Any, proved: Any) -> bool:
+    numbers = isinstance(said, (int, float)) and isinstance(proved, float)
+    return math.isclose(said, proved, rel_tol=1e-6, abs_tol=1e-9) if numbers else bool(said == proved)
+
+
+@contextmanager
+def _refusing(folder: str | Path) -> Iterator[None]:
+    """Whatever a broken or hostile release provokes becomes one line."""
     try:
-        if (folder / "manifest.sha256").read_text() != _digest(folder / "manifest.json") + "\n":
-            raise ReleaseError(f"{folder / 'manifest.json'}: its digest does not match")
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise ReleaseError(f"{folder}: format {manifest['format']} is not known to this version")
-        for name, digest in manifest["files"].items():
-            if Path(name).name != name or _digest(folder / name) != digest:
-                raise ReleaseError(f"{folder / name}: its digest does not match")
-        return manifest
+        yield
     except PrivotError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ReleaseError(f"{folder}: not a release ({type(error).__name__})") from None
+    except Exception as error:
+        raise ReleaseError(f"{folder}: not a sound release ({type(error).__name__}); name a folder that synthesize wrote") from None
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _checked(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The manifest and the bytes of the tensors: what is used is what was checked, since each file is read once."""
+    text, raw = (folder / "manifest.json").read_bytes(), (folder / TENSORS).read_bytes()
+    if (folder / "manifest.sha256").read_bytes() != _digest(text).encode() + b"\n":
+        raise ReleaseError(f"{folder / 'manifest.json'}: its digest does not match")
+    manifest = json.loads(text)
+    if manifest["format"] != FORMAT:
+        raise ReleaseError(f"{folder}: format {manifest['format']} is not known to this version")
+    if manifest["files"] != {TENSORS: _digest(raw)}:
+        raise ReleaseError(f"{folder / TENSORS}: its digest does not match")
+    return manifest, raw
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -143,13 +143,14 @@ def synthesize(
         "data": box.name if box.name in catalogue() else "",
         "seed": seed,
     }
-    folder = _run_folder(Path(out), facts, resume) if out else None
+    # An unfinished run goes on with the same data only, and never as a secret one if its noise was seeded.
+    run = {**facts, "insecure": insecure_seed is not None, "box": hashlib.sha256(box.name.encode()).hexdigest()}
+    folder = _run_folder(Path(out), run, resume) if out else None
     gate = Gate(box, plan, book, wall, method=maker.name, runtime=runtime, folder=folder, insecure_seed=insecure_seed)
     if plan.stages and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
         raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
     if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(json.dumps(facts))
+        _begin(folder, run)
     price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
 
     def watched(stage: str, step: int, of: int, **more: Any) -> None:
@@ -174,18 +175,35 @@ def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:
     return Guarantee.of(plan, delta)
 
 
-def _run_folder(out: Path, facts: dict[str, Any], resume: bool) -> Path:
+def _run_folder(out: Path, run: dict[str, Any], resume: bool) -> Path:
     """The folder of an unfinished run, beside its release-to-be; it must be the same run if we go on with it."""
-    folder = out.with_name(out.name + ".run")
     if out.exists():
         raise ReleaseError(f"{out} is there already: name another folder, or remove it")
-    if not (folder / "run.json").exists():
+    folder = out.with_name(out.name + ".run")
+    try:
+        known = json.loads((folder / "run.json").read_text())
+    except FileNotFoundError:
+        if folder.exists() and any(each.name != "run.part" for each in folder.iterdir()):
+            # Answers that no run.json vouches for may be of another plan: they must not end in this one's release.
+            raise ReleaseError(f"{folder} holds the rest of another run: remove it (its charge stays)") from None
         return folder
+    except (OSError, ValueError) as error:
+        raise ReleaseError(f"{folder / 'run.json'} cannot be read ({type(error).__name__}): remove {folder} (its charge stays)") from None
     if not resume:
         raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (its charge stays)")
-    if json.loads((folder / "run.json").read_text()) != json.loads(json.dumps(facts)):
+    if known != json.loads(json.dumps(run)):
         raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (its charge stays)")
     return folder
+
+
+def _begin(folder: Path, run: dict[str, Any]) -> None:
+    """Say which run the folder is of, before it holds anything else."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.part").write_text(json.dumps(run))
+        (folder / "run.part").replace(folder / "run.json")
+    except OSError as error:
+        raise ReleaseError(f"{folder} cannot be written ({error.strerror}): name another place for the release") from None
 
 
 def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from privot.data import readers
 from privot.data.records import Public, Sensitive
-from privot.data.spec import Spec
+from privot.data.spec import LARGEST, Spec
 from privot.errors import DataError, SettingError
 
 
@@ -34,8 +34,11 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
         found: dict[str, Any] = next((each for each in part.get("files", []) if _find(source, each["path"])), {})
         names = entry.get("class_names")
         size = found.get("size", part["size"])
+        if shape not in (None, tuple(entry["shape"])) or classes not in (None, entry["classes"]):
+            known = f"{'x'.join(map(str, entry['shape']))} and {entry['classes']} classes"
+            raise SettingError(f"{source} has {known}, which is not the shape or number of classes declared: declare those, or none")
         return Spec(tuple(entry["shape"]), entry["classes"], size, class_names=tuple(names) if names else None)
-    _existing(source)
+    existing(source)
     if shape is None or classes is None:
         raise SettingError(f"{source}: no record is read for this, so declare --shape (such as 1x28x28) and --classes")
     return Spec(shape, classes)
@@ -64,18 +67,24 @@ def load(
     """
     source = str(source)
     name = source if split == "train" else f"{source}/{split}"
-    if source in catalogue():
-        spec = describe(source, split)
+    known = describe(source, split, shape=shape, classes=classes) if source in catalogue() else None
+    if resize is not None and (known or not 1 <= resize <= LARGEST):
+        raise SettingError(f"resize={resize}: 1 to {LARGEST} pixels a side, and built-in data sets are not resized")
+    if known:
         arrays = _builtin(source, split, download)
     else:
-        name = str(_existing(source).resolve())
+        name = str(existing(source).resolve())
         arrays = _read(Path(source), label=label, resize=resize)
-        if arrays.labels.size == 0 or arrays.labels.dtype.kind not in "iu":
-            raise DataError(f"{source}: labels must be whole numbers, and there must be some")
-        counted = classes or (len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1)
-        spec = Spec(shape or arrays.images.shape[1:], counted, len(arrays.images) if public_size else None, class_names=arrays.names)
-    box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
-    missing = np.flatnonzero(np.bincount(arrays.labels, minlength=spec.classes) == 0)
+    if arrays.labels.size == 0 or arrays.labels.dtype.kind not in "iu":
+        raise DataError(f"{source}: labels must be whole numbers, and there must be some")
+    counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
+    size = len(arrays.images) if public_size else None
+    try:
+        spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names)
+        box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
+    missing = np.flatnonzero(np.bincount(box._labels, minlength=spec.classes) == 0)
     if len(missing):
         raise DataError(f"{source}: class {missing[0]} has no records; declare only the classes that are there")
     return box
@@ -87,22 +96,24 @@ def _part(source: str, split: str) -> Any:
     return catalogue()[source][split]
 
 
-def _existing(source: str) -> Path:
-    path = Path(source)
-    if not path.exists():
+def existing(source: str) -> Path:
+    """A file or folder that is there, or a refusal that suggests the nearest built-in."""
+    if not (os.path.isfile(source) or os.path.isdir(source)):  # of the pathlib twins one raises when a name is too long
         near = difflib.get_close_matches(source, catalogue(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else f" and no built-in data set ({', '.join(catalogue())})"
-        raise DataError(f"{source}: no such file{hint}")
-    return path
+        raise DataError(f"{source}: no such file or folder{hint}")
+    return Path(source)
 
 
 def _read(path: Path, label: str = "label", where: Any = None, resize: int | None = None) -> readers.Arrays:
     if path.is_dir():
         return readers.read_folder(path, resize)
-    if path.suffix == ".npz":
-        return readers.read_npz(path, where)
     if path.suffix == ".parquet":
         return readers.read_parquet(path, label, where, resize)
+    if resize:
+        raise SettingError(f"resize={resize}: only a folder or a parquet of encoded images is resized, not {path.name}")
+    if path.suffix == ".npz":
+        return readers.read_npz(path, where)
     if "idx3" in path.name:
         return readers.read_idx_pair(path)
     raise DataError(f"{path}: unknown format; an IDX images file, .npz, .parquet or a folder of class folders is read")

@@ -9,7 +9,8 @@ import gzip
 import io
 import math
 import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,7 @@ from PIL import Image
 from privot.data.spec import LARGEST
 from privot.errors import DataError
 
-MOST_BYTES = 64 << 30
-DEFLATE = 1100  # no deflate stream expands by more (1032 in theory)
+SMALL, RATIO = 1 << 28, 200  # what is larger than 256 MiB unpacked and shrank by more is a bomb, not data
 
 
 class Arrays(NamedTuple):
@@ -31,24 +31,32 @@ class Arrays(NamedTuple):
     names: tuple[str, ...] | None = None
 
 
+@contextmanager
+def sound(name: Any, kind: str) -> Iterator[None]:
+    """Whatever a parser makes of a broken or hostile file becomes one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{name}: cannot be read as {kind} ({type(error).__name__}); is it whole?") from None
+
+
 def read_idx(path: Path) -> np.ndarray:
     """An IDX file of bytes, plain or gzipped: [count, ...]."""
-    packed = path.suffix == ".gz"
-    try:
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            head = file.read(4)
-            if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 3:
-                raise DataError(f"{path}: not an IDX file of bytes")
-            sides = np.frombuffer(file.read(4 * head[3]), ">u4")
-            count = math.prod(int(side) for side in sides)
-            if len(sides) != head[3] or count > path.stat().st_size * (DEFLATE if packed else 1):
-                raise DataError(f"{path}: its header claims more than the file can hold")
-            data = file.read(count + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({type(error).__name__}); is it whole?") from None
+    packed, held = path.suffix == ".gz", path.stat().st_size
+    with sound(path, "IDX"), gzip.open(path) if packed else open(path, "rb") as file:
+        head = file.read(4)
+        if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 3:
+            raise DataError(f"{path}: not an IDX file of bytes")
+        sides = np.frombuffer(file.read(4 * head[3]), ">u4").tolist()
+        count = math.prod(sides)
+        if len(sides) != head[3] or count > (max(SMALL, held * RATIO) if packed else held):
+            raise DataError(f"{path}: its header claims more than the file can hold; is it whole?")
+        data = file.read(count + 1)
     if len(data) != count:
-        raise DataError(f"{path}: {'cut short' if len(data) < count else 'longer than its header says'}")
-    return np.frombuffer(data, np.uint8).reshape([int(side) for side in sides])
+        raise DataError(f"{path}: {'cut short' if len(data) < count else 'longer than its header says'}; fetch it again")
+    return np.frombuffer(data, np.uint8).reshape(sides)
 
 
 def read_idx_pair(images: Path) -> Arrays:
@@ -61,44 +69,31 @@ def read_idx_pair(images: Path) -> Arrays:
 
 def read_npz(path: Path, where: tuple[str, Any] | None = None) -> Arrays:
     """``x`` and ``y`` (or ``images`` and ``labels``) of an .npz, only rows ``where`` a column has a value; no object arrays, no pickles."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            keys = next((pair for pair in (("x", "y"), ("images", "labels")) if {*pair} <= members.keys()), None)
-            if keys is None:
-                raise DataError(f"{path}: the arrays x and y (or images and labels) are not in it")
-            found = [_member(archive, members[key], path) for key in keys]
-            if where:
-                rows = _member(archive, members[where[0]], path) == where[1]
-                found = [each[rows] for each in found]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        IndexError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
-        raise DataError(f"{path}: not a sound .npz ({type(error).__name__})") from None
+    with sound(path, ".npz"), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        keys = next((pair for pair in (("x", "y"), ("images", "labels")) if {*pair} <= members.keys()), None)
+        if keys is None:
+            raise DataError(f"{path}: the arrays x and y (or images and labels) are not in it")
+        found = [_member(archive, members[key], path) for key in keys]
+        if where:
+            rows = _member(archive, members[where[0]], path) == where[1]
+            found = [each[rows] for each in found]
     return Arrays(channels_first(found[0], path), found[1])
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
-    if info.file_size > min(MOST_BYTES, info.compress_size * DEFLATE + 4096):
-        raise DataError(f"{path}: {info.filename} claims more than the file can hold")
+    if info.file_size > max(SMALL, RATIO * min(info.compress_size, path.stat().st_size)):
+        raise DataError(f"{path}: {info.filename} claims more than the file can hold; save it without compression")
     with archive.open(info) as file:
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = header[np.lib.format.read_magic(file)](file)
         if dtype.hasobject or dtype.kind not in "uif":
             raise DataError(f"{path}: {info.filename} holds {dtype}, which is not read; save plain numbers")
-        count = math.prod(shape)
-        if count * dtype.itemsize > info.file_size:
-            raise DataError(f"{path}: {info.filename} is cut short")
-        data = np.frombuffer(file.read(count * dtype.itemsize), dtype)
-    return data.reshape(shape, order="F" if fortran else "C")
+        wanted = math.prod(shape) * dtype.itemsize
+        data = file.read(max(0, min(wanted, info.file_size)))
+        if len(data) != wanted or file.read(1):  # reading to the end also checks the archive's own sum
+            raise DataError(f"{path}: {info.filename} is shorter or longer than its header says; save it again")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def read_folder(path: Path, resize: int | None = None) -> Arrays:
@@ -112,8 +107,8 @@ def read_folder(path: Path, resize: int | None = None) -> Arrays:
         if not files:
             raise DataError(f"{folder}: this class has no PNG or JPEG images")
         for file in files:
-            if path.resolve() not in file.resolve().parents:
-                raise DataError(f"{file}: a link that leaves the data folder is not followed")
+            if not file.is_file() or path.resolve() not in file.resolve().parents:
+                raise DataError(f"{file}: not a plain file inside the data folder (links that leave it are not followed); remove it")
             images.append(decode(file, file, resize))
             labels.append(label)
     return Arrays(stack(images, path), np.array(labels), tuple(each.name for each in classes))
@@ -122,14 +117,12 @@ def read_folder(path: Path, resize: int | None = None) -> Arrays:
 def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None = None, resize: int | None = None) -> Arrays:
     """Encoded images in a column ``image`` (bytes, or a struct with ``bytes``) and a whole-number label column."""
     try:
-        import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
         raise DataError(f"{path}: reading parquet needs an extra: pip install 'privot[parquet]'") from None
     images: list[np.ndarray] = []
     labels: list[int] = []
-    try:
-        file = parquet.ParquetFile(path)
+    with sound(path, "a parquet of images"), parquet.ParquetFile(path) as file:
         columns = ["image", label, *([where[0]] if where else [])]
         if missing := [each for each in columns if each not in file.schema_arrow.names]:
             raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)[:200]}")
@@ -137,29 +130,31 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
             for row in batch.to_pylist():
                 if where is None or row[where[0]] == where[1]:
                     raw = row["image"]["bytes"] if isinstance(row["image"], dict) else row["image"]
+                    if not isinstance(raw, bytes):  # a text would be taken for the name of a file
+                        raise DataError(f"{path} row {len(images)}: image holds {type(raw).__name__}; encoded images (bytes) are needed")
                     images.append(decode(raw, f"{path} row {len(images)}", resize))
                     labels.append(row[label])
-    except (arrow.ArrowException, OSError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not a sound parquet of images ({type(error).__name__})") from None
     return Arrays(stack(images, path), np.array(labels))
 
 
 def decode(source: Any, name: Any, resize: int | None = None) -> np.ndarray:
     """One PNG or JPEG as uint8 [channels, height, width]; its size is checked before it is decoded."""
-    try:
+    with sound(name, "PNG or JPEG"):
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("PNG", "JPEG")) as image:
             if max(image.size) > LARGEST:
                 raise DataError(f"{name}: {image.size[0]}x{image.size[1]} pixels; the limit is {LARGEST} a side")
-            plain = image.convert("L" if image.mode in ("1", "L", "LA", "I;16", "I") else "RGB")
+            deep = image.mode.startswith("I")  # 16 bits, which Pillow would clip to 8 instead of scaling
+            grey = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
+            plain = grey.convert("L" if grey.mode in ("1", "L", "LA") else "RGB")
             pixels = np.asarray(plain.resize((resize, resize), Image.Resampling.BILINEAR) if resize else plain)
-    except (OSError, ValueError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name}: not a readable PNG or JPEG ({type(error).__name__})") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def stack(images: list[np.ndarray], name: Any) -> np.ndarray:
     """Images of one shape as one array."""
     shapes = {each.shape for each in images}
+    if not images:
+        raise DataError(f"{name}: there are no images in it")
     if len(shapes) != 1:
         raise DataError(f"{name}: images of {len(shapes)} different shapes, such as {sorted(shapes)[:2]}; give one size with resize")
     return np.stack(images)

@@ -32,7 +32,7 @@ class _Box:
     __slots__ = ("_images", "_labels", "name", "spec")
 
     def __init__(self, images: Any, labels: Any, spec: Spec, *, repair: bool = False, name: str = ""):
-        images, labels = np.asanyarray(images), np.asanyarray(labels)
+        images, labels = np.asarray(images), np.asarray(labels)
         if images.shape[1:] != spec.shape or len(images) == 0:
             raise DataError(f"images have shape {list(images.shape)}, but [count, {', '.join(map(str, spec.shape))}] was declared")
         if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
@@ -41,13 +41,14 @@ class _Box:
             raise DataError(f"images are {images.dtype}: uint8 (0 to 255) or float (0 to 1) is needed")
         if labels.min() < 0 or labels.max() >= spec.classes:
             raise DataError(f"labels go outside 0 to {spec.classes - 1}: declare the right number of classes")
+        labels = labels.astype(np.int64)
         if spec.size not in (None, len(images)):
             raise DataError("the number of records is not the declared size")
         if spec.class_sizes is not None and not np.array_equal(np.bincount(labels, minlength=spec.classes), spec.class_sizes):
             raise DataError("the records of the classes are not as many as declared in class_sizes")
         if images.dtype.kind == "f":
             images = _bounded(images, repair)
-        self.spec, self.name, self._images, self._labels = spec, name, images, labels.astype(np.int64)
+        self.spec, self.name, self._images, self._labels = spec, name, images, labels
 
     def _count(self) -> int:
         return len(self._images)
@@ -55,8 +56,9 @@ class _Box:
     def _take(self, where: slice | Tensor, device: str | torch.device = "cpu") -> Records:
         """Secret side only: the gate, and the owner's own measurements and attacks."""
         index = where if isinstance(where, slice) else where.numpy()
-        images = torch.from_numpy(np.array(self._images[index])).to(device)
-        scaled = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+        kind = np.uint8 if self._images.dtype == np.uint8 else np.float32  # torch knows neither big-endian nor long floats
+        images = torch.from_numpy(np.array(self._images[index], kind)).to(device)
+        scaled = images / 255 if kind is np.uint8 else images
         return Records(scaled, torch.from_numpy(self._labels[index]).to(device))
 
     def _refuse(self, *_: Any) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from privot.errors import DataError
@@ -25,7 +26,12 @@ class Spec:
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        channels, height, width = self.shape
+        try:  # whole numbers of Python's own kind, since NumPy's do not go into JSON
+            channels, height, width = shape = tuple(map(index, self.shape))
+            sizes = self.class_sizes if self.class_sizes is None else tuple(map(index, self.class_sizes))
+            vars(self).update(shape=shape, classes=index(self.classes), class_sizes=sizes, size=self.size and index(self.size))
+        except (TypeError, ValueError):
+            raise DataError("spec: shape is three whole numbers (channels, height, width), and counts are whole numbers") from None
         if channels not in (1, 3) or not (0 < height <= LARGEST and 0 < width <= LARGEST):
             raise DataError(f"shape={self.shape}: 1 or 3 channels and sides of 1 to {LARGEST} pixels are supported")
         if not 1 <= self.classes <= 100_000:
@@ -50,5 +56,5 @@ class Spec:
         try:
             plain: Any = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
             return cls(**plain)
-        except (TypeError, AttributeError, ValueError) as error:
+        except (TypeError, AttributeError) as error:
             raise DataError(f"not a spec: {type(error).__name__}") from None

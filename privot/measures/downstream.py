@@ -44,6 +44,8 @@ def downstream(
         raise SettingError(f"no classifier {unknown[0]!r}: {', '.join(CLASSIFIERS)}")
     if images.shape[1:] != test.spec.shape:
         raise SettingError(f"test images are {list(test.spec.shape)}, released ones {list(images.shape[1:])}")
+    if len(images) != len(labels) or len(labels.unique()) < 2:
+        raise SettingError(f"{len(images)} released images with {len(labels.unique())} labels: a classifier needs at least two classes")
     device = (runtime or Runtime()).target
     real = test._take(slice(None))
     readings = []

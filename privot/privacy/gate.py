@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from privot.data.records import Records, Sensitive
-from privot.errors import BudgetError, PlanError, QueryError, ReleaseError
+from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Allowance, Plan, Stage
+from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
 
 ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
@@ -37,6 +38,9 @@ SENSITIVITY = {
     ("answer", REPLACE): 2.0,
     ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/sorted_blocks.md
 }
+# privacy: the draws for which that distance also holds between a draw with the changed record and one without it, as amplification
+# needs. The sums of two shards are far apart, and so are rows that moved up: without a proof, refused.
+DRAWS = {"sum": (Full, Poisson, Fixed), "rows": (Full,), "answer": (Full, Poisson, Fixed, Shards), "sorted_blocks": (Full,)}
 KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them
 MARKS = 1000  # a longer stage is marked in the ledger in so many strides
 
@@ -52,11 +56,14 @@ class Gate:
         folder: Path | None = None, insecure_seed: int | None = None,
     ):  # fmt: skip
         for stage in plan.stages:
-            if (stage.verb, plan.neighbours) not in SENSITIVITY:
-                raise PlanError(f"stage {stage.name}: {stage.verb} has no proof under {plan.neighbours} neighbours")
+            if (stage.verb, plan.neighbours) not in SENSITIVITY or type(stage.sampling) not in DRAWS[stage.verb]:
+                kind = type(stage.sampling).__name__
+                raise PlanError(f"stage {stage.name}: {stage.verb} on {kind} draws has no proof under {plan.neighbours} neighbours")
         if plan.stages and not wall.allows(plan.cost()):
             raise BudgetError("the plan costs more than the budget of this run: calibrate it, or ask for a larger epsilon")
         ticket = int((folder / "ticket").read_text()) if folder and (folder / "ticket").exists() else None
+        if ticket is not None and not ledger.covers(ticket, plan, method):
+            raise LedgerError(f"{ledger.path}: the unfinished run in {folder} was charged to another ledger, or for another plan")
         self.spec, self.plan, self.ticket, self.opened = data.spec, plan, ticket, ""
         self.insecure = insecure_seed is not None
         self._data, self._ledger, self._method, self._folder = data, ledger, method, folder
@@ -93,6 +100,8 @@ class Gate:
     def rows(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float) -> Tensor:
         """Each record's part clipped to ``bound``, kept apart: [records, ...], in the records' order."""
         stage = self._stage(name, "rows")
+        if self.spec.size is None:
+            raise PlanError(f"stage {name}: as many rows come back as there are records, so their number must be declared public")
         shape = self._shape(query, public)
 
         def parts(grid: float) -> Tensor:
@@ -104,13 +113,16 @@ class Gate:
     def answer(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float, shape: tuple[int, ...]) -> Tensor:
         """The whole answer of ``query(records, vault, *public)``, of a public ``shape``, clipped once to ``bound``."""
         stage = self._stage(name, "answer")
+        # privacy: a vault remembers records beyond the draw, or earlier draws: with it the answer is not one of a sample.
+        if self._vault and not isinstance(stage.sampling, Full):
+            raise PlanError(f"stage {name}: a sampled answer has no proof once the vault holds something")
 
         def whole(grid: float) -> Tensor:
             records = Records(*(torch.cat(each) for each in zip(*self._draw(stage), strict=True)))
             value = torch.zeros(shape, device=self._device)
             if len(records.labels):  # an empty draw answers noise alone
                 value = self._secretly(query, records, self._vault, *public)
-            if tuple(value.shape) != shape:
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 raise QueryError(f"stage {stage.name}: the query's answer does not have its declared shape {list(shape)}")
             return _toward_zero(_clip(value.reshape(1, -1), bound), grid).view(shape)
 
@@ -124,8 +136,10 @@ class Gate:
         """
         stage = self._stage(name, "sorted_blocks")
         sizes = self.spec.class_sizes
-        if sizes is None or min(sizes) < blocks:
+        if sizes is None or not 0 < blocks <= min(sizes):
             raise PlanError(f"sorted_blocks needs declared class sizes of at least {blocks} records")
+        if not 1e-30 < radius < 1e30 or frame.ndim != 2 or self._shape(query, public) != frame.shape[1:]:
+            raise PlanError(f"stage {name}: a radius above 0 and a frame of shape [slices, what the query gives] are needed")
         frame = frame.double().to(self._device)
         grid = grid_for(radius, radius)
         reach = radius * float(torch.linalg.matrix_norm(frame, 2)) * (1 + 1e-9)
@@ -166,7 +180,7 @@ class Gate:
 
     def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None) -> Tensor:
         """Reserve, mark, compute, add noise, keep, commit: in this order, so that a crash can only over-charge."""
-        if not 0 < bound < math.inf:
+        if not 1e-30 < bound < 1e30:  # squares, of which norms are made, must neither vanish nor overflow
             raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
         step = self._done[stage.name]
         value = self._kept(stage, step)
@@ -225,11 +239,15 @@ class Gate:
 
     def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
         """The query on each record alone: [records, numbers]."""
-        if not len(labels):
-            return torch.zeros(0, math.prod(self._shape(query, public)), device=self._device)
+        count = len(labels)
+        if self.plan.neighbours is ADD_REMOVE:
+            # privacy: float32 is rounded by the shape of a batch, so a portion is filled up with black images: no record may
+            # change how the others are rounded.
+            room = self._portion - count
+            images, labels = (torch.cat([each, each.new_zeros(room, *each.shape[1:])]) for each in (images, labels))
         each = torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))
         parts: Tensor = self._secretly(each, images, labels, *public)
-        return parts.flatten(1)
+        return parts[:count].reshape(count, math.prod(parts.shape[1:]))
 
     def _shape(self, query: Callable[..., Tensor], public: tuple[Any, ...]) -> tuple[int, ...]:
         """What the query gives for one black image: a public record, so its errors may speak, and come before any charge."""
@@ -240,13 +258,14 @@ class Gate:
         try:
             return query(*args)
         except Exception as error:
-            # privacy: the text of an error can carry records; its type is public knowledge of the code.
-            raise QueryError(f"a query failed on the secret side with {type(error).__name__}; try it on public data") from None
+            kind = type(error).__name__
+        # privacy: the text of an error can carry records, so it is not even this one's context; its type is public knowledge of the code.
+        raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
 
 
 def _clip(parts: Tensor, bound: float) -> Tensor:
     """Rows scaled to norm <= bound, float64; a row that is not finite becomes zero: [rows, numbers]."""
-    parts = parts.detach().double().flatten(1)
+    parts = parts.detach().double()
     norms = parts.norm(dim=1, keepdim=True)
     finite = norms.isfinite()
     scale = torch.where(norms > bound * (1 - 1e-12), bound * (1 - 1e-12) / norms, 1.0)

@@ -8,14 +8,16 @@ Beside it lies ``<ledger>.head`` with the number of lines and the last digest, s
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import dp_accounting as dpa
 
@@ -28,7 +30,7 @@ START = hashlib.sha256(b"privot ledger 1").hexdigest()
 
 
 class Ledger:
-    """The ledger in one file; several processes may hold it at once.
+    """The ledger in one file; several processes and threads may hold it at once.
 
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "scans.jsonl")
@@ -40,6 +42,7 @@ class Ledger:
         self.path, self._clock = Path(path), clock
         self._entries: list[dict[str, Any]] = []
         self._head, self._offset = START, 0
+        self._mutex, self._held = threading.RLock(), False
 
     @property
     def head(self) -> str:
@@ -49,8 +52,9 @@ class Ledger:
 
     def entries(self) -> list[dict[str, Any]]:
         """Every line, oldest first, after the chain was checked. A ledger that is not there yet has none."""
-        if not self.path.exists() and not self._headfile.exists():
-            return []
+        with contextlib.suppress(OSError):  # told on opening, below
+            if not (self._entries or self.path.exists() or self._headfile.exists()):
+                return []
         with self._locked():
             return list(self._entries)
 
@@ -74,7 +78,9 @@ class Ledger:
         """Charge a whole plan, for ever; returns its ticket. Raises, and charges nothing, when the owner's wall would be passed."""
         with self._locked():
             wall = self.wall()
-            if wall and not wall.allows(total := self.spent(also=plan)):
+            before = {each["neighbours"] for each in self._entries if each["kind"] == "reserve"}
+            total = self.spent(also=plan) if wall or before - {plan.neighbours} else None  # relations that have no sum are refused here
+            if wall and total and not wall.allows(total):
                 raise BudgetError(
                     f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
                     f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
@@ -95,8 +101,8 @@ class Ledger:
         """Record what answer ``step`` was; a second, different answer to the same ask is refused."""
         with self._locked():
             known = self.digest(ticket, stage, step)
-            if known not in (None, digest):
-                raise LedgerError(f"answer {step} of stage {stage} already has another digest")
+            if known not in (None, digest) or step >= self._taken(ticket, stage):
+                raise LedgerError(f"answer {step} of stage {stage} was never asked for, or already has another digest")
             if known is None:
                 self._append("commit", ticket=ticket, stage=stage, step=step, digest=digest)
 
@@ -108,9 +114,18 @@ class Ledger:
     def digest(self, ticket: int, stage: str, step: int) -> str | None:
         """The committed digest of an answer, if there is one."""
         want = {"kind": "commit", "ticket": ticket, "stage": stage, "step": step}
-        return next((each["digest"] for each in self._entries if want.items() <= each.items()), None)
+        with self._locked():
+            return next((each["digest"] for each in self._entries if want.items() <= each.items()), None)
+
+    def covers(self, ticket: int, plan: Plan, method: str) -> bool:
+        """Whether the ticket is of a reservation of this very plan, made in this ledger."""
+        want = {"kind": "reserve", "method": method, "event": accounting.to_json(plan.event()), "neighbours": str(plan.neighbours)}
+        with self._locked():
+            return 0 <= ticket < len(self._entries) and all(self._entries[ticket].get(key) == value for key, value in want.items())
 
     def _taken(self, ticket: int, stage: str) -> int:
+        if not (0 <= ticket < len(self._entries) and self._entries[ticket]["kind"] == "reserve"):
+            raise LedgerError(f"{self.path}: no reservation has the ticket {ticket}: the run was charged to another ledger")
         want = {"kind": "ask", "ticket": ticket, "stage": stage}
         return max((each["last"] + 1 for each in self._entries if want.items() <= each.items()), default=0)
 
@@ -122,29 +137,30 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        if getattr(self, "_held", False):
-            yield
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path.with_name(self.path.name + ".lock"), "a")  # noqa: SIM115 (closed by the with below)
-        except OSError as error:
-            raise LedgerError(f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger") from None
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._mutex, contextlib.ExitStack() as stack:
+            if self._held:
+                yield
+                return
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(open(self.path.with_name(self.path.name + ".lock"), "a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._read()
+            except OSError as error:
+                raise LedgerError(f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger") from None
             self._held = True
             try:
-                self._read()
                 yield
             finally:
                 self._held = False
 
     def _read(self) -> None:
         """Take in what other writers added; refuse a chain that does not hold."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._offset:
+            raise LedgerError(f"{self.path}: the ledger was cut short; restore it from its backup")
         data = b""
-        if self.path.exists():
-            if self.path.stat().st_size < self._offset:
-                raise LedgerError(f"{self.path}: the ledger was cut short; restore it from its backup")
+        if size > self._offset:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
@@ -153,7 +169,7 @@ class Ledger:
             try:
                 entry = json.loads(line)
                 sound = entry["n"] == number and entry["prev"] == self._head and isinstance(entry["kind"], str)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 sound = False
             if not sound:
                 raise LedgerError(f"{self.path}: line {number + 1} was altered; restore the ledger from its backup")
@@ -166,7 +182,7 @@ class Ledger:
             count, digest, here = "0", START, START
             if len(self._entries) > 1:  # only the very first line can be older than its head
                 raise LedgerError(f"{self._headfile} is missing; restore it from its backup") from None
-        except (ValueError, IndexError, OSError):
+        except (ValueError, IndexError):
             raise LedgerError(f"{self.path}: the ledger does not reach its recorded head; restore it from its backup") from None
         if here != digest:
             raise LedgerError(f"{self.path}: the ledger does not match its recorded head; restore it from its backup")
@@ -175,24 +191,40 @@ class Ledger:
         number = len(self._entries)
         entry = {"n": number, "kind": kind, **fields, "prev": self._head}
         line = json.dumps(entry, separators=(",", ":")).encode()
+        head, fresh = hashlib.sha256(line).hexdigest(), self._headfile.with_name(self._headfile.name + ".new")
         try:
-            with open(self.path, "ab") as file:
+            # Unbuffered: a buffer would be written out once more on closing, after the truncation below.
+            with open(self.path, "ab", buffering=0) as file, open(fresh, "wb", buffering=0) as new:
                 file.truncate(self._offset)  # drops a torn tail
                 try:
-                    file.write(line + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                    _write(file, line + b"\n")
+                    if not number:  # the new file's name must outlive a power failure too
+                        _sync(self.path.parent)
+                    _write(new, f"{number + 1} {head}\n".encode())
+                    fresh.replace(self._headfile)
                 except OSError:
-                    os.ftruncate(file.fileno(), self._offset)
+                    os.ftruncate(file.fileno(), self._offset)  # the caller hears of it and reads nothing, so nothing is charged
                     raise
-            self._entries.append(entry)
-            self._head, self._offset = hashlib.sha256(line).hexdigest(), self._offset + len(line) + 1
-            fresh = self._headfile.with_name(self._headfile.name + ".new")
-            fresh.write_text(f"{number + 1} {self._head}\n")
-            fresh.replace(self._headfile)
         except OSError as error:
-            raise LedgerError(f"{self.path}: the ledger cannot be written ({error.strerror}); nothing was read") from None
+            raise LedgerError(f"{self.path}: the ledger cannot be written ({error.strerror}); no record is read without it") from None
+        self._entries.append(entry)
+        self._head, self._offset = head, self._offset + len(line) + 1
         return number
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """All of it, and the disk has said so."""
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def _together(plans: list[tuple[dpa.DpEvent, Neighbours]]) -> Cost:

@@ -50,14 +50,12 @@ class Secret:
 
 
 def grid_for(bound: float, noise_std: float) -> float:
-    """The public power of two on which an answer lies: 2^-24 of the smaller scale, but never under 2^-30 of the bound.
+    """The public power of two on which an answer lies: 2^-24 of the smaller scale, but never under 2^-30 of the larger.
 
-    With it a float64 sum of 2^22 parts is exact, whatever its order.
+    With it a float64 sum of 2^22 parts is exact, whatever its order, and so is the sum of answer and noise.
     """
-    step = math.floor(math.log2(bound)) - 24
-    if 0 < noise_std < bound:
-        step = max(math.floor(math.log2(noise_std)) - 24, step - 6)
-    return 2.0**step
+    small, large = sorted(math.floor(math.log2(each)) for each in (bound, noise_std or bound))
+    return 2.0 ** max(small - 24, large - 30)
 
 
 def noisy(total: Tensor, noise_std: float, grid: float, secret: Secret) -> Tensor:

@@ -114,6 +114,9 @@ class Plan:
             if self.neighbours not in stage.sampling.neighbours:
                 kind = type(stage.sampling).__name__
                 raise PlanError(f"stage {stage.name}: {kind} sampling has no proof under {self.neighbours} neighbours")
+        if len({stage.name for stage in self.stages}) < len(self.stages):
+            raise PlanError("two stages of a plan have the same name")
+        accounting.from_json(accounting.to_json(self.event()))  # what the ledger will write, it must be able to read
 
     def event(self) -> dpa.DpEvent:
         events = [stage.event() for stage in self.stages]

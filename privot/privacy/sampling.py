@@ -109,7 +109,7 @@ class Shards:
 
     def draw(self, count: int, secret: Secret) -> Tensor | None:
         chosen = int(secret.uniform(1).item() * self.count) % self.count
-        return torch.arange(chosen, count, self.count)
+        return torch.arange(min(chosen, count), count, self.count)  # a shard may be empty
 
     def event(self, noise: float) -> dpa.DpEvent:
         return dpa.SampledWithoutReplacementDpEvent(self.count, 1, _gaussian(noise)) if noise > 0 else _gaussian(noise)

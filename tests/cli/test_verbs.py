@@ -1,0 +1,395 @@
+"""Every verb, for people and for programs: what it prints, what it writes, what it must not touch."""
+
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from privot import demo
+from privot.cli import main
+from privot.data import catalogue, load, readers
+from privot.data.records import Sensitive
+from privot.privacy.ledger import Ledger
+from privot.release import Release
+from privot.show import progress_bar
+
+QUICK = ("--set", "features=200", "--set", "steps=20")
+
+
+@pytest.fixture
+def privot(monkeypatch, capsys, tmp_path):
+    """`privot WORDS`, in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["privot", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def said(privot):
+    """The one JSON value that `privot WORDS --json` prints."""
+
+    def run(*words):
+        code, out, err = privot(*words, "--json")
+        assert code == 0, err
+        assert out.count("\n") == 1
+        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """A release of the digits, made once."""
+    root = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        words = ("synthesize", "digits", "--epsilon", "5", *QUICK, "--out", str(root / "digits"), "--ledger", str(root / "book.jsonl"))
+        patch.setattr(sys, "argv", ["privot", *words])
+        main()
+    return root / "digits"
+
+
+def test_methods(privot, said):
+    code, out, _ = privot("methods")
+    assert code == 0
+    assert "merf" in out
+    rows = said("methods")
+    assert {"merf"} <= {row["name"] for row in rows}
+    assert all({"name", "title", "trusts", "promise"} == row.keys() for row in rows)
+
+
+def test_plan(privot, said):
+    code, out, err = privot("plan", "digits", "--epsilon", 5)
+    assert code == 0
+    assert "epsilon 5" in out
+    assert "None" not in out
+    assert err.startswith("caution: ")
+    assert err.count("\n") == 1
+    facts = said("plan", "digits", "--epsilon", 1)
+    assert facts["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-6)
+    assert facts["plan"]["stages"][0]["noise"] == pytest.approx(3.7306, rel=1e-4)
+    assert facts["forecast"]["predicted_seconds"] > 0
+    assert said("plan", "digits", "--set", "noise=5")["guarantee"]["epsilon"] == pytest.approx(0.726, abs=1e-3)
+    powers = said("plan", "digits", "--max-tpr", "0.05@0.01")["guarantee"]["max_tpr"]
+    assert 0.0499 < powers["0.01"] <= 0.05
+    assert said("plan", "digits", "--epsilon", "inf")["guarantee"] == {"reason": "no noise is added"}
+
+
+def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("a record was read")
+
+    for name in ("read_idx", "read_npz", "read_parquet", "read_folder", "decode"):
+        monkeypatch.setattr(readers, name, touched)
+    monkeypatch.setattr("sklearn.datasets.load_digits", touched)
+    monkeypatch.setattr(Sensitive, "__init__", touched)
+    for source in catalogue():
+        assert said("plan", source, "--epsilon", 1)["spec"]["size"]
+    (tmp_path / "scans.npz").write_bytes(b"nobody looks in here")
+    (tmp_path / "photos").mkdir()
+    for path in ("scans.npz", "photos"):
+        facts = said("plan", path, "--epsilon", 1, "--shape", "3x16x16", "--classes", 4)
+        assert facts["spec"] == {"shape": [3, 16, 16], "classes": 4, "size": None, "class_sizes": None, "class_names": None}
+        code, _, err = privot("plan", path, "--epsilon", 1)
+        assert code == 2
+        assert "--shape" in err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["photos", "scans.npz"]
+
+
+def test_synthesize(privot, said, tmp_path):
+    code, out, err = privot("synthesize", "digits", "--epsilon", 5, "--set", "features=200", "--set", "steps=100", "--out", "one")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["release", "guarantee", "ledger"]
+    lines = [line for line in err.splitlines() if not line.startswith("caution: ")]
+    assert [line.split(":")[0] for line in lines] == ["embedding the records"] + ["training the generator"] * 4
+    assert all("epsilon 5" in line for line in lines)  # in a pipe: whole lines, no bars, no escapes
+    assert err.isascii()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["home", "one"]
+
+    result = said("synthesize", "digits", "--epsilon", 2, *QUICK, "--out", "two")
+    assert result["guarantee"]["epsilon"] == pytest.approx(2, rel=1e-6)
+    assert result["ledger"]["spent_epsilon"] > 5  # the first run counts too
+    assert result["release"] == "two"
+
+
+def test_settings_come_from_a_file_and_the_command_wins(said, tmp_path):
+    (tmp_path / "c.toml").write_text('features = 300\nsteps = 20\nneighbours = "add-remove"\nwidths = [5, 10.5]\n')
+    settings = said("plan", "digits", "--epsilon", 1, "--config", "c.toml", "--set", "features=200")["settings"]
+    assert {key: settings[key] for key in ("features", "steps", "neighbours", "widths")} == {
+        "features": 200, "steps": 20, "neighbours": "add-remove", "widths": [5.0, 10.5],
+    }  # fmt: skip
+
+
+def test_synthesize_from_a_path(said, tmp_path):
+    images, labels = load("digits", public=True).records()
+    np.savez(tmp_path / "a.npz", x=(images[:, 0] * 255).byte().numpy(), y=labels.numpy())
+    said("synthesize", "a.npz", "--epsilon", 5, *QUICK, "--out", "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["spec"]["size"] is None
+    assert str(tmp_path) not in json.dumps(manifest)  # where the owner keeps the data is nobody's business
+    assert len(said("ledger", "a.npz")["runs"]) == len(said("ledger", "./a.npz")["runs"]) == 1
+
+
+def test_the_public_seed_replays_what_is_public(said, tmp_path):
+    """The answers of the gate differ from run to run; from the same answer the same generator must come."""
+    for name in ("one", "two"):
+        said("synthesize", "digits", "--epsilon", "inf", "--seed", 7, *QUICK, "--out", name)
+    said("synthesize", "digits", "--epsilon", "inf", "--seed", 8, *QUICK, "--out", "other")
+    one, two, other = ((tmp_path / name / "tensors.safetensors").read_bytes() for name in ("one", "two", "other"))
+    assert one == two  # without noise the answer is the same
+    assert one != other
+    said("synthesize", "digits", "--epsilon", 5, "--seed", 7, *QUICK, "--out", "noisy")
+    said("synthesize", "digits", "--epsilon", 5, "--seed", 7, *QUICK, "--out", "noisier")
+    noisy, noisier = ((tmp_path / name / "tensors.safetensors").read_bytes() for name in ("noisy", "noisier"))
+    assert noisy != noisier  # the noise has no seed
+
+
+@pytest.mark.parametrize("out", ["a.npz", "a.png", "a.parquet", "folder", "deep/er/a.npz"])
+def test_sample(privot, said, release, out, tmp_path):
+    code, said_out, _ = privot("sample", release, "--count", 25, "--out", out)
+    assert (code, said_out) == (0, f"25 samples in {out}\n")
+    images, labels = Release.load(release).sample(25)
+    pixels = (images * 255).round().byte().numpy()
+    if out.endswith(".png"):
+        assert Image.open(out).size[0] > 100
+    else:
+        found, found_labels = load(tmp_path / out, public=True).records()
+        order = labels.argsort(stable=True) if out == "folder" else slice(None)
+        assert np.array_equal((found * 255).round().byte().numpy(), pixels[order])
+        assert found_labels.tolist() == labels[order].tolist()
+    code, _, err = privot("sample", release, "--count", 3, "--out", out)
+    assert (code, err) == (2, f"privot: {out} is there already: name another, or remove it\n")
+    assert said("sample", release, "--count", 3, "--out", "b.npz") == {"out": "b.npz", "count": 3}
+
+
+def test_samples_replay_by_their_seed(said, release):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        said("sample", release, "--out", f"{name}.npz", "--seed", seed)
+    a, b, c = (np.load(f"{name}.npz")["x"] for name in "abc")
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+def test_a_parquet_has_the_layout_that_others_read(said, release):
+    said("sample", release, "--count", 4, "--out", "a.parquet")
+    row = parquet.read_table("a.parquet").to_pylist()[3]
+    assert row["label"] == 3
+    assert row["image"]["bytes"].startswith(b"\x89PNG")
+
+
+def test_writing_a_parquet_needs_its_extra(privot, release, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, _, err = privot("sample", release, "--out", "a.parquet")
+    assert (code, "privot[parquet]" in err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_of_a_crashed_run_do_not_end_among_the_new_ones(said, release, tmp_path):
+    (tmp_path / ".folder.part" / "0").mkdir(parents=True)
+    (tmp_path / ".folder.part" / "0" / "old.png").write_bytes(b"old")
+    said("sample", release, "--count", 10, "--out", "folder")
+    assert len(list((tmp_path / "folder").rglob("*.png"))) == 10
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_measure(privot, said, release):
+    words = ("measure", release, "--test", "digits", "--only", "logistic", "--count", 500)
+    code, out, err = privot(*words)
+    assert code == 0
+    assert "logistic_accuracy" in out
+    assert "internal" in out
+    assert "training the logistic regression: 1 of 1" in err
+    [reading] = said(*words)
+    assert (reading["name"], reading["count"], reading["publishable"]) == ("logistic_accuracy", 359, False)
+    assert 0 < reading["value"] < 1
+    [public] = said(*words, "--public-test")
+    assert public["publishable"]
+    assert public["value"] == reading["value"]  # the same samples, the same classifier
+
+
+def test_verify(privot, said, release):
+    code, out, _ = privot("verify", release)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["digests", "guarantee", "recomputed"]
+    result = said("verify", release)
+    assert result["epsilon_from_events"] == pytest.approx(result["guarantee"]["epsilon"])
+
+
+def test_ledger(privot, said, tmp_path):
+    book = ("--ledger", tmp_path / "book.jsonl")
+    assert said("ledger", "digits", *book) == {
+        "ledger": str(tmp_path / "book.jsonl"), "limit": None, "spent_epsilon": 0.0, "delta": 1e-5, "runs": [],
+    }  # fmt: skip
+    assert not (tmp_path / "book.jsonl").exists()  # looking writes nothing
+    said("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", "one", *book)
+    said("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", "two", *book)
+    facts = said("ledger", "digits", *book, "--limit", 3)
+    assert facts["limit"] == 3
+    assert 1 < facts["spent_epsilon"] < 2  # composition, not addition
+    assert [run["method"] for run in facts["runs"]] == ["merf", "merf"]
+    code, out, _ = privot("ledger", "digits", *book)
+    assert code == 0
+    assert "of 3" in out
+    assert Ledger(tmp_path / "book.jsonl").wall().epsilon == 3
+
+
+def test_cite(privot, said):
+    code, out, _ = privot("cite", "merf")
+    assert code == 0
+    assert out.startswith("@inproceedings{")
+    assert said("cite", "merf") == {"method": "merf", "citation": out[:-1]}
+
+
+@pytest.fixture
+def quick_demo(monkeypatch):
+    """The demo itself, with less training, and one classifier on few samples."""
+    measure = demo.downstream
+    monkeypatch.setattr(demo, "synthesize", functools.partial(demo.synthesize, settings={"features": 200, "steps": 20}))
+    monkeypatch.setattr(
+        demo, "downstream", lambda images, labels, *rest, **more: measure(images[:200], labels[:200], *rest, ("logistic",), **more)
+    )
+
+
+def test_demo(privot, said, quick_demo, tmp_path):
+    code, out, err = privot("demo")
+    assert code == 0
+    words = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert words == ["guarantee", "logistic_accuracy", "verified", "release", "samples", "ledger"]
+    result = said("demo", "--epsilon", 2)  # what the demo made, the demo may replace
+    assert result["verified_epsilon"] == pytest.approx(2, rel=1e-6)
+    assert all(Path(where).exists() for where in result["files"].values())
+    assert "guarantee  none" in privot("demo", "--epsilon", "inf")[1]
+    for wrong, name in (("0", "epsilon=0"), ("-1", "epsilon=-1")):
+        code, out, err = privot("demo", "--epsilon", wrong)
+        assert (code, name in err) == (2, True)
+    assert Path(result["files"]["release"]).exists()  # a refused demo leaves the last one alone
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    code, out, err = privot("demo", "--out", "mine")
+    assert (code, "--out" in err) == (2, True)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
+
+
+REFUSED = {
+    "no such verb": ("synthesise", "digits"),
+    "verify nothing": ("verify", "nothing"),
+    "verify a file": ("verify", __file__),
+    "sample nothing": ("sample", "nothing", "--out", "a.npz"),
+    "sample none": ("sample", "{release}", "--count", "0", "--out", "a.npz"),
+    "sample too many": ("sample", "{release}", "--count", "1000000000000", "--out", "a.npz"),
+    "sample an unknown ending": ("sample", "{release}", "--out", "a.gif"),
+    "sample with a wild seed": ("sample", "{release}", "--seed", str(2**70), "--out", "a.npz"),
+    "sample under a file": ("sample", "{release}", "--out", "{release}/manifest.json/a.npz"),
+    "measure by an unknown classifier": ("measure", "{release}", "--test", "digits", "--only", "oracle", "--count", "20"),
+    "measure on nothing": ("measure", "{release}", "--test", "nothing.npz"),
+    "measure on another shape": ("measure", "{release}", "--test", "a.npz", "--only", "logistic", "--count", "50"),
+    "measure with one sample": ("measure", "{release}", "--test", "digits", "--only", "logistic", "--count", "1"),
+    "measure with a wild seed": ("measure", "{release}", "--test", "digits", "--seed", "-1"),
+    "ledger of nothing": ("ledger", "nothing.npz"),
+    "ledger of a slip": ("ledger", "digit", "--limit", "3"),
+    "ledger with a limit of nothing": ("ledger", "digits", "--limit", "0"),
+    "ledger with an impossible delta": ("ledger", "digits", "--delta", "1"),
+    "cite nobody": ("cite", "nobody"),
+    "plan without a budget": ("plan", "digits"),
+    "plan on no device": ("plan", "digits", "--epsilon", "1", "--device", "abacus"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(privot, release, tmp_path, name):
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 9, 9), np.uint8), y=np.arange(20) % 10)
+    words = [each.format(release=release) for each in REFUSED[name]]
+    for json_too in ((), ("--json",)):
+        code, out, err = privot(*words, *json_too)
+        assert code == 2
+        assert err.startswith("privot: ")
+        assert err.count("\n") == 1
+        if json_too:
+            assert json.loads(out) == {"error": err[len("privot: ") : -1]}
+        else:
+            assert out == ""
+    assert [each.name for each in tmp_path.iterdir() if each.suffix != ".lock" and each.name != "home"] == ["a.npz"]
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--help",), *((verb, "--help") for verb in ("methods", "plan", "synthesize", "sample", "measure", "verify"))]
+)
+def test_help(privot, words):
+    code, out, err = privot(*words)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: privot")
+
+
+def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")):
+        monkeypatch.setattr(Release, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        code, _, err = privot("sample", release, "--out", "a.npz")
+        assert (code, err.count("\n"), "memory" in err) == (2, 1, True)
+    monkeypatch.setattr(Release, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):  # our own mistakes are not dressed up as the user's
+        privot("sample", release, "--out", "a.npz")
+
+
+def test_an_interrupt_ends_with_130(privot, release, monkeypatch):
+    monkeypatch.setattr(Release, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, out, err = privot("sample", release, "--out", "a.npz")
+    assert (code, out, err.count("\n")) == (130, "", 1)
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines():
+    def shown(terminal):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with progress_bar(console) as progress:
+            for step in range(1, 101):
+                progress("training", step, 100, epsilon=1.23456, note="on")
+            progress("measuring", 1, 1)
+        return console.file.getvalue()
+
+    lines = shown(False).splitlines()
+    assert len(lines) == 11
+    assert lines[0] == "training: 10 of 100  epsilon 1.23  note on"
+    bar = shown(True)
+    assert "\x1b[" in bar
+    assert "100/100" in bar
+    assert "epsilon 1.23" in bar
+
+
+def test_help_does_not_wait_for_torch():
+    script = (
+        "import sys; sys.argv = ['privot', '--help']\n"
+        "from privot.cli import main\n"
+        "main()\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'dp_accounting', 'PIL', 'pyarrow', 'matplotlib'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "synthesize" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_crash(release):
+    """`privot verify RELEASE | true`."""
+    command = [sys.executable, "-c", "from privot.cli import main; main()", "verify", str(release)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,287 @@
+"""Record and replay: run a method on D, keep every answer of the gate, run it on D' with those answers; whatever differs has leaked.
+
+The queries do run on D', so a leak through a closure, the vault, a file or an exception happens as it would in life. For pairs
+that differ in one record the distance between the two true values, before any noise, is held against the declared sensitivity.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from unittest import mock
+
+import numpy as np
+import torch
+from quick import CLASSES, SHAPE, sealed
+
+from privot import synthesis
+from privot.privacy import accounting, gate
+from privot.privacy.accounting import Neighbours
+from privot.privacy.ledger import Ledger
+from privot.privacy.noise import Secret
+from privot.privacy.sampling import Full
+from privot.release import Guarantee
+from privot.runtime import Runtime
+
+# The pairs
+
+
+def _fresh(count):
+    rng = np.random.default_rng(11)
+    return rng.random((count, *SHAPE), np.float32), rng.integers(0, CLASSES, count)
+
+
+def _with(images, labels, where, new_images, new_labels):
+    images, labels = images.copy(), labels.copy()
+    images[where], labels[where] = new_images, new_labels
+    return images, labels
+
+
+# The changed record is the last one, so that a sampler that draws in the records' order draws the others alike.
+KINDS = {
+    "one replaced": lambda images, labels: _with(images, labels, -1, 1.0, (labels[-1] + 1) % CLASSES),
+    "one removed": lambda images, labels: (images[:-1], labels[:-1]),
+    "half replaced": lambda images, labels: _with(images, labels, slice(0, len(labels) // 2), *_fresh(len(labels) // 2)),
+    "all replaced": lambda images, labels: _fresh(len(labels)),
+    "sign flipped": lambda images, labels: (1 - images, labels),
+    "scaled": lambda images, labels: (images * np.float32(1e6), labels),
+    "constant": lambda images, labels: (np.full_like(images, 0.5), labels),
+    "duplicates": lambda images, labels: (images.repeat(2, 0), labels.repeat(2)),  # the size doubles: one removed moves no threshold
+    "one class empty": lambda images, labels: (np.where((labels == 2)[:, None, None, None], 0, images), np.where(labels == 2, 0, labels)),
+    "labels permuted": lambda images, labels: (images, np.roll(labels, len(labels) // 2) * 2 % CLASSES),
+    "one NaN": lambda images, labels: _with(images, labels, -1, np.nan, labels[-1]),
+    "reordered": lambda images, labels: (images[::-1].copy(), labels[::-1].copy()),
+}
+SAME = "the same"  # the control: D itself
+NEIGHBOURS = {  # the kinds whose true values must be within the declared sensitivity, by relation
+    Neighbours.REPLACE: ("one replaced", "one NaN"),
+    Neighbours.LOCAL: ("one replaced", "one NaN"),
+    Neighbours.ADD_REMOVE: ("one removed",),
+}
+
+
+def pair(kind, images, labels, spec):
+    """D', brought back to what the owner declared: only data sets that agree with the declaration can be mistaken for one another."""
+    other, marks = KINDS[kind](images, labels) if kind != SAME else (images, labels)
+    if spec.size and len(marks) < spec.size:
+        other, marks = np.concatenate([other, np.zeros_like(images[:1])]), np.concatenate([marks, labels[-1:]])
+    other, marks = (other[: spec.size], marks[: spec.size]) if spec.size else (other, marks)
+    if spec.class_sizes and not np.array_equal(np.bincount(marks, minlength=spec.classes), spec.class_sizes):
+        marks = labels
+    return other, marks
+
+
+# What can be seen from outside
+
+_events = None  # while a run is watched: what it opened for writing, sent or started
+
+
+def _hook(event, args):
+    if _events is None:
+        return
+    if event == "open":
+        path, mode, flags = args
+        writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes and isinstance(path, (str, bytes, os.PathLike)) and "__pycache__" not in os.fsdecode(path):
+            _events.append(("write", os.path.abspath(os.fsdecode(path))))
+    elif event in ("socket.connect", "socket.sendto", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
+        _events.append((event, ""))
+
+
+sys.addaudithook(_hook)
+
+
+@contextlib.contextmanager
+def watched():
+    """Collect what is written to files, sent or started, by path."""
+    global _events
+    _events = events = []
+    try:
+        yield events
+    finally:
+        _events = None
+
+
+@contextlib.contextmanager
+def captured(seen):
+    """All that goes to the standard streams (from Python or below), to loggers and to warnings."""
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            seen.append(("log", record.getMessage()))
+
+    root, text, handler = logging.getLogger(), io.StringIO(), Keep()
+    level = root.level
+    with tempfile.TemporaryFile() as file, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        saved = [(number, os.dup(number)) for number in (1, 2)]
+        for number, _ in saved:
+            os.dup2(file.fileno(), number)
+        root.addHandler(handler)
+        root.setLevel(0)
+        try:
+            with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+                yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+            for stream in (sys.__stdout__, sys.__stderr__):
+                stream.flush()
+            for number, copy in saved:
+                os.dup2(copy, number)
+                os.close(copy)
+            file.seek(0)
+            seen.append(("printed", text.getvalue(), file.read()))
+            seen.extend(("warned", str(each.message)) for each in warned)
+
+
+def tree(root):
+    """Every file under a folder by name, with the digest of its bytes."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return tuple((str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
+
+
+@dataclasses.dataclass
+class Trace:
+    """One run: ``seen`` is everything that must not depend on the data; ``answers`` and ``true`` are of each ask."""
+
+    seen: list
+    answers: list
+    true: list
+    reach: list  # the declared sensitivity of each ask
+    release: bytes = b""
+
+
+# Prices depend on plans alone, and a sampled plan takes seconds to price: each is priced once.
+_cost, _of = accounting.cost, Guarantee.of
+
+
+@functools.cache
+def _priced(event, relation):
+    cost = _cost(accounting.from_json(json.loads(event)), relation)
+    return dataclasses.replace(cost, epsilon=functools.cache(cost.epsilon))
+
+
+@functools.cache
+def _guaranteed(plan, delta):
+    return _of(plan, delta)
+
+
+def _seeded(insecure_seed=None):
+    return Secret(5)
+
+
+def run(method, images, labels, spec, root, kept=None, coupled=False):
+    """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    trace = Trace([], [], [], [])
+    box, here, noisy, rmtree = sealed(images, labels, spec), os.getcwd(), gate.noisy, shutil.rmtree
+
+    def look():
+        trace.seen.append(("files", tree(root)))
+
+    class Watching(gate.Gate):
+        def _ask(self, stage, bound, *more, **others):
+            trace.seen.append(("ask", stage.name, float(bound)))
+            trace.reach.append(gate.SENSITIVITY[stage.verb, self.plan.neighbours] * bound)
+            look()
+            return super()._ask(stage, bound, *more, **others)
+
+    def answer(total, noise_std, grid, secret):
+        value, number = noisy(total, noise_std, grid, secret), len(trace.true)  # drawn in any case, so that the streams stay in step
+        trace.seen.append(("noise", tuple(total.shape), str(total.dtype), float(noise_std), float(grid)))
+        trace.true.append(total.clone())
+        trace.answers.append(value if kept is None or number >= len(kept) else kept[number].clone())
+        return trace.answers[-1].clone()
+
+    def progress(stage, step, of, **facts):
+        trace.seen.append(("progress", repr((stage, step, of, sorted(facts.items())))))
+        look()
+
+    def removed(path, *more, **others):
+        look()
+        rmtree(path, *more, **others)
+
+    patches = [
+        mock.patch.object(synthesis, "Gate", Watching),
+        mock.patch.object(gate, "noisy", answer),
+        mock.patch.object(shutil, "rmtree", removed),
+        mock.patch.object(accounting, "cost", lambda event, relation: _priced(json.dumps(accounting.to_json(event)), relation)),
+        mock.patch.object(Guarantee, "of", _guaranteed),
+    ]
+    if coupled:
+        patches.append(mock.patch.object(gate, "Secret", _seeded))
+    environment = dict(os.environ)
+    os.chdir(root)
+    try:
+        with contextlib.ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(patch)
+            stack.enter_context(captured(trace.seen))
+            events = stack.enter_context(watched())
+            ledger = Ledger(root / "ledger" / "tiny.jsonl", clock=lambda: 0.0)
+            notice = functools.partial(lambda text: trace.seen.append(("notice", text)))
+            budget = None if getattr(method, "noise", None) is not None else 5.0
+            try:
+                made = synthesis.synthesize(
+                    box,
+                    method,
+                    budget,
+                    out=root / "out",
+                    ledger=ledger,
+                    seed=3,
+                    runtime=Runtime("cpu", 16),
+                    progress=progress,
+                    notice=notice,
+                )
+                trace.seen.append(("release", repr(made.guarantee), made.product.kind))
+            except Exception as error:
+                trace.seen.append(("error", type(error).__name__, str(error), repr(error.__cause__)))
+    finally:
+        os.chdir(here)
+    changed = {key for key in {*environment, *os.environ} if environment.get(key) != os.environ.get(key)}
+    for key in changed:
+        os.environ.pop(key)
+        os.environ.update({key: environment[key]} if key in environment else {})
+    look()
+    inside = str(root) + os.sep
+    trace.seen.append(("environment", sorted(changed)))
+    trace.seen.append(("written", [(event, path.removeprefix(inside)) for event, path in events]))
+    outside = [(event, path) for event, path in events if not path.startswith((inside, os.devnull))]
+    trace.seen.append(("outside", outside))  # its content is not compared, so `leaks` lets none pass
+    trace.release = b"".join(path.read_bytes() for path in sorted((root / "out").rglob("*")) if path.is_file())
+    return trace
+
+
+def leaks(method, records, spec, root, kinds=KINDS):
+    """Each (kind, what) by which the outside could tell D' from D, lazily; none for an honest method."""
+    stages = method.plan(spec).stages
+    coupled = any(not isinstance(stage.sampling, Full) for stage in stages)
+    run(method, *records, spec, root)  # what a library does on its first use (imports, caches) is not of the data
+    first = {}  # of each way to draw: D is run once
+    for kind in kinds:
+        near = kind in NEIGHBOURS[method.plan(spec).neighbours] and coupled
+        if near not in first:
+            first[near] = run(method, *records, spec, root, coupled=near)
+        one = first[near]
+        two = run(method, *pair(kind, *records, spec), spec, root, kept=one.answers, coupled=near)
+        outside = next(each for each in two.seen if each[0] == "outside")
+        if outside[1]:
+            yield kind, outside
+        if one.seen != two.seen:
+            yield kind, next((each for each in zip(one.seen, two.seen, strict=False) if each[0] != each[1]), "one run shows more")
+        elif one.release != two.release:
+            yield kind, "release"
+        if kind in NEIGHBOURS[method.plan(spec).neighbours]:
+            for number, (left, right, reach) in enumerate(zip(one.true, two.true, one.reach, strict=False)):
+                if left.shape == right.shape and (gap := float(torch.linalg.vector_norm(left - right))) > reach * (1 + 1e-9):
+                    yield kind, f"ask {number} moves by {gap:.3g}, its declared sensitivity is {reach:.3g}"

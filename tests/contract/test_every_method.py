@@ -1,0 +1,212 @@
+"""What every method promises by being in the folder: found by listing it, so a new one is held to this without an edit."""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from quick import CLASSES, SHAPE, quick, records, sealed, spec_for
+from sidedoor import run, watched
+
+import privot.methods
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.errors import BudgetError, SettingError
+from privot.methods import make, methods
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Budget, Plan
+from privot.release import Guarantee, NoGuarantee, Release, verify
+from privot.runtime import Runtime
+from privot.synthesis import prepare, synthesize
+
+HEADINGS = ("Released", "Bound", "Cost", "Departs", "Notation")
+DOCS = Path(__file__).parents[2] / "docs" / "methods"
+
+every_method = pytest.mark.parametrize("name", sorted(methods()))
+
+
+def asked(method):
+    """A budget for a method that wants one; a fixed noise has its own price."""
+    return None if getattr(method, "noise", None) is not None else 5.0
+
+
+def test_a_method_is_a_file():
+    files = {found.name for found in pkgutil.iter_modules(privot.methods.__path__)}
+    assert {kind.__module__.rpartition(".")[2] for kind in methods().values()} == files
+    assert all(name.replace("-", "_") == kind.__module__.rpartition(".")[2] for name, kind in methods().items())
+
+
+@every_method
+def test_frozen_settings(name):
+    kind = methods()[name]
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    first = dataclasses.fields(kind)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(kind(), first, None)
+    with pytest.raises(TypeError):
+        kind(1)  # settings have names: an order of them would be one more thing to keep
+
+
+@every_method
+def test_facts_about_itself(name):
+    kind = methods()[name]
+    for fact in ("name", "title", "trusts", "promise"):
+        text = getattr(kind, fact)
+        assert isinstance(text, str)
+        assert text
+        assert "\n" not in text
+        assert fact not in {each.name for each in dataclasses.fields(kind)}
+    assert list(inspect.signature(kind.plan).parameters) == ["self", "spec"]
+    assert list(inspect.signature(kind.fit).parameters) == ["self", "gate", "streams", "progress"]
+
+
+@every_method
+def test_docstring_has_its_headings(name):
+    text = importlib.import_module(methods()[name].__module__).__doc__
+    found = re.findall(r"^\*\*(\w+)\*\*", text, re.MULTILINE)
+    assert tuple(found) == HEADINGS
+    for part in re.split(r"^\*\*\w+\*\*", text, flags=re.MULTILINE)[1:]:
+        assert part.strip()
+
+
+@every_method
+def test_citation_is_bibtex(name):
+    text = methods()[name].citation
+    for entry in re.split(r"\n(?=@)", text.strip()):
+        assert re.match(r"@\w+\{[^\s,{}]+,\n", entry)
+        assert entry.count("{") == entry.count("}")
+        assert entry.endswith("}")
+        for field in ("title", "author", "year"):
+            assert re.search(rf"^\s*{field}\s*=\s*\{{.+\}},?$", entry, re.MULTILINE), field
+
+
+@every_method
+def test_a_page_carries_the_argument(name):
+    assert (DOCS / f"{name}.md").is_file()
+
+
+@every_method
+def test_settings_make_the_round_trip(name):
+    for method in (make(name), make(name, quick(name))):
+        settings = dataclasses.asdict(method)
+        assert make(name, settings) == method
+        assert make(name, json.loads(json.dumps(settings))) == method  # through a manifest
+        words = {key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for key, value in settings.items()}
+        assert make(name, words) == method  # through a command line
+
+
+@every_method
+def test_an_unknown_setting_is_an_error(name):
+    known = dataclasses.fields(methods()[name])[0].name
+    with pytest.raises(SettingError, match=f"did you mean '{known}'"):
+        make(name, {known + "s": 1})
+
+
+@every_method
+def test_planning_reads_nothing(name, monkeypatch):
+    method = make(name, quick(name))
+    spec = spec_for(method)
+    first = method.plan(spec)  # what it imports at the first use is read here
+
+    def never(*args, **more):
+        raise AssertionError("a record was touched")
+
+    for way in ("_take", "_count"):
+        monkeypatch.setattr(Sensitive, way, never)
+    monkeypatch.setattr("builtins.open", never)
+    with watched() as events:
+        plan = method.plan(spec)
+        forecast = method.forecast(spec, plan)
+    assert events == []
+    assert plan == first
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    json.dumps(forecast)
+
+
+@every_method
+def test_the_plan_fits_its_budget(name):
+    method = make(name, {key: value for key, value in quick(name).items() if key != "noise"})
+    plan, wall = prepare(spec_for(method), method, Budget(2.0))
+    if plan.stages:
+        assert 1.98 < plan.cost().epsilon(wall.delta) <= 2.0
+
+
+@every_method
+def test_a_release_from_end_to_end(name, tmp_path):
+    method = make(name, quick(name))
+    spec, ledger, shown = spec_for(method), Ledger(tmp_path / "tiny.jsonl"), []
+
+    def progress(stage, step, of, **facts):
+        shown.append((stage, step, of, facts))
+
+    box = sealed(*records(), spec)
+    made = synthesize(box, method, asked(method), out=tmp_path / "out", ledger=ledger, progress=progress, runtime=Runtime("cpu"))
+    proved = verify(tmp_path / "out")
+    read = Release.load(tmp_path / "out")
+    assert not (tmp_path / "out.run").exists()
+    images, labels = made.sample(2 * CLASSES)
+    again, same = read.sample(2 * CLASSES)
+    assert images.shape == (2 * CLASSES, *SHAPE)
+    assert torch.equal(images, again)
+    assert torch.equal(labels, same)
+    assert sorted(set(labels.tolist())) == list(range(CLASSES))
+    assert images.isfinite().all()
+    assert 0 <= images.min() <= images.max() <= 1
+    assert read.guarantee == made.guarantee
+    assert read.facts["settings"] == json.loads(json.dumps(dataclasses.asdict(method)))
+    stages = method.plan(spec).stages
+    if isinstance(made.guarantee, Guarantee):
+        assert proved["epsilon_from_events"] == pytest.approx(made.guarantee.epsilon)
+        assert ledger.spent().epsilon(1e-5) == pytest.approx(made.guarantee.epsilon)
+        assert all(facts["epsilon"] <= made.guarantee.epsilon * (1 + 1e-9) for *_, facts in shown)
+    else:
+        assert isinstance(made.guarantee, NoGuarantee)
+        assert not stages
+        assert made.guarantee.reason
+    assert shown
+    assert all(0 <= step <= of for _, step, of, _ in shown)
+
+
+@every_method
+def test_one_more_run_is_one_more_charge(name, tmp_path):
+    method = make(name, quick(name))
+    spec, ledger = spec_for(method), Ledger(tmp_path / "tiny.jsonl")
+    if not method.plan(spec).stages:
+        pytest.skip("no mechanism")
+    box = sealed(*records(), spec)
+    synthesize(box, method, asked(method), ledger=ledger, runtime=Runtime("cpu"))
+    once = ledger.spent().epsilon(1e-5)
+    ledger.limit(Budget(once * 1.01))
+    lines = ledger.entries()
+    with pytest.raises(BudgetError):
+        synthesize(box, method, asked(method), ledger=ledger, runtime=Runtime("cpu"))
+    assert ledger.entries() == lines
+
+
+@every_method
+def test_the_public_half_replays(name, tmp_path):
+    # On one machine, given the same answers: three runs, bit by bit the same release.
+    method = make(name, quick(name))
+    spec = spec_for(method)
+    if not method.plan(spec).stages:
+        pytest.skip("no mechanism")
+    first = run(method, *records(), spec, tmp_path / "run")
+    for _ in range(3):
+        again = run(method, *records(), spec, tmp_path / "run", kept=first.answers)
+        assert again.release == first.release
+        assert first.release
+    other = run(method, *records(), spec, tmp_path / "run")
+    assert other.release != first.release  # the noise is in it: without the answers nobody can replay a run
+
+
+def test_methods_are_plain_about_wrong_names():
+    with pytest.raises(SettingError, match="did you mean 'merf'"):
+        make("mref")
+    with pytest.raises(SettingError):
+        prepare(Spec(SHAPE, CLASSES), make("merf"), None)

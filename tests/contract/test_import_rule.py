@@ -1,0 +1,172 @@
+"""Who may see what, read off the source: the import rule, the box's inside, and things that have no place in the package."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import privot
+
+HOME = Path(privot.__file__).parent
+FILES = {path.relative_to(HOME).as_posix(): ast.parse(path.read_text()) for path in sorted(HOME.rglob("*.py"))}
+
+ALLOWED = {  # of our own modules; a folder stands for all in it
+    "transport": ("privot.transport",),
+    "nets": ("privot.nets",),
+    "methods": (
+        "privot.nets", "privot.transport", "privot.privacy.plan", "privot.privacy.sampling", "privot.privacy.gate", "privot.data.spec",
+        "privot.release", "privot.runtime", "privot.errors",
+    ),
+}  # fmt: skip
+INSIDE = ("_take", "_count", "_images", "_labels")
+INSIDERS = ("data/", "privacy/gate.py", "measures/", "attacks/")
+PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
+PICKLERS = ("torch.load", "torch.save", "torch.jit.load", "np.load", "numpy.load")  # numpy's is safe without allow_pickle
+SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.seed")
+QUIET = ("methods/", "privacy/")
+LOUD = ("print", "logging", "warnings", "sys.stdout", "sys.stderr", "os.write")
+HUSH = "logging.getLogger('absl').setLevel(logging.ERROR)"  # turns a library's log down; says nothing itself
+
+
+def imports(tree):
+    """(module, name or None) of each import, wherever it stands, `if TYPE_CHECKING` included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((each.name, None) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (("." * node.level + (node.module or ""), each.name) for each in node.names)
+
+
+def forbidden_imports(name, tree):
+    """Modules of ours that the file may not see."""
+    folder = name.split("/")[0] if "/" in name else ""
+    for module, part in imports(tree):
+        full = f"{module}.{part}" if part else module
+        if module.startswith("."):
+            yield module  # relative imports would get round this test
+        elif module.split(".")[0] == "privot":
+            if folder in ALLOWED and not any(f"{full}.".startswith(f"{each}.") for each in ALLOWED[folder]):
+                yield full
+            if folder in ("measures", "attacks") and f"{full}.".startswith("privot.privacy.gate."):
+                yield full
+            if folder == "methods" and f"{full}.".startswith("privot.privacy.gate.") and (module, part) != ("privot.privacy.gate", "Gate"):
+                yield full
+
+
+def secret_attributes(name, tree):
+    """The inside of a box, or in a method the inside of anything, by name or by a string that could become one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")  # another class may have a name alike
+            inside = node.attr in INSIDE and not name.startswith(INSIDERS)
+            private = name.startswith("methods/") and node.attr.startswith("_") and not node.attr.startswith("__")
+            if (inside or private) and not own:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.ClassDef) and not name.startswith("data/"):
+            yield from (ast.unparse(each) for each in node.bases if ast.unparse(each).endswith(("Sensitive", "_Box")))
+        elif isinstance(node, ast.Constant) and node.value in INSIDE and not name.startswith(INSIDERS):
+            yield repr(node.value)
+
+
+def pickles(name, tree):
+    """Code that could run when a file is read, or would write such a file."""
+    for module, part in imports(tree):
+        if module.split(".")[0] in PICKLES or (module == "torch" and part in ("load", "save")):
+            yield module
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            loud = [each for each in node.keywords if each.arg == "allow_pickle" and ast.unparse(each.value) != "False"]
+            if loud or (called in PICKLERS and not called.endswith(("np.load", "numpy.load"))) or called in ("eval", "exec"):
+                yield ast.unparse(node)
+
+
+def noises(name, tree):
+    """Prints and logs where only the progress may speak."""
+    if not name.startswith(QUIET):
+        return
+    allowed = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Expr) and ast.unparse(node) == HUSH for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in LOUD and id(node) not in allowed:
+            yield ast.unparse(node)
+
+
+def global_seeds(name, tree):
+    """Randomness that is nobody's: the process-wide generators, seeded or drawn from."""
+    for module, _ in imports(tree):
+        if module == "random":
+            yield module
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            legacy = text.startswith(("np.random.", "numpy.random.")) and node.attr not in ("default_rng", "Generator", "random")
+            if text in SEEDS or legacy:
+                yield text
+
+
+RULES = (forbidden_imports, secret_attributes, pickles, noises, global_seeds)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps(rule):
+    assert {name: found for name, tree in FILES.items() if (found := list(rule(name, tree)))} == {}
+
+
+def test_the_package_was_read():
+    assert {"privacy/gate.py", "privacy/ledger.py", "methods/merf.py", "nets/__init__.py"} <= set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (forbidden_imports, "transport/sinkhorn.py", "from privot.data.spec import Spec"),
+        (forbidden_imports, "nets/lenet.py", "import privot.privacy.gate"),
+        (forbidden_imports, "methods/merf.py", "from privot.data.records import Sensitive"),
+        (forbidden_imports, "methods/merf.py", "from privot.data import Sensitive"),
+        (forbidden_imports, "methods/merf.py", "import privot"),
+        (forbidden_imports, "methods/merf.py", "from privot.privacy.noise import Secret"),
+        (forbidden_imports, "methods/merf.py", "from privot.privacy import gate"),
+        (forbidden_imports, "methods/merf.py", "from privot.privacy.gate import SENSITIVITY"),
+        (forbidden_imports, "methods/merf.py", "def late():\n    from privot.privacy.ledger import Ledger"),
+        (forbidden_imports, "methods/merf.py", "from ..data import records"),
+        (forbidden_imports, "measures/fid.py", "from privot.privacy.gate import Gate"),
+        (forbidden_imports, "attacks/membership/lira.py", "import privot.privacy.gate as door"),
+        (secret_attributes, "methods/merf.py", "x = gate._data"),
+        (secret_attributes, "methods/merf.py", "x = gate._vault['critic']"),
+        (secret_attributes, "synthesis.py", "n = box._count()"),
+        (secret_attributes, "release.py", "x = box._images.mean()"),
+        (secret_attributes, "cli.py", "x = getattr(box, '_take')(slice(None))"),
+        (secret_attributes, "cli.py", "class Mine(records.Sensitive): pass"),
+        (pickles, "release.py", "import pickle"),
+        (pickles, "release.py", "from joblib import dump"),
+        (pickles, "release.py", "torch.load(path)"),
+        (pickles, "release.py", "from torch import load"),
+        (pickles, "data/readers.py", "np.load(path, allow_pickle=True)"),
+        (pickles, "data/readers.py", "np.load(path, allow_pickle=flag)"),
+        (noises, "methods/merf.py", "print(loss)"),
+        (noises, "privacy/gate.py", "import logging\nlogging.info('x')"),
+        (noises, "privacy/accounting.py", "import logging\nlogging.getLogger('absl').info('x')"),
+        (noises, "methods/merf.py", "import sys\nsys.stderr.write('x')"),
+        (global_seeds, "methods/merf.py", "torch.manual_seed(0)"),
+        (global_seeds, "measures/fid.py", "np.random.seed(0)"),
+        (global_seeds, "measures/fid.py", "x = np.random.randn(3)"),
+        (global_seeds, "data/load.py", "import random\nrandom.seed(0)"),
+    ],
+)
+def test_each_rule_can_see(rule, name, source):
+    assert list(rule(name, ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (forbidden_imports, "methods/merf.py", "from privot.privacy.gate import Gate\nimport torch"),
+        (secret_attributes, "methods/merf.py", "x = self._train(net)"),
+        (secret_attributes, "measures/fid.py", "x = box._take(slice(None))"),
+        (pickles, "data/readers.py", "np.load(path, allow_pickle=False)"),
+        (noises, "privacy/accounting.py", "import logging\nlogging.getLogger('absl').setLevel(logging.ERROR)"),
+        (global_seeds, "methods/merf.py", "torch.Generator().manual_seed(3)\nnp.random.default_rng(3)"),
+    ],
+)
+def test_each_rule_lets_honest_code_pass(rule, name, source):
+    assert not list(rule(name, ast.parse(source)))

@@ -1,0 +1,469 @@
+"""No side doors: what a run writes, prints, asks and raises depends on the gate's answers alone; and the test that says so can see."""
+
+import logging
+import math
+import os
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from quick import quick, records, spec_for
+from sidedoor import KINDS, SAME, leaks, run
+
+from privot.methods import make, methods
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.privacy.sampling import Poisson, Shards
+from privot.release import Product
+
+# Honest miniatures, one for each verb and way to draw
+
+
+def pixels(image, label):
+    return image.flatten()
+
+
+@dataclass(frozen=True)
+class Means:
+    """Noisy class means by `sum`: the frame of most leaks below."""
+
+    noise: float = 1.0
+    name: ClassVar[str] = "miniature"
+    steps: ClassVar[int] = 1
+
+    def plan(self, spec):
+        return Plan((Stage("means", "sum", self.noise, self.steps),), Neighbours.REPLACE)
+
+    def forecast(self, spec, plan):
+        return {}
+
+    def fit(self, gate, streams, progress):
+        progress("asking", 0, 1)
+        return self.product(gate, self.means(gate))
+
+    def means(self, gate, query=pixels):
+        return gate.sum("means", query, bound=4.0, per_class=True)
+
+    def product(self, gate, sums, extra=0.0):
+        """``extra`` is where a leak goes in."""
+        images = torch.sigmoid(sums.float().view(-1, *gate.spec.shape) + extra)
+        return Product.set(images, torch.arange(gate.spec.classes))
+
+
+class Descent(Means):
+    """Several answers on Poisson draws, each query depending on the answers before it."""
+
+    steps = 4
+
+    def plan(self, spec):
+        return Plan((Stage("means", "sum", self.noise, self.steps, Poisson(0.5)),), Neighbours.ADD_REMOVE)
+
+    def fit(self, gate, streams, progress):
+        point = torch.rand(gate.spec.pixels, generator=streams.generator("start"))
+        for step in range(self.steps):
+            toward = gate.sum("means", lambda image, label, point: image.flatten() - point, point, bound=1.0)
+            point = point + toward.float() / 10
+            progress("walking", step + 1, self.steps, length=float(point.norm()))
+        return self.product(gate, point.expand(gate.spec.classes, -1))
+
+
+class Critic(Means):
+    """A teacher that stays in the vault, and one bounded answer from it."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+
+    def fit(self, gate, streams, progress):
+        def teach(records, vault):
+            vault["mean"] = records.images.mean(0)
+
+        gate.update(teach)
+        value = gate.answer("means", lambda records, vault: records.images.mean(0) - vault["mean"], bound=1.0, shape=gate.spec.shape)
+        return self.product(gate, value.view(1, -1).expand(gate.spec.classes, -1))
+
+
+class Sharded(Means):
+    """Secret draws of one shard in three."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "answer", self.noise, 1, Shards(3)),), Neighbours.REPLACE)
+
+    def means(self, gate):
+        value = gate.answer("means", lambda records, vault: records.images.mean(0), bound=1.0, shape=gate.spec.shape)
+        return value.view(1, -1).expand(gate.spec.classes, -1)
+
+
+class Rows(Means):
+    """One noisy row a record; the size is declared."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "rows", self.noise),), Neighbours.REPLACE)
+
+    def means(self, gate):
+        rows = gate.rows("means", pixels, bound=4.0)
+        return rows[: gate.spec.classes]
+
+
+class Sorted(Means):
+    """Block means of sorted projections; the class sizes are declared."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "sorted_blocks", self.noise),), Neighbours.REPLACE)
+
+    def means(self, gate):
+        frame = torch.eye(gate.spec.pixels)[:8]
+        blocks = gate.sorted_blocks("means", pixels, frame=frame, blocks=5, radius=4.0)
+        return blocks.mean((1, 2), keepdim=True).expand(-1, gate.spec.pixels, 1)
+
+
+HONEST = (Means, Descent, Critic, Sharded, Rows, Sorted)
+
+
+# Planted leaks
+
+
+class CountInSteps(Means):
+    """The number of records sets the number of steps."""
+
+    def fit(self, gate, streams, progress):
+        for step in range(gate._data._count()):
+            progress("training", step, 0)
+        return self.product(gate, self.means(gate))
+
+
+class CountInSettings(Means):
+    """... or goes into the manifest among harmless arguments."""
+
+    def fit(self, gate, streams, progress):
+        made = self.product(gate, self.means(gate))
+        return Product(made.kind, made.tensors, "", {"records": gate._data._count()})
+
+
+class CoarseCount(Means):
+    """Epochs of so many steps: a coarse count is one too."""
+
+    def fit(self, gate, streams, progress):
+        return self.product(gate, self.means(gate), gate._data._count() // 30)
+
+
+class ClosurePeek(Means):
+    """The query hands a statistic out through its closure."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+
+    def fit(self, gate, streams, progress):
+        held = []
+
+        def query(records, vault):
+            held.append(records.images.mean())
+            return records.images.mean(0)
+
+        value = gate.answer("means", query, bound=1.0, shape=gate.spec.shape)
+        return self.product(gate, value.view(1, -1).expand(gate.spec.classes, -1), held[0])
+
+
+class UpdatePeek(Means):
+    """The same through the way that releases nothing."""
+
+    def fit(self, gate, streams, progress):
+        held = []
+        gate.update(lambda records, vault: held.append(records.images.std()))
+        return self.product(gate, self.means(gate), held[0])
+
+
+class UnwrappedPeek(Means):
+    """A query on one record alone opens the batch beneath it."""
+
+    def fit(self, gate, streams, progress):
+        held = []
+
+        def query(image, label):
+            held.append(torch._C._functorch.get_unwrapped(image).mean())
+            return image.flatten()
+
+        return self.product(gate, self.means(gate, query), held[-1])
+
+
+class PortionCount(Means):
+    """The query counts how often it is called: once for each portion of records."""
+
+    def fit(self, gate, streams, progress):
+        calls = []
+
+        def query(image, label):
+            calls.append(1)
+            return image.flatten()
+
+        sums = self.means(gate, query)
+        return self.product(gate, sums, len(calls) / 1000)
+
+    def means(self, gate, query=pixels):
+        object.__setattr__(gate, "_portion", 1)  # as with portions of one record
+        return super().means(gate, query)
+
+
+class EarlyStop(Means):
+    """Training stops when a private loss is small enough."""
+
+    steps = 5
+
+    def fit(self, gate, streams, progress):
+        level = float(gate._data._take(slice(None)).images.mean())
+        sums = self.means(gate)
+        for step in range(1, self.steps):
+            if level > 0.1 * step + 0.15:
+                sums = sums + self.means(gate)
+        return self.product(gate, sums * 0)
+
+
+class UnequalAsks(Means):
+    """The second answer is asked for only when there is a record of class 2."""
+
+    steps = 2
+
+    def fit(self, gate, streams, progress):
+        self.means(gate)
+        if (gate._data._labels == 2).any():
+            self.means(gate)
+        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+
+
+class RaggedShape(Means):
+    """The answer is as long as there are records."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+
+    def fit(self, gate, streams, progress):
+        shape = (gate._data._count(),)
+        gate.answer("means", lambda records, vault: records.images.flatten(1).mean(1), bound=1.0, shape=shape)
+        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+
+
+class DataInError(Means):
+    """An exception's text carries data."""
+
+    def fit(self, gate, streams, progress):
+        raise ValueError(f"cannot train at mean {gate._data._take(slice(None)).images.mean():.6f}")
+
+
+class FailingQuery(Means):
+    """A query fails on some records and not on others: that it fails is a bit."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+
+    def fit(self, gate, streams, progress):
+        def query(records, vault):
+            if records.images.mean() > 0.4:
+                raise ValueError("no convergence")
+            return records.images.mean(0)
+
+        gate.answer("means", query, bound=1.0, shape=gate.spec.shape)
+        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+
+
+class LossInProgress(Means):
+    """The progress bar shows a private loss."""
+
+    def fit(self, gate, streams, progress):
+        progress("training", 1, 1, loss=float(gate._data._take(slice(None)).images.square().mean()))
+        return self.product(gate, self.means(gate))
+
+
+class Printing(Means):
+    def fit(self, gate, streams, progress):
+        print("mean", float(gate._data._take(slice(None)).images.mean()))
+        return self.product(gate, self.means(gate))
+
+
+class RawWrite(Means):
+    """Past Python's streams, to the descriptor."""
+
+    def fit(self, gate, streams, progress):
+        os.write(2, b"%d" % gate._data._count())
+        print(gate._data._count(), file=sys.__stderr__)
+        return self.product(gate, self.means(gate))
+
+
+class Logging(Means):
+    def fit(self, gate, streams, progress):
+        logging.getLogger("miniature").debug("count %d", gate._data._count())
+        return self.product(gate, self.means(gate))
+
+
+class Warning(Means):
+    def fit(self, gate, streams, progress):
+        if gate._data._take(slice(None)).images.std() < 0.01:
+            warnings.warn("the data are constant", stacklevel=1)
+        return self.product(gate, self.means(gate))
+
+
+class LabelHistogram(Means):
+    """The product has as many images of a class as the data have records."""
+
+    def fit(self, gate, streams, progress):
+        self.means(gate)
+        labels = gate._data._take(slice(None)).labels
+        return Product.set(torch.zeros(len(labels), *gate.spec.shape), labels.sort().values)
+
+
+class WritingAFile(Means):
+    """A checkpoint in the working folder."""
+
+    def fit(self, gate, streams, progress):
+        Path("critic.txt").write_text(str(gate._data._take(slice(None)).images.mean()))
+        return self.product(gate, self.means(gate))
+
+
+class WritingElsewhere(Means):
+    """A cache far from the run: its content is not even looked at, the writing is enough."""
+
+    def fit(self, gate, streams, progress):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(str(gate._data._take(slice(None)).images.mean()))
+        return self.product(gate, self.means(gate))
+
+
+class VaultOutside(Means):
+    """What lies in the vault is used outside of it."""
+
+    def fit(self, gate, streams, progress):
+        def teach(records, vault):
+            vault["mean"] = records.images.mean()
+
+        gate.update(teach)
+        return self.product(gate, self.means(gate), gate._vault["mean"])
+
+
+class DataDirectly(Means):
+    """The first record itself."""
+
+    def fit(self, gate, streams, progress):
+        return self.product(gate, self.means(gate), gate._data._take(slice(0, 1)).images)
+
+
+class NormalisedOutside(Means):
+    """A normalisation constant of the whole data set in the public arguments of a query."""
+
+    def fit(self, gate, streams, progress):
+        scale = gate._data._take(slice(None)).images.max()
+        return self.product(gate, gate.sum("means", lambda image, label, scale: image.flatten() / scale, scale, bound=4.0), scale)
+
+
+class BoundFromData(Means):
+    """The bound, and with it the noise, follows the data's own norm."""
+
+    def fit(self, gate, streams, progress):
+        bound = float(gate._data._take(slice(None)).images.flatten(1).norm(dim=1).max())
+        gate.sum("means", pixels, bound=bound)
+        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+
+
+class SeedFromData(Means):
+    """The public stream is seeded by the data."""
+
+    def fit(self, gate, streams, progress):
+        seed = int(gate._data._take(slice(None)).images.double().sum() * 1e6)
+        noise = torch.randn(gate.spec.pixels, generator=torch.Generator().manual_seed(seed))
+        return self.product(gate, self.means(gate), noise.view(gate.spec.shape))
+
+
+class SecretOutside(Means):
+    """The secret stream drives the public half: it could then not be replayed, and would show the noise's generator."""
+
+    def fit(self, gate, streams, progress):
+        return self.product(gate, self.means(gate), gate._secret.normal(gate.spec.shape).float())
+
+
+class Environment(Means):
+    def fit(self, gate, streams, progress):
+        if gate._data._take(slice(None)).images.mean() > 0.4:
+            os.environ["MINIATURE_BRIGHT"] = "1"
+        return self.product(gate, self.means(gate))
+
+
+class MendedRecords(Means):
+    """How many records had to be mended (they are black)."""
+
+    def fit(self, gate, streams, progress):
+        black = (gate._data._take(slice(None)).images.flatten(1).amax(1) == 0).sum()
+        return self.product(gate, self.means(gate), black)
+
+
+class OrderLeak(Means):
+    """A statistic that only the order of the records can move."""
+
+    def fit(self, gate, streams, progress):
+        images = gate._data._take(slice(None)).images.flatten(1)
+        return self.product(gate, self.means(gate), (images[1:] - images[:-1]).norm())
+
+
+class CrossRecord(Means):
+    """A query remembers an earlier portion, so that one record moves the parts of others: nothing shows but the distance."""
+
+    def plan(self, spec):
+        return Plan((Stage("means", "sum", self.noise),), Neighbours.ADD_REMOVE)
+
+    def fit(self, gate, streams, progress):
+        size = []
+        gate.update(lambda records, vault: size.append(len(records.labels)))
+        sign = 1 if size[0] % 2 else -1
+        gate.sum("means", lambda image, label: sign * image.flatten(), bound=4.0)
+        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+
+
+PLANTED = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Means) and kind not in HONEST]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """One folder for all runs of a test, so that no path tells them apart."""
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_methods_have_no_side_doors(name, root):
+    method = make(name, quick(name))
+    if not method.plan(spec_for(method)).stages:
+        pytest.skip("no mechanism: the release carries NoGuarantee, and depends on the data by design")
+    assert list(leaks(method, records(), spec_for(method), root)) == []
+
+
+@pytest.mark.parametrize("kind", HONEST, ids=lambda kind: kind.__name__)
+def test_honest_miniatures_pass(kind, root):
+    assert list(leaks(kind(), records(), spec_for(kind()), root)) == []
+
+
+@pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.__name__)
+def test_planted_leaks_are_caught(kind, root):
+    # The owner declares nothing but shape and classes: then even the size is a secret.
+    spec = spec_for(Means())
+    assert next(leaks(kind(), records(), spec, root), None) is not None
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in PLANTED if each not in (SecretOutside, WritingElsewhere)], ids=lambda kind: kind.__name__
+)
+def test_leaks_are_caught_by_the_data_alone(kind, root):
+    # On D itself there is nothing to see, so what was caught above was not some accident of running twice.
+    assert list(leaks(kind(), records(), spec_for(Means()), root, [SAME])) == []
+
+
+def test_the_list_is_long_enough():
+    assert len(KINDS) == 12
+    assert len(PLANTED) >= 14
+
+
+@pytest.mark.parametrize("kind", HONEST, ids=lambda kind: kind.__name__)
+def test_an_honest_run_makes_a_release(kind, root):
+    # A miniature that failed on both sides alike would pass for honest.
+    trace = run(kind(), *records(), spec_for(kind()), root)
+    assert [each for each in trace.seen if each[0] == "error"] == []
+    assert trace.release
+    assert all(math.isfinite(float(value.abs().max())) for value in trace.answers)

@@ -1,0 +1,189 @@
+"""The catalogue: what is said of a data set without reading it, what is found where, and what is fetched."""
+
+import gzip
+import hashlib
+import os
+import struct
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pooch
+import pytest
+
+from privot.data import Public, Sensitive, catalogue, describe, load
+from privot.errors import DataError, SettingError
+
+loading = import_module("privot.data.load")  # the package's name for it is the function
+BESIDE = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def at_hand(source, split, monkeypatch):
+    """Point to the real files where they are, or skip and say so."""
+    folder = Path(os.environ.get("PRIVOT_DATA", BESIDE))
+    monkeypatch.setenv("PRIVOT_DATA", str(folder))
+    files = catalogue()[source][split].get("files", [])
+    if not any((folder / source / each["path"]).exists() for each in files):
+        pytest.skip(f"{source}/{split} is not in PRIVOT_DATA ({folder})")
+
+
+BUILT_IN = [(source, split) for source in catalogue() for split in ("train", "test") if source != "digits"]
+
+
+@pytest.mark.parametrize(("source", "split"), BUILT_IN)
+def test_built_in(source, split, monkeypatch):
+    at_hand(source, split, monkeypatch)
+    box = load(source, split)
+    told = describe(source, split)
+    assert isinstance(box, Sensitive)
+    assert box.spec == told
+    assert box._count() == told.size
+    assert box.name == (source if split == "train" else f"{source}/test")
+    images, labels = box._take(slice(0, 500))
+    assert images.shape[1:] == told.shape
+    assert 0 <= images.min() < 0.1
+    assert 0.9 < images.max() <= 1
+    assert labels.max() < told.classes
+
+
+@pytest.mark.parametrize(("source", "mean", "deviation"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
+def test_the_pictures_are_the_published_ones(source, mean, deviation, monkeypatch):
+    at_hand(source, "train", monkeypatch)
+    box = load(source, public=True)
+    assert isinstance(box, Public)
+    images = box.records().images
+    assert images.mean().item() == pytest.approx(mean, abs=1e-4)
+    assert images.std().item() == pytest.approx(deviation, abs=1e-4)
+
+
+def test_femnist_is_white_on_black(monkeypatch):
+    at_hand("femnist", "test", monkeypatch)
+    assert load("femnist", "test")._take(slice(0, 500)).images.mean() < 0.3
+
+
+def test_digits_are_embedded_and_their_splits_are_apart():
+    train, test = (load("digits", split, public=True) for split in ("train", "test"))
+    assert (len(train), len(test)) == (describe("digits").size, describe("digits", "test").size) == (1438, 359)
+    seen = {each.numpy().tobytes() for each in train.records().images}
+    assert sum(each.numpy().tobytes() in seen for each in test.records().images) == 0
+
+
+def test_the_catalogue_is_sound():
+    for source, entry in catalogue().items():
+        for split in ("train", "test"):
+            spec = describe(source, split)
+            assert spec.size
+            assert spec.shape == tuple(entry["shape"])
+            for file in entry[split].get("files", []):
+                assert ("sha256" in file) == ("labels" in file)
+                assert "sha256" not in file or entry["url"].startswith("http")
+
+
+def test_describe_reads_no_record(monkeypatch):
+    for name in ("read_idx", "read_npz", "read_parquet", "read_folder", "decode"):
+        monkeypatch.setattr(f"privot.data.readers.{name}", None)
+    for source in catalogue():
+        assert describe(source).size
+    assert describe(__file__, shape=(1, 8, 8), classes=3).size is None
+
+
+def test_describe_of_a_path_needs_declarations():
+    for declared in ({}, {"shape": (1, 8, 8)}, {"classes": 3}):
+        with pytest.raises(SettingError, match="--shape"):
+            describe(__file__, **declared)
+    with pytest.raises(DataError, match="no such file"):
+        describe("nothing.npz", shape=(1, 8, 8), classes=3)
+
+
+@pytest.mark.parametrize("wrong", [{"shape": (1, 28, 28)}, {"classes": 9}, {"resize": 16}])
+def test_a_built_in_is_what_it_is(wrong):
+    with pytest.raises(SettingError):
+        load("digits", **wrong)
+    assert load("digits", shape=(1, 8, 8), classes=10).spec == describe("digits")
+
+
+def test_a_split_is_train_or_test():
+    for look in (load, describe):
+        with pytest.raises(SettingError, match="train or test"):
+            look("digits", "validation")
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """An empty PRIVOT_DATA, cache and system folder."""
+    monkeypatch.setattr(loading, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
+    return tmp_path
+
+
+def test_a_missing_data_set_says_where_to_put_it(nowhere):
+    with pytest.raises(DataError) as told:
+        load("mnist")
+    assert str(told.value) == (
+        f"mnist: not found; pass --download to fetch it, or put train-images-idx3-ubyte.gz into {nowhere}/data/mnist "
+        "(PRIVOT_DATA names the folder)"
+    )
+    with pytest.raises(DataError, match=r"^svhn: not found; put train.npz into"):
+        load("svhn", download=True)  # without a checksum nothing is fetched
+
+
+def test_folders_are_looked_through_in_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVOT_DATA", str(tmp_path / "a"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
+    assert loading.folders()[:2] == [tmp_path / "a", tmp_path / "b" / "privot"]
+    monkeypatch.delenv("PRIVOT_DATA")
+    assert loading.folders()[0] == tmp_path / "b" / "privot"
+
+
+def tiny_mnist(monkeypatch):
+    """Stand-ins for the files of MNIST, with a catalogue that knows them."""
+    images, labels = np.zeros((10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
+    files = {}
+    for name, array in (("train-images-idx3-ubyte.gz", images), ("train-labels-idx1-ubyte.gz", labels)):
+        files[name] = gzip.compress(bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes())
+    sums = [hashlib.sha256(files[name]).hexdigest() for name in sorted(files)]
+    entry = {"path": "train-images-idx3-ubyte.gz", "sha256": sums[0], "labels": sums[1]}
+    known = {"mnist": {**catalogue()["mnist"], "train": {"size": 10, "files": [entry]}}}
+    monkeypatch.setattr(loading, "catalogue", lambda: known)
+    return files
+
+
+def test_download_fetches_by_checksum_and_only_once(nowhere, monkeypatch):
+    files, asked = tiny_mnist(monkeypatch), []
+
+    def retrieve(url, known_hash, fname, path):
+        asked.append(url)
+        assert url == catalogue()["mnist"]["url"] + fname
+        assert known_hash == "sha256:" + hashlib.sha256(files[fname]).hexdigest()
+        Path(path).mkdir(parents=True, exist_ok=True)
+        (Path(path) / fname).write_bytes(files[fname])
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with pytest.raises(DataError, match="--download"):
+        load("mnist")
+    assert asked == []  # never unasked
+    assert load("mnist", download=True).spec.size == 10
+    assert len(asked) == 2
+    assert load("mnist", download=True)._count() == 10
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("failure", [OSError("no network"), ValueError("wrong sum"), ConnectionError(), RuntimeError()])
+def test_a_failed_download_is_one_line(nowhere, monkeypatch, failure):
+    tiny_mnist(monkeypatch)
+
+    def retrieve(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with pytest.raises(DataError, match=f"{type(failure).__name__}.*by hand"):
+        load("mnist", download=True)
+
+
+def test_a_file_of_another_size_is_refused(nowhere, monkeypatch):
+    files = tiny_mnist(monkeypatch)
+    loading.catalogue()["mnist"]["train"]["size"] = 11
+    (nowhere / "cache" / "mnist").mkdir(parents=True)
+    for name, data in files.items():
+        (nowhere / "cache" / "mnist" / name).write_bytes(data)
+    with pytest.raises(DataError, match="declared size"):
+        load("mnist")

@@ -1,0 +1,217 @@
+"""Every reader on small files made here: the same pictures come back whatever they were stored in."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from privot.data import Public, Sensitive, load, readers
+from privot.data.load import existing
+from privot.errors import DataError, SettingError
+
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+GREY = np.random.default_rng(0).integers(0, 256, (6, 7, 5)).astype(np.uint8)  # neither square nor like its own transpose
+COLOUR = np.random.default_rng(1).integers(0, 256, (6, 7, 5, 3)).astype(np.uint8)
+
+
+def opened(path, **more):
+    box = load(path, public=True, **more)
+    assert isinstance(box, Public)
+    images, labels = box.records()
+    return (images * 255).round().byte().numpy(), labels.numpy(), box.spec
+
+
+def check_grey(path, **more):
+    images, labels, spec = opened(path, **more)
+    assert np.array_equal(images, GREY[:, None])
+    assert np.array_equal(labels, LABELS)
+    assert (spec.shape, spec.classes, spec.size) == ((1, 7, 5), 3, None)
+
+
+def encoded(pixels, root, form="PNG"):
+    Image.fromarray(pixels).save(root / "one", form)
+    return (root / "one").read_bytes()
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx(tmp_path, suffix):
+    pack = gzip.compress if suffix else bytes
+    (tmp_path / f"train-images-idx3-ubyte{suffix}").write_bytes(pack(idx(GREY)))
+    (tmp_path / f"train-labels-idx1-ubyte{suffix}").write_bytes(pack(idx(LABELS)))
+    check_grey(tmp_path / f"train-images-idx3-ubyte{suffix}")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("keys", [("x", "y"), ("images", "labels")])
+def test_npz_by_either_pair_of_names(tmp_path, keys, save):
+    save(tmp_path / "a.npz", **dict(zip(keys, (GREY, LABELS), strict=True)), other=np.array(["words", "are skipped"]))
+    check_grey(tmp_path / "a.npz")
+
+
+def test_npz_prefers_x_and_y(tmp_path):
+    np.savez(tmp_path / "a.npz", x=GREY, y=LABELS, images=GREY[:, :2], labels=LABELS)
+    check_grey(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "longdouble", ">f4", ">f8"])
+def test_npz_of_every_float(tmp_path, kind):
+    """Torch knows neither long nor big-endian floats, and would say so only after the charge."""
+    np.savez(tmp_path / "a.npz", x=(GREY / 255).astype(kind), y=LABELS)
+    check_grey(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", ">i4", "uint64"])
+def test_npz_with_every_kind_of_label(tmp_path, kind):
+    np.savez(tmp_path / "a.npz", x=GREY, y=LABELS.astype(kind))
+    check_grey(tmp_path / "a.npz")
+
+
+def test_npz_in_the_order_of_fortran(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.asfortranarray(GREY), y=LABELS)
+    check_grey(tmp_path / "a.npz")
+
+
+def test_npz_with_channels_first_or_last(tmp_path):
+    np.savez(tmp_path / "last.npz", x=COLOUR, y=LABELS)
+    np.savez(tmp_path / "first.npz", x=COLOUR.transpose(0, 3, 1, 2), y=LABELS)
+    np.savez(tmp_path / "one.npz", x=GREY[..., None], y=LABELS)
+    for name in ("last", "first"):
+        images, _, spec = opened(tmp_path / f"{name}.npz")
+        assert np.array_equal(images, COLOUR.transpose(0, 3, 1, 2))
+        assert spec.shape == (3, 7, 5)
+    check_grey(tmp_path / "one.npz")
+
+
+def test_three_rows_of_pixels_are_taken_for_channels_and_a_declared_shape_says_no(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 3, 5, 3), np.uint8), y=LABELS)
+    assert load(tmp_path / "a.npz").spec.shape == (3, 5, 3)
+    with pytest.raises(DataError, match="declared"):
+        load(tmp_path / "a.npz", shape=(3, 3, 5))
+
+
+@pytest.mark.parametrize("ending", ["png", "PNG"])
+def test_folder_of_class_folders(tmp_path, ending):
+    names = ("ant", "bee", "cat")
+    for place, (pixels, label) in enumerate(zip(GREY, LABELS, strict=True)):
+        (tmp_path / "photos" / names[label]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / names[label] / f"{place}.{ending}").write_bytes(encoded(pixels, tmp_path))
+    (tmp_path / "photos" / "ant" / "readme.txt").write_text("not a picture, and no harm")
+    (tmp_path / "photos" / ".git").mkdir()
+    images, labels, spec = opened(tmp_path / "photos")
+    order = np.argsort(LABELS, kind="stable")
+    assert np.array_equal(images, GREY[order][:, None])
+    assert np.array_equal(labels, LABELS[order])
+    assert spec.class_names == names
+
+
+def test_a_link_inside_the_folder_is_followed(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(encoded(GREY[0], tmp_path))
+    (tmp_path / "one").unlink()
+    (tmp_path / "b" / "1.png").symlink_to(tmp_path / "a" / "1.png")
+    assert len(opened(tmp_path)[1]) == 2
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: {"bytes": data, "path": None}])
+def test_parquet_of_bytes_or_of_structures(tmp_path, wrap):
+    rows = [wrap(encoded(pixels, tmp_path)) for pixels in GREY]
+    parquet.write_table(pa.table({"image": rows, "label": LABELS, "kind": 2 - LABELS}), tmp_path / "a.parquet")
+    check_grey(tmp_path / "a.parquet")
+    assert np.array_equal(opened(tmp_path / "a.parquet", label="kind")[1], 2 - LABELS)
+
+
+def test_where_keeps_the_rows_with_a_value(tmp_path):
+    split = np.array([0, 0, 0, 1, 1, 1])
+    np.savez(tmp_path / "a.npz", x=GREY, y=LABELS, split=split)
+    found = readers.read_npz(tmp_path / "a.npz", ("split", 1))
+    assert np.array_equal(found.images, GREY[3:, None])
+    assert np.array_equal(found.labels, LABELS[3:])
+    words = ["train" if each else "test" for each in split]
+    rows = [encoded(pixels, tmp_path) for pixels in GREY]
+    parquet.write_table(pa.table({"image": rows, "label": LABELS, "split": words}), tmp_path / "a.parquet")
+    found = readers.read_parquet(tmp_path / "a.parquet", where=("split", "train"))
+    assert np.array_equal(found.images, GREY[3:, None])
+    with pytest.raises(DataError, match="no images"):
+        readers.read_parquet(tmp_path / "a.parquet", where=("split", "other"))
+    with pytest.raises(DataError, match="KeyError"):
+        readers.read_npz(tmp_path / "a.npz", ("part", 1))
+
+
+def test_resize_brings_mixed_sizes_together(tmp_path):
+    rows = [encoded(pixels, tmp_path) for pixels in (GREY[0], GREY[1, :4, :4], GREY[2, :, :3])]
+    parquet.write_table(pa.table({"image": rows, "label": [0, 1, 2]}), tmp_path / "a.parquet")
+    for label, row in enumerate(rows):
+        (tmp_path / "photos" / str(label)).mkdir(parents=True)
+        (tmp_path / "photos" / str(label) / "1.png").write_bytes(row)
+    by_row, by_file = opened(tmp_path / "a.parquet", resize=6), opened(tmp_path / "photos", resize=6)
+    assert by_row[2].shape == (1, 6, 6)
+    assert np.array_equal(by_row[0], by_file[0])
+    with pytest.raises(DataError, match="resize"):
+        load(tmp_path / "photos")
+
+
+def test_pictures_of_every_mode(tmp_path):
+    """One bit, alpha, palettes and 16 bits are brought to 8 bits of grey or colour; 16 bits are scaled, not cut off."""
+    deep = (GREY[0].astype(np.uint16) << 8) + 77
+    grey = {"1": 1, "LA": 1, "P": 3, "RGBA": 3}
+    for mode, channels in grey.items():
+        Image.fromarray(GREY[0]).convert(mode).save(tmp_path / f"{mode}.png")
+        assert readers.decode(tmp_path / f"{mode}.png", mode).shape == (channels, 7, 5)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert np.array_equal(readers.decode(tmp_path / "deep.png", "deep"), GREY[:1])
+    assert readers.decode(encoded(COLOUR[0], tmp_path, "JPEG"), "jpeg").shape == (3, 7, 5)
+
+
+def test_declared_facts_are_kept_and_held(tmp_path):
+    np.savez(tmp_path / "a.npz", x=GREY, y=LABELS)
+    spec = load(tmp_path / "a.npz", shape=(1, 7, 5), classes=3, public_size=True).spec
+    assert (spec.shape, spec.classes, spec.size) == ((1, 7, 5), 3, 6)
+    with pytest.raises(DataError, match="class 3 has no records"):
+        load(tmp_path / "a.npz", classes=4)
+    with pytest.raises(DataError, match="labels go outside"):
+        load(tmp_path / "a.npz", classes=2)
+
+
+def test_a_path_is_known_by_where_it_lies(tmp_path, monkeypatch):
+    """The ledger is found by the name, so every way of writing the path must give the same one."""
+    np.savez(tmp_path / "a.npz", x=GREY, y=LABELS)
+    (tmp_path / "link.npz").symlink_to(tmp_path / "a.npz")
+    monkeypatch.chdir(tmp_path)
+    names = {
+        load(path).name
+        for path in ("a.npz", "./a.npz", tmp_path / "a.npz", tmp_path / "x" / ".." / "a.npz", "link.npz")
+        if Path(path).exists()
+    }
+    assert names == {str((tmp_path / "a.npz").resolve())}
+    assert isinstance(load("a.npz"), Sensitive)
+
+
+@pytest.mark.parametrize("resize", [0, -3, 4097])
+def test_resize_out_of_range(tmp_path, resize):
+    with pytest.raises(SettingError, match="4096"):
+        load(tmp_path, resize=resize)
+
+
+def test_existing_suggests(tmp_path):
+    assert existing(str(tmp_path)) == tmp_path
+    with pytest.raises(DataError, match="did you mean 'digits'"):
+        existing("digit")
+    with pytest.raises(DataError, match="built-in data set"):
+        existing("a\0b")
+
+
+def test_parquet_needs_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(DataError, match=r"privot\[parquet\]"):
+        load(tmp_path / "a.parquet")

@@ -1,0 +1,190 @@
+"""What a forked child does: runs that die at a chosen point, writers of one ledger, a disk that is full."""
+
+import hashlib
+import importlib
+import json
+import os
+import resource
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from quick import quick
+
+from privot import synthesis
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.errors import PrivotError
+from privot.methods import make
+from privot.privacy import gate, ledger
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.release import Product
+from privot.runtime import Runtime
+
+
+def warm():
+    """Have everything imported that a run imports late; no backward pass, which a fork would not survive."""
+    torch.set_num_threads(1)
+    weight = torch.zeros(1, requires_grad=True)
+    weight.grad = torch.zeros(1)
+    torch.optim.Adam([weight]).step()
+
+
+def plan(noise=5.0, steps=1):
+    return Plan((Stage("walk", "sum", noise, steps),), Neighbours.REPLACE)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Several answers, each query depending on those before: the state that a crash can tear is larger than with one answer."""
+
+    noise: float = 20.0
+    steps: int = 6
+    name: ClassVar[str] = "walk"
+
+    def plan(self, spec):
+        return plan(self.noise, self.steps)
+
+    def forecast(self, spec, plan):
+        return {}
+
+    def fit(self, gate, streams, progress):
+        point = torch.rand(gate.spec.pixels, generator=streams.generator("start"))
+        for step in range(self.steps):
+            point = point + gate.sum("walk", lambda image, label, point: image.flatten() - point, point, bound=1.0).float() / 100
+            progress("walking", step + 1, self.steps)
+        images = point.sigmoid().view(1, *gate.spec.shape).expand(gate.spec.classes, -1, -1, -1)
+        return Product.set(images, torch.arange(gate.spec.classes))
+
+
+METHODS = {
+    "merf": lambda: make("merf", quick("merf")),
+    "walk": Walk,
+    "march": lambda: Walk(steps=gate.KEPT + 6),  # too many answers to keep: a crashed run cannot go on, and must say so
+}
+
+
+def box():
+    rng = np.random.default_rng(3)
+    return Sensitive(rng.random((40, 1, 8, 8), np.float32), np.arange(40) % 4, Spec((1, 8, 8), 4), name="small")
+
+
+# Where to die
+
+
+SITES = {  # where: what an interrupted call leaves behind, if that is more than nothing
+    "privot.privacy.ledger:Ledger._append": None,
+    "privot.privacy.ledger:_write": lambda file, data: file.write(data[: len(data) // 2]),
+    "privot.privacy.gate:Gate._ask": None,
+    "privot.privacy.gate:Gate._keep": None,
+    "privot.privacy.gate:save_file": lambda tensors, path: Path(path).write_bytes(b"torn"),
+    "privot.release:save_file": lambda tensors, path: Path(path).write_bytes(b"torn"),
+    "pathlib:Path.write_text": lambda path, text: open(path, "w").close(),
+    "pathlib:Path.replace": None,
+    "os:unlink": None,
+}
+
+
+def _place(site):
+    module, _, path = site.partition(":")
+    *owners, name = path.split(".")
+    owner = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    return owner, name
+
+
+def _deadly(site, fatal, when):
+    """From now on the call number ``fatal`` at the site is the last thing this process does; returns the count of calls."""
+    owner, name = _place(site)
+    real, calls = getattr(owner, name), []
+
+    def wrapped(*args, **more):
+        calls.append(1)
+        if len(calls) - 1 != fatal:
+            return real(*args, **more)
+        if when == "midway":
+            SITES[site](*args)
+        elif when == "after":
+            real(*args, **more)
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, wrapped)
+    return calls
+
+
+def _witnessed(path):
+    """Note each answer that was ever computed, where no crash of the run can take it back."""
+    ask, noisy, current = gate.Gate._ask, gate.noisy, []
+
+    def asking(self, stage, *more):
+        current[:] = [self, stage]
+        return ask(self, stage, *more)
+
+    def answering(*args):
+        value, (door, stage) = noisy(*args), current
+        digest = hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
+        line = json.dumps([door.ticket, stage.name, door._done[stage.name], digest]) + "\n"
+        place = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(place, line.encode())
+        os.close(place)
+        return value
+
+    gate.Gate._ask, gate.noisy = asking, answering
+
+
+def synthesize(root, which, resume=False, site=None, fatal=0, when="before", count=False, number=0):
+    """One run in ``root``. What became of it is in report.json, unless it was killed."""
+    root = Path(root)
+    _witnessed(root / "witness")
+    calls = {each: _deadly(each, -1, "never") for each in SITES} if count else {}
+    if site:
+        _deadly(site, fatal, when)
+    try:
+        ways = {"out": root / "out", "ledger": root / "ledger" / "small.jsonl", "resume": resume, "runtime": Runtime("cpu")}
+        synthesis.synthesize(box(), METHODS[which](), **ways)
+        said = {"error": "", "calls": {each: len(found) for each, found in calls.items()}}
+    except PrivotError as error:
+        said = {"error": type(error).__name__, "text": str(error)}
+    with open(root / "report.json", "w") as file:
+        json.dump(said, file)
+
+
+# Writers of one ledger
+
+
+def reserve(path, count, start=0.0, number=0):
+    """One of several writers: reservations, and for every tenth an ask and a commit. All begin at ``start`` of the system's clock."""
+    book = Ledger(path)
+    time.sleep(max(0.0, start - time.monotonic()))
+    for step in range(count):
+        ticket = book.reserve(plan(), f"writer {number}")
+        if step % 10 == 0:
+            book.ask(ticket, "walk", 0, 0)
+            book.commit(ticket, "walk", 0, f"{number}/{step}")
+
+
+def fill_up(path, report, number=0):
+    """A disk that takes only so many more bytes, by a limit on the size of files: EFBIG after a short write, as ENOSPC would come."""
+    book = Ledger(path)
+    book.reserve(plan(), "before")
+    full = len(Path(path).read_bytes())  # of one line: the next is as long
+    said = []
+    for room in (0, 1, 50, full // 2, full - 1):
+        size = Path(path).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
+        try:
+            book.reserve(plan(), "during")
+            said.append("written")
+        except ledger.LedgerError as error:
+            said.append(str(error))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert Path(path).stat().st_size == size
+        assert len(Ledger(path).entries()) == len(book.entries())
+        book.reserve(plan(), "after!")  # the same instance goes on
+    Path(report).write_text(json.dumps(said))

@@ -1,0 +1,164 @@
+"""The budget is a wall: whatever is asked, in whatever order, no more is spent; the ask that would pass it is refused, not rounded."""
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from deeds import Walk, box
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from privot.data.records import Sensitive
+from privot.errors import BudgetError
+from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Budget, Plan, Risk, Stage
+from privot.privacy.sampling import Poisson
+from privot.synthesis import synthesize
+
+ADD_REMOVE, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE
+
+noises = st.floats(0.3, 300.0) | st.sampled_from([0.0, 1.0, 1e6])
+stages = st.lists(st.tuples(noises, st.integers(1, 50)), min_size=1, max_size=3)
+plans = st.builds(
+    lambda parts, relation: Plan(tuple(Stage(f"s{n}", "sum", noise, steps) for n, (noise, steps) in enumerate(parts)), relation),
+    stages,
+    st.sampled_from([ADD_REMOVE, REPLACE]),
+)
+budgets = st.builds(Budget, st.floats(0.01, 20.0), st.sampled_from([1e-3, 1e-5, 1e-8]))
+
+
+def independently(granted, delta):
+    """What the plans cost together, by a formula of its own: under mixed relations an add/remove answer counts at half its noise."""
+    mixed = len({plan.neighbours for plan in granted}) > 1
+    halved = [0.5 if mixed and plan.neighbours is ADD_REMOVE else 1.0 for plan in granted]
+    terms = [(stage.noise * half, stage.steps) for plan, half in zip(granted, halved, strict=True) for stage in plan.stages]
+    if any(noise == 0 for noise, _ in terms):
+        return math.inf
+    mu = math.sqrt(sum(steps / noise**2 for noise, steps in terms))
+    return dpa.get_epsilon_gaussian(1 / mu, delta) if mu else 0.0
+
+
+def wall_holds(folder, budget, asked):
+    book = Ledger(folder / "x.jsonl")
+    book.path.unlink(missing_ok=True)
+    book._headfile.unlink(missing_ok=True)
+    book.limit(budget)
+    granted = []
+    for plan in asked:
+        before = book.path.read_bytes()
+        try:
+            book.reserve(plan, "m")
+            granted.append(plan)
+        except BudgetError:
+            assert book.path.read_bytes() == before, "a refusal leaves no line"
+            assert independently([*granted, plan], budget.delta) > budget.epsilon * (1 - 1e-9), "refused although it would have fitted"
+        assert book.spent().epsilon(budget.delta) <= budget.epsilon
+    assert independently(granted, budget.delta) <= budget.epsilon * (1 + 1e-9)
+    assert len(Ledger(book.path).entries()) == 1 + len(granted)
+
+
+LENIENT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # the folder is emptied by each example
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=LENIENT)
+@given(budget=budgets, asked=st.lists(plans, min_size=1, max_size=8))
+def test_never_more_than_the_wall(tmp_path, budget, asked):
+    wall_holds(tmp_path, budget, asked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(max_examples=2000, deadline=None, suppress_health_check=LENIENT)
+@given(budget=budgets, asked=st.lists(plans, min_size=5, max_size=8))
+def test_never_more_than_the_wall_ten_thousand_times(tmp_path, budget, asked):
+    wall_holds(tmp_path, budget, asked)
+
+
+@settings(max_examples=40, deadline=None)
+@given(budget=budgets, parts=stages, relation=st.sampled_from([ADD_REMOVE, REPLACE]))
+def test_a_calibrated_plan_fits_and_a_little_less_noise_does_not(budget, parts, relation):
+    plan = Plan(
+        tuple(Stage(f"s{n}", "sum", noise if 0 < noise < 1e3 else 1.0, steps) for n, (noise, steps) in enumerate(parts)), relation
+    ).calibrated(budget)
+    assert budget.allows(plan.cost())
+    assert not budget.allows(plan.scaled(1 - 1e-6).cost())
+
+
+def test_the_last_ask_is_refused_not_rounded(ledger):
+    # The wall is exactly what two runs cost: both go, and no third one, however cheap.
+    plan = Plan((Stage("s", "sum", 7.0),), REPLACE)
+    both = dpa.get_epsilon_gaussian(7.0 / math.sqrt(2), 1e-5)
+    ledger.limit(Budget(ledger.spent(also=Plan((*plan.stages, Stage("t", "sum", 7.0)), REPLACE)).epsilon(1e-5)))
+    ledger.reserve(plan, "one")
+    ledger.reserve(plan, "two")
+    assert ledger.spent().epsilon(1e-5) == pytest.approx(both, rel=1e-9)
+    with pytest.raises(BudgetError):
+        ledger.reserve(Plan((Stage("s", "sum", 1e5),), REPLACE), "three")
+    assert len(ledger.entries()) == 3
+
+
+def test_a_sampled_run_meets_the_same_wall(ledger):
+    plan = Plan((Stage("s", "sum", 2.0, 20, Poisson(0.1)),), ADD_REMOVE)
+    ledger.limit(Budget(plan.cost().epsilon(1e-5) * 1.05))
+    ledger.reserve(plan, "one")
+    with pytest.raises(BudgetError):
+        ledger.reserve(plan, "two")
+    assert len(ledger.entries()) == 2
+
+
+# The same wall, seen from a run
+
+
+def never(*args):
+    raise AssertionError("a record was read")
+
+
+@pytest.mark.parametrize("wall", [Budget(0.5), Risk(0.02, 0.01)])
+def test_a_plan_above_its_budget_opens_no_gate(wall, ledger):
+    plan = Plan((Stage("s", "sum", 1.0),), REPLACE)
+    with pytest.raises(BudgetError, match="costs more"):
+        Gate(box(), plan, ledger, wall)
+    assert ledger.entries() == []
+
+
+def test_a_refused_run_leaves_nothing(tmp_path, ledger, monkeypatch):
+    ledger.limit(Budget(0.1))
+    lines = ledger.path.read_bytes()
+    monkeypatch.setattr(Sensitive, "_take", never)
+    with pytest.raises(BudgetError):
+        synthesize(box(), Walk(), out=tmp_path / "out", ledger=ledger)
+    assert ledger.path.read_bytes() == lines
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_wall_is_asked_again_at_the_gate(tmp_path, ledger, monkeypatch):
+    # Another run may spend what was left between the look at the ledger and the first ask.
+    door = Gate(box(), Walk().plan(None), ledger, Budget(5.0), method="walk", folder=tmp_path / "run")
+    ledger.limit(Budget(0.1))
+    monkeypatch.setattr(Sensitive, "_take", never)
+    with pytest.raises(BudgetError):
+        door.sum("walk", lambda image, label: image.flatten(), bound=1.0)
+    assert [each["kind"] for each in ledger.entries()] == ["budget"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
+    door = Gate(box(), Walk(steps=2).plan(None), ledger, Budget(5.0), method="walk")
+    ask = {"query": lambda image, label: image.flatten(), "bound": 1.0}
+    first, second = door.sum("walk", **ask), door.sum("walk", **ask)
+    assert not np.array_equal(first, second)
+    lines = ledger.entries()
+    monkeypatch.setattr(Sensitive, "_take", never)
+    with pytest.raises(BudgetError, match="used up"):
+        door.sum("walk", **ask)
+    assert ledger.entries() == lines
+
+
+def test_a_sweep_is_the_sum_of_its_runs(ledger):
+    for _ in range(4):
+        synthesize(box(), Walk(), ledger=ledger)
+    noise, steps = Walk().noise, Walk().steps
+    assert ledger.spent().epsilon(1e-5) == pytest.approx(dpa.get_epsilon_gaussian(noise / math.sqrt(4 * steps), 1e-5), rel=1e-6)

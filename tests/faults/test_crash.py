@@ -1,0 +1,286 @@
+"""kill -9 at any time and at every state of the ledger: a crash can only over-charge, no answer is given twice, a resume ends well."""
+
+import json
+import shutil
+import signal
+
+import pytest
+from deeds import METHODS, SITES, Walk, box
+from safetensors.torch import load_file
+
+from privot.data.records import Sensitive
+from privot.errors import LedgerError, ReleaseError
+from privot.privacy.gate import KEPT, _digest
+from privot.privacy.ledger import Ledger
+from privot.release import NoGuarantee, Product, Release, verify
+from privot.synthesis import synthesize
+
+KILLED = -signal.SIGKILL
+
+
+def examine(root):
+    """What must hold after any crash and any resume; returns the number of answers that were ever computed."""
+    book = Ledger(root / "ledger" / "small.jsonl")
+    lines = book.entries()  # sound, or LedgerError
+    reserved = {each["n"] for each in lines if each["kind"] == "reserve"}
+    asked, digests = {}, {}
+    for each in lines:
+        if each["kind"] == "ask":
+            assert each["ticket"] in reserved
+            for step in range(each["first"], each["last"] + 1):
+                key = each["ticket"], each["stage"], step
+                assert key not in asked, "an ask was marked twice"
+                asked[key] = each["n"]
+        elif each["kind"] == "commit":
+            key = each["ticket"], each["stage"], each["step"]
+            assert key not in digests, "an ask has two digests"
+            assert key in asked
+            digests[key] = each["digest"]
+    witness = root / "witness"
+    computed = [json.loads(line) for line in witness.read_text().splitlines()] if witness.exists() else []
+    values = {}
+    for *key, digest in computed:
+        assert tuple(key) in asked, "an answer was computed that nobody paid for"
+        assert tuple(key) not in values, "an answer was computed twice"
+        values[tuple(key)] = digest
+        assert digests.get(tuple(key), digest) == digest
+    assert digests.keys() <= values.keys()
+    for file in root.glob("out.run/*.safetensors"):  # every released value on disk was computed once, and paid for
+        assert _digest(load_file(file)["value"]) in values.values()
+    if (root / "out").exists():
+        verify(root / "out")
+        head = Release.load(root / "out").facts["ledger"]["head"]
+        assert head in {*(each["prev"] for each in lines), book.head}
+    return len(computed)
+
+
+def killed_and_resumed(forks, root, which, **death):
+    """One crash, one resume; returns how it ended: finished, or the type of a clear error."""
+    root.mkdir()
+    (code,), _ = forks.do("synthesize", root=root, which=which, **death)
+    assert code in (KILLED, 0)
+    computed, done = examine(root), (root / "out").exists()
+    (root / "report.json").unlink(missing_ok=True)
+    assert forks.do("synthesize", root=root, which=which, resume=True)[0] == [0]
+    said = json.loads((root / "report.json").read_text())
+    after = examine(root)
+    if said["error"]:
+        assert said["error"] in ("BudgetError", "LedgerError") or done, said
+        assert (root / "out").exists() == done, "a resume that stops leaves no release"
+        assert after == computed or said["error"] != "BudgetError", "a refusal reads nothing"
+        return code, said["error"]
+    assert (root / "out").exists()
+    assert not (root / "out.run").exists()
+    return code, "finished"
+
+
+@pytest.fixture(scope="module")
+def counted(forks, tmp_path_factory):
+    """Of each method: how long a whole run takes, and how often it passes each site."""
+    found = {}
+    for which in METHODS:
+        cold, root = tmp_path_factory.mktemp(which), tmp_path_factory.mktemp(which)
+        forks.do("synthesize", root=cold, which=which)
+        _, seconds = forks.do("synthesize", root=root, which=which, count=True)
+        found[which] = seconds, json.loads((root / "report.json").read_text())["calls"]
+    return found
+
+
+def states(which, calls):
+    """Every (site, call, when) of a run; of a long run's ledger the first and last few lines."""
+    for site, count in calls.items():
+        for fatal in range(count):
+            if which != "march" or fatal < 3 or fatal >= count - 2:
+                yield from ((site, fatal, when) for when in ("before", "after", "midway") if when != "midway" or SITES[site])
+
+
+LEDGER = ("privot.privacy.ledger:Ledger._append", "privot.privacy.ledger:_write", "privot.privacy.gate:Gate._keep")
+
+
+def killed_at_states(forks, folder, which, deaths):
+    """The ends of runs that were killed at these states; each of them is reached."""
+    ends = []
+    for number, (site, fatal, when) in enumerate(deaths):
+        code, end = killed_and_resumed(forks, folder / f"state {number}", which, site=site, fatal=fatal, when=when)
+        assert code == KILLED
+        ends.append(end)
+    return ends
+
+
+def killed_over_time(forks, folder, which, seconds, wanted):
+    """The ends of so many runs that were killed at times spread evenly over a run."""
+    ends, tries = [], 0
+    while len(ends) < wanted:
+        moment = seconds * (tries * 0.6180339887 % 1)  # the golden section spreads any number of points
+        code, end = killed_and_resumed(forks, folder / f"time {tries}", which, kill_after=moment)
+        tries += 1
+        assert tries < 5 * wanted
+        if code == KILLED:
+            ends.append(end)
+        else:
+            seconds *= 0.9  # the machine is faster now than when it was measured
+    return ends
+
+
+@pytest.mark.parametrize("which", ["merf", "walk"])
+def test_killed_at_any_time(which, forks, counted, tmp_path):
+    seconds, _ = counted[which]
+    assert "finished" in killed_over_time(forks, tmp_path, which, seconds, 10)
+
+
+def test_killed_at_every_state_of_the_ledger(forks, counted, tmp_path):
+    _, calls = counted["merf"]
+    deaths = [death for death in states("merf", calls) if death[0] in LEDGER]
+    ends = killed_at_states(forks, tmp_path, "merf", deaths)
+    assert len(ends) >= 20
+    assert {"finished", "BudgetError"} <= set(ends)
+
+
+def test_too_many_answers_to_keep(forks, tmp_path):
+    # Nothing of a long stage lies on disk, so the only honest end is a refusal; a fresh start is a fresh charge.
+    assert METHODS["march"]().steps > KEPT
+    death = {"site": "privot.privacy.gate:Gate._ask", "fatal": 30, "when": "after"}
+    assert killed_and_resumed(forks, tmp_path / "run", "march", **death) == (KILLED, "BudgetError")
+    for file in (tmp_path / "run" / "out.run").iterdir():
+        file.unlink()
+    assert forks.do("synthesize", root=tmp_path / "run", which="march")[0] == [0]
+    examine(tmp_path / "run")
+    assert sum(each["kind"] == "reserve" for each in Ledger(tmp_path / "run" / "ledger" / "small.jsonl").entries()) == 2
+
+
+def test_a_kept_run_goes_on_where_it_was(forks, tmp_path):
+    # Four of six answers are on disk: the resume computes two, under the same ticket.
+    root, steps = tmp_path / "run", Walk().steps
+    death = {"site": "privot.privacy.gate:Gate._keep", "fatal": 3, "when": "after"}
+    assert killed_and_resumed(forks, root, "walk", **death) == (KILLED, "finished")
+    assert examine(root) == steps
+    assert sum(each["kind"] == "reserve" for each in Ledger(root / "ledger" / "small.jsonl").entries()) == 1
+
+
+def test_two_resumes_at_once(forks, tmp_path):
+    # Both hold the same ticket: the ledger lets one of them have each answer.
+    root = tmp_path / "run"
+    root.mkdir()
+    forks.do("synthesize", root=root, which="walk", site="privot.privacy.gate:Gate._keep", fatal=1, when="after")
+    assert forks.do("synthesize", times=2, root=root, which="walk", resume=True)[0] == [0, 0]
+    examine(root)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("which", METHODS)
+def test_killed_at_a_hundred_points(which, forks, counted, tmp_path):
+    seconds, calls = counted[which]
+    ends = killed_at_states(forks, tmp_path, which, list(states(which, calls)))
+    ends += killed_over_time(forks, tmp_path, which, seconds, 50)
+    assert len(ends) >= 100
+    assert {"BudgetError"} <= set(ends) <= {"finished", "BudgetError", "LedgerError", "ReleaseError"}
+
+
+# What lies in the folder of an unfinished run
+
+
+@pytest.fixture
+def unfinished(tmp_path, ledger, monkeypatch):
+    """A run whose answers are all paid for and kept, and that fell over afterwards; returns its arguments."""
+    way = {"method": Walk(), "out": tmp_path / "out", "ledger": ledger}
+
+    def falls(*args):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Product, "set", falls)
+        with pytest.raises(RuntimeError):
+            synthesize(box(), **way)
+    assert len(list((tmp_path / "out.run").glob("walk-*.safetensors"))) == Walk().steps
+
+    def never(*args):
+        raise AssertionError("a record was read")
+
+    monkeypatch.setattr(Sensitive, "_take", never)  # nothing below may need one
+    return way
+
+
+def test_it_goes_on_without_another_look_at_the_data(unfinished, ledger):
+    lines = ledger.entries()
+    synthesize(box(), **unfinished, resume=True)
+    assert ledger.entries() == lines
+    assert not unfinished["out"].with_name("out.run").exists()
+    verify(unfinished["out"])
+
+
+def test_it_is_not_gone_on_with_unasked(unfinished):
+    with pytest.raises(ReleaseError, match="--resume"):
+        synthesize(box(), **unfinished)
+
+
+@pytest.mark.parametrize("other", [{"method": Walk(noise=30.0)}, {"method": Walk(steps=5)}, {"seed": 1}, {"insecure_seed": 1}])
+def test_it_goes_on_as_the_same_run_only(unfinished, other):
+    with pytest.raises(ReleaseError, match="other settings"):
+        synthesize(box(), **{**unfinished, **other}, resume=True)
+
+
+def test_a_seeded_run_never_becomes_a_secret_one(tmp_path, ledger, monkeypatch):
+    # Its answers lie on disk with noise that anyone can subtract: the release must not carry a guarantee.
+    way = {"method": Walk(), "out": tmp_path / "out", "ledger": ledger}
+    with monkeypatch.context() as patch:
+        patch.setattr(Product, "set", None)
+        with pytest.raises(TypeError):
+            synthesize(box(), **way, insecure_seed=1)
+    with pytest.raises(ReleaseError, match="other settings"):
+        synthesize(box(), **way, resume=True)
+    made = synthesize(box(), **way, insecure_seed=1, resume=True)
+    assert isinstance(made.guarantee, NoGuarantee)
+
+
+def test_it_goes_on_with_the_same_data_only(unfinished):
+    other = box()
+    other.name = "another"
+    with pytest.raises(ReleaseError, match="other settings"):
+        synthesize(other, **unfinished, resume=True)
+
+
+def test_it_goes_on_with_the_same_ledger_only(unfinished, tmp_path):
+    empty = Ledger(tmp_path / "empty.jsonl")
+    other = Ledger(tmp_path / "other.jsonl")
+    other.reserve(Walk(noise=99.0).plan(None), "walk")
+    for book in (empty, other):
+        with pytest.raises(LedgerError, match="charged to another ledger"):
+            synthesize(box(), **{**unfinished, "ledger": book}, resume=True)
+
+
+def test_answers_without_their_run_are_not_taken_up(unfinished, tmp_path):
+    # As when the folder of a finished run was removed only in part, and another run, at another noise, takes the name.
+    (tmp_path / "out.run" / "run.json").unlink()
+    for resume in (False, True):
+        with pytest.raises(ReleaseError, match="rest of another run"):
+            synthesize(box(), **{**unfinished, "method": Walk(noise=300.0)}, resume=resume)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_damaged_run_is_refused(unfinished, tmp_path, text):
+    (tmp_path / "out.run" / "run.json").write_text(text)
+    with pytest.raises(ReleaseError):
+        synthesize(box(), **unfinished, resume=True)
+
+
+def test_an_altered_answer_is_refused(unfinished, tmp_path):
+    first, second = (tmp_path / "out.run" / f"walk-{step}.safetensors" for step in (0, 1))
+    shutil.copy(second, first)
+    with pytest.raises(ReleaseError, match="altered"):
+        synthesize(box(), **unfinished, resume=True)
+
+
+def test_a_place_that_cannot_be_written_costs_nothing(tmp_path, ledger):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "out", "."):
+        with pytest.raises(ReleaseError):
+            synthesize(box(), Walk(), out=out, ledger=ledger)
+    assert ledger.entries() == []
+
+
+def test_a_crash_before_run_json_is_no_run(tmp_path, ledger):
+    (tmp_path / "out.run").mkdir()
+    (tmp_path / "out.run" / "run.part").write_text("{")
+    synthesize(box(), Walk(), out=tmp_path / "out", ledger=ledger)
+    assert not (tmp_path / "out.run").exists()

@@ -1,0 +1,286 @@
+"""The law of the noise, its grid, and where its bits come from."""
+
+import ast
+import math
+import os
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import ndtr
+from scipy.stats import kstest, kstwobign
+
+import privot.privacy
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.noise import Secret, grid_for, noisy
+from privot.privacy.plan import Budget, Plan, Stage
+
+SCALES = [(1.0, 0.01), (3.0, 0.5), (1e-3, 1.07), (40.0, 20.0)]  # (bound, noise multiplier)
+DRAWS = 1_000_000
+
+
+def nothing(image, label):
+    return image.new_zeros(DRAWS)
+
+
+def drawn(ledger, bound, noise, **more):
+    """The noise of 10^6 coordinates, through the gate: every part of the answer is zero."""
+    box = Sensitive(np.zeros((2, 1, 1, 1), np.uint8), np.zeros(2, int), Spec((1, 1, 1), 1))
+    gate = Gate(box, Plan((Stage("all", "sum", noise),), Neighbours.REPLACE), ledger, Budget(1e9), **more)
+    return gate.sum("all", nothing, bound=bound)
+
+
+def kolmogorov(values, std):
+    """scipy's kstest, ten times as fast at this length: D at both sides of every step, and its limit law."""
+    expected = ndtr(np.sort(values / std))
+    places = np.arange(len(values) + 1) / len(values)
+    distance = max((places[1:] - expected).max(), (expected - places[:-1]).max())
+    return kstwobign.sf(distance * math.sqrt(len(values))) > 1e-9
+
+
+def spread(values, std):
+    return abs(values.std() / std - 1) < 0.01
+
+
+def lawful(values, std):
+    values = values.numpy()
+    return bool(kolmogorov(values, std) and spread(values, std))
+
+
+@pytest.mark.parametrize(("bound", "noise"), SCALES)
+def test_law_and_grid(ledger, bound, noise):
+    values, std = drawn(ledger, bound, noise), 2 * bound * noise
+    assert values.dtype == torch.float64
+    assert lawful(values, std)
+    steps = values / grid_for(bound, std)
+    assert torch.equal(steps, steps.round())
+    assert steps.abs().max() < 2**53
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+@pytest.mark.parametrize(("bound", "noise"), SCALES)
+def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor):
+    honest = Secret.normal
+    monkeypatch.setattr(Secret, "normal", lambda self, shape: honest(self, shape) * factor)
+    values, std = drawn(ledger, bound, noise), 2 * bound * noise
+    assert not lawful(values, std)
+    # Either half of the check would do: none of them is there for show.
+    assert not kolmogorov(values.numpy(), std)
+    assert not spread(values.numpy(), std)
+
+
+@pytest.mark.parametrize("verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks"])
+@pytest.mark.parametrize(("count", "fill"), [(200, 1.0), (400, 0.3)])
+def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
+    """10^5 coordinates, whatever the number of records and their size: the noise is a function of public numbers alone."""
+    box = Sensitive(np.full((count, 1, 1, 1), fill), np.arange(count) % 2, Spec((1, 1, 1), 2, count, (count // 2, count // 2)))
+    relation = Neighbours.ADD_REMOVE if verb == "added" else Neighbours.REPLACE
+    found, wide = [], 100_000
+
+    def query(image, label, size):
+        return image.flatten().expand(size)
+
+    for noise in (0.0, 1.5):
+        name = {"per_class": "sum", "added": "sum"}.get(verb, verb)
+        gate = Gate(box, Plan((Stage("it", name, noise),), relation), Ledger(tmp_path / f"{noise}.jsonl"), Budget(math.inf))
+        if name == "sum":
+            gate._portion = 50  # keeps the parts small
+            found.append(gate.sum("it", query, wide, bound=0.7, per_class=verb == "per_class"))
+        elif verb == "rows":
+            found.append(gate.rows("it", query, wide // 200, bound=0.7))
+        elif verb == "answer":
+            found.append(gate.answer("it", lambda records, vault: torch.ones(wide), bound=0.7, shape=(wide,)))
+        else:
+            frame = torch.ones(500, 4) / math.sqrt(2000)  # of norm 1
+            means = gate.sorted_blocks("it", query, 4, frame=frame, blocks=100, radius=0.7)
+            found.append(means * (count // 200))
+    noise = (found[1] - found[0]).flatten().numpy()
+    std = 1.5 * 0.7 * (1 if verb == "added" else 2)
+    assert kolmogorov(noise, std)
+    assert noise.std() == pytest.approx(std, rel=0.02)  # 7 deviations are 1.6 %
+
+
+def test_no_step_goes_without_noise(ledger):
+    box = Sensitive(np.ones((4, 1, 1, 1)), np.zeros(4, int), Spec((1, 1, 1), 1))
+    gate = Gate(box, Plan((Stage("it", "sum", 1.0, 300),), Neighbours.REPLACE), ledger, Budget(1e9))
+    answers = torch.stack([gate.sum("it", lambda image, label: image.flatten().expand(400), bound=1.0) for _ in range(300)])
+    noise = answers - 4 / 20  # four parts of norm 1 in 400 dimensions
+    assert kolmogorov(noise.flatten().numpy(), 2.0)
+    assert (noise.std(1) - 2.0).abs().max() < 7 * 2.0 / math.sqrt(800)  # every step on its own
+    assert len(answers.unique()) > 0.99 * answers.numel()
+
+
+def test_coordinates_are_independent(ledger):
+    """Box-Muller makes two values of one pair; neither they nor neighbours may hang together, in value or in size."""
+    values = drawn(ledger, 1.0, 0.5)
+    for shift in (1, 2, DRAWS // 2):
+        for seen in (values, values.square()):
+            pair = torch.stack([seen[:-shift], seen[shift:]])
+            assert abs(torch.corrcoef(pair)[0, 1]) < 7 / math.sqrt(DRAWS - shift)  # 7 deviations: 1e-11
+
+
+def test_no_two_answers_share_noise(tmp_path):
+    first, again = (drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0) for each in range(2))
+    assert (first == again).float().mean() < 1e-5  # a grid of 2^-24 makes some meet: about 10^6 * 1e-8
+    stream, other = Secret(), Secret()
+    a, b, c = stream.normal((10_000,)), stream.normal((10_000,)), other.normal((10_000,))
+    assert not any(bool((x == y).any()) for x, y in ((a, b), (a, c), (b, c)))
+
+
+def test_rows_of_one_answer_differ():
+    values = Secret().normal((100, 50))
+    assert len(values.unique()) == values.numel()
+
+
+def test_only_the_insecure_seed_replays(tmp_path):
+    runs = [drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0, insecure_seed=5) for each in range(2)]
+    assert torch.equal(*runs)
+    assert lawful(runs[0], 2.0)
+    a, b, other = Secret(5), Secret(5), Secret(6)
+    assert torch.equal(a.uniform(9), b.uniform(9))
+    assert not torch.equal(a.uniform(9), other.uniform(9))
+    assert not torch.equal(a.uniform(9), a.uniform(9))
+    assert a.insecure
+    assert not Secret().insecure
+
+
+def test_global_seeds_do_not_reach_the_noise():
+    seen = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        seen.append((Secret().normal((1000,)), Secret().order(100)))
+    assert not (seen[0][0] == seen[1][0]).any()
+    assert not torch.equal(seen[0][1], seen[1][1])
+
+
+def test_the_operating_system_is_the_only_source(ledger, monkeypatch, tmp_path):
+    """Known bytes make known noise, and the generators of torch, numpy and Python stand where they stood."""
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    asked = []
+    monkeypatch.setattr(os, "urandom", lambda count: (asked.append(count), np.arange(count // 8, dtype="<u8").tobytes())[1])
+    first, again = (drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0) for each in range(2))
+    assert torch.equal(first, again)
+    assert asked == [8 * DRAWS] * 2
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+    assert before[2] == random.getstate()
+
+
+FORBIDDEN = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "poisson"} | {
+    "Generator", "default_generator", "default_rng", "RandomState", "random", "manual_seed", "seed", "initial_seed", "fork_rng", "dropout",
+    "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_", "rvs", "shuffle", "choice",
+}  # fmt: skip
+
+
+def generators(source):
+    """Names of pseudo-random generators that a module uses, and its sources of bytes."""
+    found, bytes_from = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] in ("random", "secrets")}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {node.module, *(alias.name for alias in node.names)}
+            found |= {name for name in names if name.split(".")[-1] in FORBIDDEN | {"secrets"}}
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr in FORBIDDEN or (node.attr in ("normal", "uniform") and owner not in ("self", "secret")):
+                found.add(f"{owner}.{node.attr}")
+            if owner == "os" and "random" in node.attr:
+                bytes_from.add(node.attr)
+        if isinstance(node, ast.Name) and node.id in FORBIDDEN | {"__import__", "eval", "exec"}:
+            found.add(node.id)
+    return found, bytes_from
+
+
+def test_no_generator_is_reachable_in_the_trusted_part():
+    folder = Path(privot.privacy.__file__).parent
+    seen = {path.name: generators(path.read_text()) for path in [*folder.glob("*.py"), folder.parent / "data" / "records.py"]}
+    assert {name: found for name, (found, _) in seen.items() if found} == {}
+    assert {name for name, (_, source) in seen.items() if source} == {"noise.py"}
+    assert seen["noise.py"][1] == {"urandom"}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["import random", "from numpy.random import default_rng", "x = torch.randn(3)", "x = torch.normal(0.0, 1.0, (3,))", "x.normal_()",
+     "np.random.seed(0)", "g = torch.Generator()", "from numpy import random as r", "x = norm.rvs(3)", "import secrets"],
+)  # fmt: skip
+def test_planted_generators_are_seen(planted):
+    assert generators(planted)[0]
+
+
+def test_uniform_lattice_has_53_bits(monkeypatch):
+    values = Secret().uniform(100_000) * 2.0**53
+    assert torch.equal(values, values.round())
+    assert 0.49 < (values % 2).mean() < 0.51  # the last of the 53 bits is alive
+    assert values.min() >= 1
+    assert values.max() <= 2**53
+    monkeypatch.setattr(os, "urandom", lambda count: b"\xff" * count)
+    assert Secret().uniform(1).item() == 1.0
+    monkeypatch.setattr(os, "urandom", lambda count: b"\0" * count)
+    assert Secret().uniform(1).item() == 2.0**-53
+    # float32 noise ends at 5.77 deviations; ours reaches 8.57.
+    assert Secret().normal((2,)).abs().max() == pytest.approx(math.sqrt(2 * 53 * math.log(2)))
+
+
+def test_tails_are_populated(monkeypatch):
+    """Bytes that force the uniform of the radius under 2^-24 give noise beyond 5.77 deviations, with the right conditional law."""
+    half = 100_000
+
+    def rare(count, honest=os.urandom):
+        raw = np.frombuffer(honest(count), np.uint8).reshape(2, half, 8).copy()
+        raw[0, :, 5:] = 0  # the upper 24 bits of the radius
+        return raw.tobytes()
+
+    monkeypatch.setattr(os, "urandom", rare)
+    radius = torch.hypot(*Secret().normal((2 * half,)).view(2, half))
+    assert radius.min() > 5.76
+    extra = radius.square() / 2 - 24 * math.log(2)  # exponential beyond the threshold
+    assert kstest(extra.numpy(), "expon").pvalue > 1e-9
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (2, 0, 4), (7,)])
+def test_shapes(shape):
+    assert Secret().normal(shape).shape == shape
+    assert noisy(torch.zeros(shape, dtype=torch.float64), 1.0, 2.0**-24, Secret()).shape == shape
+
+
+def test_order_is_a_permutation():
+    assert sorted(Secret().order(50).tolist()) == list(range(50))
+    assert Secret().order(0).tolist() == []
+
+
+@pytest.mark.parametrize("bound", [1e-29, 1e-3, 1.0, 3.7, 2.0**20, 1e29])
+@pytest.mark.parametrize("ratio", [0.0, 1e-12, 1e-3, 0.02, 1.0, 5.0, 64.0, 1e3, 1e12, 1e18])
+def test_grid_keeps_every_sum_exact(bound, ratio):
+    """A power of two, at most 2^-24 of the smaller scale while 2^22 parts, and the largest noise, stay under 2^53 steps."""
+    std = bound * ratio
+    grid = grid_for(bound, std)
+    assert math.frexp(grid)[0] == 0.5
+    assert grid <= 2.0**-24 * min(bound, std or bound) or grid <= 2.0**-30 * max(bound, std)
+    assert bound / grid * 2**22 <= 2**53
+    assert 8.6 * std / grid < 2**52
+    total = torch.tensor([math.floor(bound / grid) * grid, 0.0, -grid], dtype=torch.float64)
+    for value, before in zip(noisy(total, std, grid, Secret()), total, strict=True):
+        noise = Fraction(value.item()) - Fraction(before.item())
+        assert (noise / Fraction(grid)).denominator == 1  # no rounding took place
+
+
+def test_rounding_to_the_grid_is_to_the_nearest():
+    values = noisy(torch.zeros(100_000, dtype=torch.float64), 1.0, 1.0, Secret())
+    assert values.unique().numel() > 5
+    assert abs(values.mean()) < 7 * math.sqrt(13 / 12 / 100_000)  # rounding adds 1/12 to the variance
+
+
+def test_no_noise_is_no_noise():
+    total = torch.ones(3, dtype=torch.float64)
+    assert noisy(total, 0.0, 1.0, Secret()) is total
