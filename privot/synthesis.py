@@ -182,7 +182,7 @@ def _run_folder(out: Path, run: dict[str, Any], resume: bool) -> Path:
     folder = out.with_name(out.name + ".run")
     try:
         known = json.loads((folder / "run.json").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if folder.exists() and any(each.name != "run.part" for each in folder.iterdir()):
             # Answers that no run.json vouches for may be of another plan: they must not end in this one's release.
             raise ReleaseError(f"{folder} holds the rest of another run: remove it (its charge stays)") from None

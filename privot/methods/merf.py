@@ -125,9 +125,7 @@ class Merf:
         widths = torch.tensor(self.widths).repeat(math.ceil(half / len(self.widths)))[:half]
         return draws / (widths * math.sqrt(spec.pixels / 784))
 
-    def _train(
-        self, net: nn.Module, target: Tensor, weight: Tensor, frequencies: Tensor, streams: Streams, progress: Progress
-    ) -> None:
+    def _train(self, net: nn.Module, target: Tensor, weight: Tensor, frequencies: Tensor, streams: Streams, progress: Progress) -> None:
         """Minimise the squared distance between the embeddings; the norm's batch bias (1 - 1/batch) is taken out."""
         device, classes = target.device, len(target)
         labels = torch.arange(classes, device=device).repeat_interleave(self.batch)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -160,11 +161,16 @@ class Gate:
         return total / torch.tensor([size // blocks for size in sizes], device=total.device).view(-1, 1, 1)
 
     def update(self, query: Callable[..., None], *public: Any) -> None:
-        """Let ``query(records, vault, *public)`` change what lies in the vault. Nothing comes back, so nothing is charged."""
+        """Let ``query(records, vault, *public)`` change what lies in the vault. Nothing comes back, so it costs nothing beyond the plan."""
+        self._charge()
         self._secretly(query, self._data._take(slice(None), self._device), self._vault, *public)
 
     def open(self, reason: str) -> Records:
-        """All records, for a method without a mechanism. From here on the release says ``NoGuarantee(reason)``, for good."""
+        """All records, for a method without a mechanism. From here on the release says ``NoGuarantee(reason)``, for good.
+
+        The ledger is charged an infinite epsilon, so an owner's wall refuses it.
+        """
+        self._ledger.reserve(Plan((Stage("open", "answer", 0.0),), self.plan.neighbours), self._method)
         self.opened = reason
         return self._data._take(slice(None), self._device)
 
@@ -178,6 +184,16 @@ class Gate:
             raise BudgetError(f"stage {name} is used up: its plan has {stage.steps} step(s)")
         return stage
 
+    def _charge(self) -> int:
+        """The whole plan is paid for before the first record is read."""
+        if self.ticket is None:
+            self.ticket = self._ledger.reserve(self.plan, self._method)
+            if self._folder:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (part := self._folder / "ticket.part").write_text(str(self.ticket))
+                part.replace(self._folder / "ticket")
+        return self.ticket
+
     def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None) -> Tensor:
         """Reserve, mark, compute, add noise, keep, commit: in this order, so that a crash can only over-charge."""
         if not 1e-30 < bound < 1e30:  # squares, of which norms are made, must neither vanish nor overflow
@@ -185,44 +201,43 @@ class Gate:
         step = self._done[stage.name]
         value = self._kept(stage, step)
         if value is None:
-            if self.ticket is None:
-                self.ticket = self._ledger.reserve(self.plan, self._method)
-                if self._folder:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    (self._folder / "ticket").write_text(str(self.ticket))
+            ticket = self._charge()
             if step < self._lost[stage.name]:
                 raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
             if step >= self._marked[stage.name]:
                 last = min(step + max(1, stage.steps // MARKS), stage.steps) - 1
-                self._ledger.ask(self.ticket, stage.name, step, last)
+                self._ledger.ask(ticket, stage.name, step, last)
                 self._marked[stage.name] = last + 1
             noise_std = stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound
             grid = grid or grid_for(bound, noise_std)
             value = noisy(mechanism(grid), noise_std, grid, self._secret)
-            self._keep(stage, step, value)
+            self._keep(ticket, stage, step, value)
         self._done[stage.name] += 1
         return value
 
     def _file(self, stage: Stage, step: int) -> Path | None:
         return self._folder / f"{stage.name}-{step}.safetensors" if self._folder and stage.steps <= KEPT else None
 
-    def _keep(self, stage: Stage, step: int, value: Tensor) -> None:
+    def _keep(self, ticket: int, stage: Stage, step: int, value: Tensor) -> None:
         """Answers are public: one may lie on disk, whole or not at all, and the ledger knows its digest."""
         file = self._file(stage, step)
         if file:
             save_file({"value": value.contiguous().cpu()}, part := file.with_suffix(".part"))
             part.replace(file)
         if stage.steps <= KEPT:
-            assert self.ticket is not None
-            self._ledger.commit(self.ticket, stage.name, step, _digest(value))
+            self._ledger.commit(ticket, stage.name, step, _digest(value))
 
     def _kept(self, stage: Stage, step: int) -> Tensor | None:
         file = self._file(stage, step)
         if self.ticket is None or file is None or not file.exists():
             return None
-        value = load_file(file)["value"]
-        if self._ledger.digest(self.ticket, stage.name, step) not in (None, _digest(value)):
-            raise ReleaseError(f"{file}: this kept answer was altered")
+        try:
+            value = load_file(file)["value"]
+            sound = self._ledger.digest(self.ticket, stage.name, step) in (None, _digest(value))
+        except (SafetensorError, KeyError):
+            sound = False
+        if not sound:
+            raise ReleaseError(f"{file}: this kept answer was altered; start anew, at a new charge")
         self._ledger.commit(self.ticket, stage.name, step, _digest(value))
         return value.to(self._device)
 

@@ -234,6 +234,8 @@ def _together(plans: list[tuple[dpa.DpEvent, Neighbours]]) -> Cost:
     sampled events, so mixing those is refused.
     """
     relations = {relation for _, relation in plans}
+    if any(event == dpa.NonPrivateDpEvent() for event, _ in plans):
+        return accounting.cost(dpa.NonPrivateDpEvent(), Neighbours.REPLACE)
     if len(relations) > 1:
         plans = [(_replaced(event) if relation is Neighbours.ADD_REMOVE else event, Neighbours.REPLACE) for event, relation in plans]
     return accounting.cost(dpa.ComposedDpEvent([event for event, _ in plans]), plans[0][1] if plans else Neighbours.REPLACE)

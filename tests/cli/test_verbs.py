@@ -1,6 +1,5 @@
 """Every verb, for people and for programs: what it prints, what it writes, what it must not touch."""
 
-import functools
 import io
 import json
 import os
@@ -262,7 +261,7 @@ def test_cite(privot, said):
 def quick_demo(monkeypatch):
     """The demo itself, with less training, and one classifier on few samples."""
     measure = demo.downstream
-    monkeypatch.setattr(demo, "synthesize", functools.partial(demo.synthesize, settings={"features": 200, "steps": 20}))
+    monkeypatch.setattr(demo, "SETTINGS", {"features": 200, "steps": 20})
     monkeypatch.setattr(
         demo, "downstream", lambda images, labels, *rest, **more: measure(images[:200], labels[:200], *rest, ("logistic",), **more)
     )

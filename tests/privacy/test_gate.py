@@ -273,7 +273,7 @@ def test_the_vault_stays_inside(box, ledger):
     gate = make(box, ledger, Stage("it", "answer", 0.0))
     assert gate.update(train, 2.0) is None
     gate.update(train, 1.0)
-    assert ledger.entries() == []  # nothing came out, nothing is charged
+    assert [each["kind"] for each in ledger.entries()] == ["reserve"]  # the plan is paid for before a record is read, and only once
     value = gate.answer("it", lambda records, vault: vault["mean"][None].clone(), bound=10.0, shape=(1,))
     assert value.item() == pytest.approx(3 * box._images.mean(), abs=1e-5)
 
@@ -295,6 +295,24 @@ def test_an_open_door_stays_open(box, ledger):
     assert isinstance(records, Records)
     assert records.images.shape == (8, 1, 2, 2)
     assert gate.opened == "condensation has no proof"
+    assert ledger.spent().epsilon(1e-5) == math.inf
+
+
+def test_an_owners_wall_keeps_the_door_shut(box, ledger):
+    ledger.limit(Budget(100.0))
+    gate = make(box, ledger)
+    with pytest.raises(BudgetError):
+        gate.open("no proof")
+    assert gate.opened == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"not a tensor file"])
+def test_a_torn_kept_answer_is_refused(box, ledger, tmp_path, content):
+    stage = Stage("it", "sum", 1.0)
+    make(box, ledger, stage, folder=tmp_path).sum("it", lambda image, label: image.flatten(), bound=1.0)
+    (tmp_path / "it-0.safetensors").write_bytes(content)
+    with pytest.raises(ReleaseError, match="altered"):
+        make(box, ledger, stage, folder=tmp_path).sum("it", lambda image, label: image.flatten(), bound=1.0)
 
 
 def test_seeded_noise_is_marked(box, ledger):
