@@ -6,29 +6,24 @@ import hashlib
 import json
 import math
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError
-from privot.nets import NETS
 from privot.privacy import accounting
 from privot.privacy.plan import Plan
+from privot.product import Product
 
 FORMAT, TENSORS = 1, "tensors.safetensors"
-MOST = 10_000_000  # samples at a time
 RATES = (0.001, 0.01, 0.1)  # false-positive rates at which the certificate states the power of any attack
-PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -60,25 +55,6 @@ class NoGuarantee:
 
 
 @dataclass(frozen=True)
-class Product:
-    """What a method made: a generator (a net by name, its arguments and weights) or a set (images and labels)."""
-
-    kind: str
-    tensors: dict[str, Tensor]
-    net: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def generator(cls, name: str, arguments: dict[str, Any], net: nn.Module) -> Product:
-        return cls("generator", {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}, name, arguments)
-
-    @classmethod
-    def set(cls, images: Tensor, labels: Tensor) -> Product:
-        """``images`` float in [0, 1], [count, channels, height, width]; ``labels`` [count]."""
-        return cls("set", {"images": images.detach().cpu().float().contiguous(), "labels": labels.detach().cpu().long().contiguous()})
-
-
-@dataclass(frozen=True)
 class Release:
     """A product with its certificate. ``facts`` is the manifest: method, settings, plan, events, seed, ledger head, versions."""
 
@@ -88,36 +64,8 @@ class Release:
     facts: dict[str, Any]
 
     def sample(self, count: int, labels: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Images [count, channels, height, width] in [0, 1] and labels [count]; classes take turns unless labels are given.
-
-        Sampling touches no data and costs nothing. A set gives its own images, each as often as it must.
-        """
-        if not 1 <= count <= MOST:
-            raise ReleaseError(f"count={count}: 1 to {MOST} samples at a time")
-        labels = torch.arange(count) % self.spec.classes if labels is None else torch.as_tensor(labels)
-        if len(labels) != count or labels.min() < 0 or labels.max() >= self.spec.classes:
-            raise ReleaseError(f"labels: {count} of them in 0 to {self.spec.classes - 1} are needed")
-        if self.product.kind == "set":
-            own, turn = self.product.tensors["labels"], torch.zeros(count, dtype=torch.int64)
-            for label in labels.unique():
-                places, wanted = (own == label).nonzero().flatten(), labels == label
-                if not len(places):
-                    raise ReleaseError(f"the set has no image of class {label}")
-                turn[wanted] = places[torch.arange(int(wanted.sum())) % len(places)]
-            return self.product.tensors["images"][turn], labels
-        net: Any = self.net()
-        codes = torch.randn(count, net.code, generator=torch.Generator().manual_seed(seed))
-        with torch.no_grad():
-            images = torch.cat([net(*part) for part in zip(codes.split(1000), labels.split(1000), strict=True)])
-        if not images.isfinite().all():
-            raise ReleaseError("the generator gives values that are not finite: its training diverged; train again at a lower rate")
-        return images, labels
-
-    def net(self) -> nn.Module:
-        """The generator, ready to sample."""
-        net = NETS[self.product.net](**self.product.arguments)
-        net.load_state_dict(self.product.tensors)
-        return net.eval()
+        """Images [count, channels, height, width] in [0, 1] and labels [count]; see `Product.sample`. It costs nothing."""
+        return self.product.sample(self.spec, count, labels, seed)
 
     def save(self, folder: str | Path) -> Path:
         """Write the release, whole or not at all; an existing folder is never overwritten."""
@@ -151,25 +99,13 @@ class Release:
             claim, product = dict(manifest["guarantee"]), manifest["product"]
             kind = {"Guarantee": Guarantee, "NoGuarantee": NoGuarantee}[claim.pop("kind")]
             made = Product(product["kind"], load(raw), product["net"], product["arguments"])
-            if made.kind not in ("generator", "set") or (made.kind == "generator" and made.net not in NETS):
+            if not made.known():
                 raise ReleaseError(f"{folder}: made by a newer version, with a {made.kind} {made.net} that this one does not know")
             facts = {key: value for key, value in manifest.items() if key not in ("format", "product", "guarantee", "spec", "files")}
             release = cls(made, kind(**claim), Spec.from_json(manifest["spec"]), facts)
-            if not release._fits():
+            if not made.fits(release.spec):
                 raise ReleaseError(f"{folder}: its tensors are not those that its manifest describes")
             return release
-
-    def _fits(self) -> bool:
-        """Whether the tensors are those that the spec and the net ask for; the net is only outlined, so a huge one costs nothing."""
-        found = {key: (tuple(value.shape), value.dtype) for key, value in self.product.tensors.items()}
-        if self.product.kind == "set":
-            labels = self.product.tensors["labels"]
-            wanted = {"images": ((len(labels), *self.spec.shape), torch.float32), "labels": ((len(labels),), torch.int64)}
-            return found == wanted and int(labels.min()) >= 0 and int(labels.max()) < self.spec.classes
-        with torch.device("meta"):
-            net: Any = NETS[self.product.net](**self.product.arguments)
-        wanted = {key: (tuple(value.shape), value.dtype) for key, value in net.state_dict().items()}
-        return found == wanted and (net.shape, net.classes) == (self.spec.shape, self.spec.classes)
 
 
 def verify(folder: str | Path) -> dict[str, Any]:
@@ -225,14 +161,3 @@ def _checked(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

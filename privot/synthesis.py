@@ -7,10 +7,12 @@ import hashlib
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from privot.privacy import accounting
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Allowance, Budget, Plan, Risk
-from privot.release import Guarantee, NoGuarantee, Release, versions
+from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Runtime, Streams, silent
+
+PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")  # whose versions a result depends on
 
 
 def ledger_path(name: str) -> Path:
@@ -157,7 +161,7 @@ def synthesize(
         progress(stage, step, of, epsilon=0.0 if gate.ticket is None else price, **more)
 
     product = maker.fit(gate, streams, watched)
-    facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": versions()}
+    facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": _versions()}
     release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, _jsonable(facts))
     if out and folder:
         release.save(out)
@@ -217,3 +221,14 @@ def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
     return {key: plain(value) for key, value in facts.items()}
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -13,7 +13,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
-from privot.release import Product
+from privot.product import Product
 from privot.runtime import Progress, Streams
 
 

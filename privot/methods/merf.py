@@ -23,7 +23,7 @@ from privot.errors import SettingError
 from privot.nets import NETS, initialise
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.release import Product
+from privot.product import Product
 from privot.runtime import Progress, Streams
 
 COUNT_SHARE = 0.1  # of a part's norm goes to the class count: its noise is then 10 times that of a feature, its price 0.5 %

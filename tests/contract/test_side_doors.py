@@ -18,7 +18,7 @@ from sidedoor import KINDS, SAME, leaks, run
 from privot.methods import make, methods
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson, Shards
-from privot.release import Product
+from privot.product import Product
 
 # Honest miniatures, one for each verb and way to draw
 

@@ -23,7 +23,7 @@ from privot.methods import make
 from privot.privacy import gate, ledger
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.release import Product
+from privot.product import Product
 from privot.runtime import Runtime
 
 

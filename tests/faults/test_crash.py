@@ -12,7 +12,8 @@ from privot.data.records import Sensitive
 from privot.errors import LedgerError, ReleaseError
 from privot.privacy.gate import KEPT, _digest
 from privot.privacy.ledger import Ledger
-from privot.release import NoGuarantee, Product, Release, verify
+from privot.product import Product
+from privot.release import NoGuarantee, Release, verify
 from privot.synthesis import synthesize
 
 KILLED = -signal.SIGKILL

@@ -19,12 +19,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from privot import synthesis
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError
 from privot.privacy import accounting
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.release import Guarantee, NoGuarantee, Product, Release, verify, versions
+from privot.product import Product
+from privot.release import Guarantee, NoGuarantee, Release, verify
 from privot.synthesis import synthesize
 
 QUICK = {"features": 200, "steps": 20, "hidden": 16}
@@ -584,8 +586,8 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs):
 
 
 def test_versions_are_recorded_even_of_what_is_missing(monkeypatch):
-    monkeypatch.setattr("privot.release.PACKAGES", ("torch", "no-such-package"))
-    assert versions() == {"python": platform.python_version(), "torch": torch.__version__, "no-such-package": "not installed"}
+    monkeypatch.setattr("privot.synthesis.PACKAGES", ("torch", "no-such-package"))
+    assert synthesis._versions() == {"python": platform.python_version(), "torch": torch.__version__, "no-such-package": "not installed"}
 
 
 def test_the_folder_may_be_named_in_any_way(saved, monkeypatch):

@@ -1,0 +1,82 @@
+"""What a method made, and how to sample from it. All of it is public; nothing here knows of privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privot.data.spec import Spec
+from privot.errors import ReleaseError
+from privot.nets import NETS
+
+MOST = 10_000_000  # samples at a time
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a method made: a generator (a net by name, its arguments and weights) or a set (images and labels)."""
+
+    kind: str
+    tensors: dict[str, Tensor]
+    net: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def generator(cls, name: str, arguments: dict[str, Any], net: nn.Module) -> Product:
+        return cls("generator", {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}, name, arguments)
+
+    @classmethod
+    def set(cls, images: Tensor, labels: Tensor) -> Product:
+        """``images`` float in [0, 1], [count, channels, height, width]; ``labels`` [count]."""
+        return cls("set", {"images": images.detach().cpu().float().contiguous(), "labels": labels.detach().cpu().long().contiguous()})
+
+    def known(self) -> bool:
+        """Whether this version can rebuild it."""
+        return self.kind == "set" or (self.kind == "generator" and self.net in NETS)
+
+    def sample(self, spec: Spec, count: int, labels: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Images [count, channels, height, width] in [0, 1] and labels [count]; classes take turns unless labels are given.
+
+        Sampling touches no data and costs nothing. A set gives its own images, each as often as it must.
+        """
+        if not 1 <= count <= MOST:
+            raise ReleaseError(f"count={count}: 1 to {MOST} samples at a time")
+        labels = torch.arange(count) % spec.classes if labels is None else torch.as_tensor(labels)
+        if len(labels) != count or labels.min() < 0 or labels.max() >= spec.classes:
+            raise ReleaseError(f"labels: {count} of them in 0 to {spec.classes - 1} are needed")
+        if self.kind == "set":
+            own, turn = self.tensors["labels"], torch.zeros(count, dtype=torch.int64)
+            for label in labels.unique():
+                places, wanted = (own == label).nonzero().flatten(), labels == label
+                if not len(places):
+                    raise ReleaseError(f"the set has no image of class {label}")
+                turn[wanted] = places[torch.arange(int(wanted.sum())) % len(places)]
+            return self.tensors["images"][turn], labels
+        net: Any = self.build()
+        codes = torch.randn(count, net.code, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            images = torch.cat([net(*part) for part in zip(codes.split(1000), labels.split(1000), strict=True)])
+        if not images.isfinite().all():
+            raise ReleaseError("the generator gives values that are not finite: its training diverged; train again at a lower rate")
+        return images, labels
+
+    def build(self) -> nn.Module:
+        """The generator, ready to sample."""
+        net = NETS[self.net](**self.arguments)
+        net.load_state_dict(self.tensors)
+        return net.eval()
+
+    def fits(self, spec: Spec) -> bool:
+        """Whether the tensors are those that the spec and the net ask for; the net is only outlined, so a huge one costs nothing."""
+        found = {key: (tuple(value.shape), value.dtype) for key, value in self.tensors.items()}
+        if self.kind == "set":
+            labels = self.tensors["labels"]
+            wanted = {"images": ((len(labels), *spec.shape), torch.float32), "labels": ((len(labels),), torch.int64)}
+            return found == wanted and int(labels.min()) >= 0 and int(labels.max()) < spec.classes
+        with torch.device("meta"):
+            net: Any = NETS[self.net](**self.arguments)
+        wanted = {key: (tuple(value.shape), value.dtype) for key, value in net.state_dict().items()}
+        return found == wanted and (net.shape, net.classes) == (spec.shape, spec.classes)
