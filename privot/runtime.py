@@ -22,7 +22,8 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.device != "auto":
             try:
-                torch.empty(1, device=self.device)
+                if torch.empty(1, device=self.device).device.type not in ("cpu", "cuda"):
+                    raise RuntimeError
             except (RuntimeError, AssertionError):
                 raise SettingError(f"device={self.device!r} is not there: use auto, cpu or cuda") from None
 

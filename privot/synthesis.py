@@ -154,6 +154,7 @@ def synthesize(
     if plan.stages and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
         raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
     if folder:
+        book.head  # noqa: B018 (a ledger that cannot be opened is noticed before anything is written)
         _begin(folder, run)
     price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
 

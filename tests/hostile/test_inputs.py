@@ -980,10 +980,7 @@ def check_refused(code, out, err, needles):
 
 
 # Refused as it should be, but OUT.run is made before the ledger is opened, and stays.
-UNMENDED = {"ledger_folder_is_a_file": pytest.mark.xfail(strict=False, reason="the run's folder is left behind")}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=UNMENDED.get(name, ())) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_wrong_input_is_refused_in_one_line(name, privot, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nowhere"))
