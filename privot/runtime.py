@@ -20,6 +20,8 @@ class Runtime:
     microbatch: int = 1000
 
     def __post_init__(self) -> None:
+        if self.microbatch < 1:
+            raise SettingError(f"microbatch={self.microbatch}: at least 1 is needed")
         if self.device != "auto":
             try:
                 if torch.empty(1, device=self.device).device.type not in ("cpu", "cuda"):

@@ -59,7 +59,7 @@ class _Box:
         kind = np.uint8 if self._images.dtype == np.uint8 else np.float32  # torch knows neither big-endian nor long floats
         images = torch.from_numpy(np.array(self._images[index], kind)).to(device)
         scaled = images / 255 if kind is np.uint8 else images
-        return Records(scaled, torch.from_numpy(self._labels[index]).to(device))
+        return Records(scaled, torch.from_numpy(self._labels[index].copy()).to(device))
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(f"{type(self).__name__} data is sealed: hand a query to the gate instead")

@@ -274,6 +274,7 @@ class Gate:
             return query(*args)
         except Exception as error:
             kind = type(error).__name__
+        self._stages.clear()  # privacy: that it failed may say something of the records; it says it once, then this gate is closed
         # privacy: the text of an error can carry records, so it is not even this one's context; its type is public knowledge of the code.
         raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
 

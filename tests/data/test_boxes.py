@@ -168,3 +168,13 @@ def test_records_may_stay_on_disk(tmp_path):
     assert np.shares_memory(box._images, mapped)
     assert np.array_equal(box.records().images.numpy(), IMAGES)
     assert torch.equal(box._take(torch.tensor([4, 1])).labels, torch.tensor([0, 1]))
+
+
+def test_what_is_taken_is_a_copy():
+    """Even the secret side must not be able to change the box by writing to what it was handed."""
+    box = Sensitive(np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 0]), Spec((1, 2, 2), 2))
+    taken = box._take(slice(None))
+    taken.labels.fill_(1)
+    taken.images.fill_(1)
+    assert box._take(slice(None)).labels.tolist() == [0, 1, 0]
+    assert box._take(slice(None)).images.sum() == 0

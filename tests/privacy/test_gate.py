@@ -417,3 +417,17 @@ def test_two_gates_pay_twice(box, ledger):
 def test_a_stage_without_a_folder_keeps_digests_only(box, ledger):
     make(box, ledger, Stage("it", "sum", 1.0)).sum("it", pixels, bound=1.0)
     assert ledger.entries()[-1]["kind"] == "commit"
+
+
+def test_a_failed_query_closes_the_gate(box, ledger):
+    """A failure may depend on the records: it is one bit, told once."""
+
+    def fails(records, vault):
+        raise ValueError(str(records.images[0]))
+
+    gate = make(box, ledger, Stage("it", "answer", 1.0), Stage("more", "sum", 1.0))
+    with pytest.raises(QueryError):
+        gate.answer("it", fails, bound=1.0, shape=(1,))
+    with pytest.raises(PlanError):
+        gate.sum("more", pixels, bound=1.0)
+    assert kinds(ledger) == ["reserve", "ask"]
