@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privot.errors import PrivotError, SettingError
-from privot.show import progress_bar, seconds
+from privot.show import jsonable, progress_bar, seconds
 
 if TYPE_CHECKING:
     from privot.privacy.plan import Allowance
@@ -90,15 +90,7 @@ def _plain(text: Any) -> str:
 
 
 def _emit(value: Any) -> None:
-    sys.stdout.write(json.dumps(_finite(value)) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(json.dumps(jsonable(value)) + "\n")
 
 
 def _wall(epsilon: float | None, delta: float, max_tpr: str | None, method: Any) -> Allowance | None:

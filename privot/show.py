@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,6 +19,19 @@ class Progress(Protocol):
 
 def silent(stage: str, step: int, of: int, **facts: Any) -> None:
     """A progress that shows nothing."""
+
+
+def jsonable(value: Any) -> Any:
+    """As JSON will give it back: lists for tuples, and text for infinite numbers, of which JSON has none.
+
+    >>> jsonable({"epsilon": float("inf")})
+    {'epsilon': 'inf'}
+    """
+    if isinstance(value, dict):
+        return {key: jsonable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def seconds(value: float) -> str:

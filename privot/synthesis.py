@@ -27,6 +27,7 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Allowance, Budget, Plan, Risk
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Runtime, Streams, silent
+from privot.show import jsonable
 
 PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")  # whose versions a result depends on
 
@@ -163,7 +164,7 @@ def synthesize(
 
     product = maker.fit(gate, streams, watched)
     facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": _versions()}
-    release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, _jsonable(facts))
+    release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, jsonable(facts))
     if out and folder:
         release.save(out)
         shutil.rmtree(folder)
@@ -209,19 +210,6 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
         (folder / "run.part").replace(folder / "run.json")
     except OSError as error:
         raise ReleaseError(f"{folder} cannot be written ({error.strerror}): name another place for the release") from None
-
-
-def _jsonable(facts: dict[str, Any]) -> dict[str, Any]:
-    """As it will be read back, with infinite numbers as text: JSON has none."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(each) for each in value]
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {key: plain(value) for key, value in facts.items()}
 
 
 def _versions() -> dict[str, str]:

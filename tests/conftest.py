@@ -1,8 +1,12 @@
-"""What many tests begin with: an empty ledger and a small sealed box."""
+"""What many tests begin with: an empty ledger, a small sealed box, the command line."""
+
+import sys
+import warnings
 
 import numpy as np
 import pytest
 
+from privot.cli import main
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.privacy.ledger import Ledger
@@ -18,3 +22,24 @@ def box():
     """8 records of 1x2x2 pixels in 2 classes of 4, sizes declared."""
     images = np.random.default_rng(0).random((8, 1, 2, 2), np.float32)
     return Sensitive(images, np.arange(8) % 2, Spec((1, 2, 2), 2, 8, (4, 4)), name="box")
+
+
+@pytest.fixture
+def privot(monkeypatch, capsys, tmp_path):
+    """`privot WORDS`, in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["privot", *map(str, words)])
+        code = 0
+        with warnings.catch_warnings(record=True) as warned:  # pytest would hide what a terminal shows
+            warnings.simplefilter("default")
+            try:
+                main()
+            except SystemExit as stop:
+                code = stop.code
+        out, err = capsys.readouterr()
+        return code, out, err + "".join(f"{each.message}\n" for each in warned)
+
+    return run

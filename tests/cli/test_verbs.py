@@ -25,24 +25,6 @@ QUICK = ("--set", "features=200", "--set", "steps=20")
 
 
 @pytest.fixture
-def privot(monkeypatch, capsys, tmp_path):
-    """`privot WORDS`, in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["privot", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def said(privot):
     """The one JSON value that `privot WORDS --json` prints."""
 

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import time
-import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from mutations import mutated
 from PIL import Image
 from pyarrow import parquet
 
-from privot.cli import main
 from privot.data import load
 from privot.errors import DataError
 from privot.methods.merf import Merf
@@ -39,27 +38,6 @@ def case(*needles):
         return build
 
     return register
-
-
-@pytest.fixture
-def privot(monkeypatch, capsys, tmp_path):
-    """`privot WORDS`, in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["privot", *map(str, words)])
-        code = 0
-        with warnings.catch_warnings(record=True) as warned:  # pytest would hide what a terminal shows
-            warnings.simplefilter("default")
-            try:
-                main()
-            except SystemExit as stop:
-                code = stop.code
-        out, err = capsys.readouterr()
-        return code, out, err + "".join(f"{each.message}\n" for each in warned)
-
-    return run
 
 
 def tree(root):
@@ -997,24 +975,6 @@ def test_wrong_input_is_refused_in_one_line(name, privot, tmp_path, monkeypatch)
 
 def test_there_are_many_cases():
     assert len(CASES) >= 45
-
-
-def mutated(data, generator):
-    """Flip bits, cut, insert or blank a piece."""
-    data, at = bytearray(data), generator.randrange(len(data))
-    match generator.randrange(5):
-        case 0:
-            for _ in range(generator.randrange(1, 9)):
-                data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
-        case 1:
-            del data[at:]
-        case 2:
-            data[at:at] = generator.randbytes(generator.randrange(1, 20))
-        case 3:
-            del data[at : at + generator.randrange(1, 20)]
-        case 4:
-            data[at : at + 4] = generator.choice((b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"))
-    return bytes(data)
 
 
 SOUND = {
