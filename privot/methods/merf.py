@@ -63,7 +63,7 @@ class Merf:
     noise: float | None = None
     neighbours: str = "replace"
     features: int = 10_000
-    widths: tuple[float, ...] = (8.0, 5.0, 3.0)  # of the kernels, at 784 pixels; the paper has 10.25 alone. Chosen on MNIST, see bench
+    widths: tuple[float, ...] = (8.0, 5.0, 3.0)  # of the kernels, at 784 pixels; the paper has 10.25 alone. How chosen: bench/RESULTS.md
     net: str = "dense"  # or "conv"
     code: int = 5
     hidden: int = 256
@@ -94,8 +94,8 @@ class Merf:
         per_class = spec.size / spec.classes if spec.size else None
         seen = min(self.portion, self.features)
         work = (self.steps * self.batch * spec.classes * 3 * seen + (spec.size or 0) * self.features) * spec.pixels
-        # An embedding of a class has norm near 0.8 a record, and images of a class differ in about 100 directions (both measured on
-        # public digits): that much of the noise reaches the generator, however many features carry it.
+        # A rule of thumb: a class's embedding has norm near 0.8 a record (seen on MNIST at width 10.25), and noise is taken to reach
+        # the generator in 100 directions, however many features carry it. The 100 is a guess, not a measurement.
         ratio = 0.8 * per_class / (noise_std * math.sqrt(100)) if per_class and noise_std else None
         return {"signal_to_noise_per_class": ratio, "floating_point_operations": work}
 
@@ -106,7 +106,9 @@ class Merf:
         progress("embedding the records", 0, 1)
         answer = gate.sum("embedding", embedding_and_count, frequencies, share, bound=1.0, per_class=True)
         progress("embedding the records", 1, 1)
-        counts = torch.tensor(spec.class_sizes, device=device) if spec.class_sizes else (answer[:, -1] / share).clamp(min=0)
+        counts = (
+            torch.tensor(spec.class_sizes, dtype=torch.float64, device=device) if spec.class_sizes else (answer[:, -1] / share).clamp(min=0)
+        )
         scale = counts.mean().clamp(min=1)
         target = (answer[:, :-1] / (scale * math.sqrt(1 - share**2))).float()  # [classes, features]
         kind, arguments = self._net(spec)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class LeNet(nn.Module):
-    """LeNet-5: two 5x5 convolutions (6, 16) with pooling, then 120-84-classes. Images of 12 pixels a side or less are not pooled twice.
+    """LeNet-5: two 5x5 convolutions (6, 16) with pooling, then 120-84-classes. Images under 20 pixels a side are pooled once.
 
     >>> import torch
     >>> LeNet((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape

@@ -37,7 +37,7 @@ SENSITIVITY = {
     ("rows", LOCAL): 2.0,
     ("answer", ADD_REMOVE): 2.0,  # the answer may change altogether, within the ball
     ("answer", REPLACE): 2.0,
-    ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/sorted_blocks.md
+    ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/gate.md
 }
 # privacy: the draws for which that distance also holds between a draw with the changed record and one without it, as amplification
 # needs. The sums of two shards are far apart, and so are rows that moved up: without a proof, refused.
@@ -92,7 +92,7 @@ class Gate:
             for images, labels in self._draw(stage):
                 parts = _toward_zero(_clip(self._map(query, images, labels, public), bound), grid)
                 rows = labels if per_class else torch.zeros_like(labels)
-                # Sums of grid multiples below 2^53 steps are exact in any order, so neither batching nor device can show.
+                # Sums of grid multiples below 2^53 steps are exact in any order.
                 result += torch.nn.functional.one_hot(rows, groups).double().T @ parts
             return result.view(self.spec.classes, *shape) if per_class else result.view(shape)
 

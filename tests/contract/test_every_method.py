@@ -210,3 +210,14 @@ def test_methods_are_plain_about_wrong_names():
         make("mref")
     with pytest.raises(SettingError):
         prepare(Spec(SHAPE, CLASSES), make("merf"), None)
+
+
+@every_method
+def test_declared_class_sizes_are_used(name, tmp_path):
+    """A run with declared sizes must not fail after it was paid for."""
+    images, labels = records()
+    sizes = tuple(int((labels == each).sum()) for each in range(CLASSES))
+    method = make(name, quick(name))
+    box = sealed(images, labels, Spec(SHAPE, CLASSES, len(labels), sizes))
+    release = synthesize(box, method, asked(method), ledger=tmp_path / "book.jsonl")
+    assert release.sample(CLASSES)[0].isfinite().all()
