@@ -1,5 +1,8 @@
 """Every error a user can mend: one line that names the field or file and says what to do. The CLI exits with 2."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PrivotError(Exception):
     """Something in the input, the settings, the budget or the files is wrong; nothing was charged or half written."""
@@ -31,3 +34,14 @@ class ReleaseError(PrivotError):
 
 class QueryError(PrivotError):
     """A query failed on the secret side; its own words stay there, since they may carry data."""
+
+
+@contextmanager
+def refusing(kind: type[PrivotError], text: str) -> Iterator[None]:
+    """Whatever a broken or hostile input provokes becomes one line of ours, which names the kind of failure but not its words."""
+    try:
+        yield
+    except PrivotError:
+        raise
+    except Exception as error:
+        raise kind(f"{text} ({type(error).__name__})") from None

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,13 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from privot.data.spec import Spec
-from privot.errors import PrivotError, ReleaseError
+from privot.errors import ReleaseError, refusing
 from privot.privacy import accounting
 from privot.privacy.plan import Plan
 from privot.product import Product
 
 FORMAT, TENSORS = 1, "tensors.safetensors"
+BROKEN = "{}: not a sound release; name a folder that synthesize wrote"
 RATES = (0.001, 0.01, 0.1)  # false-positive rates at which the certificate states the power of any attack
 
 
@@ -42,7 +41,7 @@ class Guarantee:
     def of(cls, plan: Plan, delta: float) -> Guarantee:
         """What the events of a plan prove."""
         cost = plan.cost()
-        renyi = accounting.renyi_epsilon(plan.event(), plan.neighbours, delta)
+        renyi = float(accounting.renyi(plan.event(), plan.neighbours).epsilon(delta))
         powers = {f"{rate:g}": cost.tpr(rate) for rate in RATES}
         return cls(float(cost.epsilon(delta)), delta, str(plan.neighbours), cost.method, renyi, powers)
 
@@ -94,7 +93,7 @@ class Release:
     @classmethod
     def load(cls, folder: str | Path) -> Release:
         """Read a release after checking every digest. Nothing in it is executed, and it allocates no more than its files hold."""
-        with _refusing(folder):
+        with refusing(ReleaseError, BROKEN.format(folder)):
             manifest, raw = _checked(Path(folder))
             claim, product = dict(manifest["guarantee"]), manifest["product"]
             kind = {"Guarantee": Guarantee, "NoGuarantee": NoGuarantee}[claim.pop("kind")]
@@ -111,9 +110,9 @@ class Release:
 def verify(folder: str | Path) -> dict[str, Any]:
     """Prove a release again without the data: digests, then epsilon and attack power from the recorded events."""
     release = Release.load(folder)
-    with _refusing(folder):
+    with refusing(ReleaseError, BROKEN.format(folder)):
         plan, claim = Plan.from_json(release.facts.get("plan")), release.guarantee
-        if (accounting.to_json(plan.event()) if plan.stages else []) != release.facts.get("event"):
+        if str(plan.event()) != release.facts.get("event"):
             raise ReleaseError(f"{folder}: the recorded events are not those of its plan")
         result = {"release": str(folder), "digests": "ok", "method": release.facts.get("method"), "guarantee": asdict(claim)}
         if isinstance(claim, Guarantee):
@@ -133,17 +132,6 @@ def _flat(claim: Guarantee) -> dict[str, Any]:
 def _agree(said: Any, proved: Any) -> bool:
     numbers = isinstance(said, (int, float)) and isinstance(proved, float)
     return math.isclose(said, proved, rel_tol=1e-6, abs_tol=1e-9) if numbers else bool(said == proved)
-
-
-@contextmanager
-def _refusing(folder: str | Path) -> Iterator[None]:
-    """Whatever a broken or hostile release provokes becomes one line."""
-    try:
-        yield
-    except PrivotError:
-        raise
-    except Exception as error:
-        raise ReleaseError(f"{folder}: not a sound release ({type(error).__name__}); name a folder that synthesize wrote") from None
 
 
 def _checked(folder: Path) -> tuple[dict[str, Any], bytes]:

@@ -21,10 +21,9 @@ import torch
 from privot.data import Sensitive, Spec, catalogue, load
 from privot.errors import BudgetError, ReleaseError, SettingError
 from privot.methods import Method, make
-from privot.privacy import accounting
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.plan import Allowance, Budget, Plan, Risk
+from privot.privacy.plan import Budget, Plan, Risk, Wall
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Runtime, Streams, silent
 from privot.show import jsonable
@@ -40,7 +39,7 @@ def ledger_path(name: str) -> Path:
     return home / "ledgers" / f"{word}-{hashlib.sha256(name.encode()).hexdigest()[:12]}.jsonl"
 
 
-def prepare(spec: Spec, method: Method, wall: Allowance | None) -> tuple[Plan, Allowance]:
+def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
     """The plan that will run and the wall it keeps to: calibrated to the budget, or priced from a given noise."""
     plan, fixed = method.plan(spec), getattr(method, "noise", None) is not None
     if fixed and (isinstance(wall, Risk) or (isinstance(wall, Budget) and wall.epsilon < math.inf)):
@@ -68,7 +67,7 @@ def cautions(spec: Spec, plan: Plan, delta: float, forecast: dict[str, Any]) -> 
     return said
 
 
-def preflight(spec: Spec, method: Method, wall: Allowance | None, device: str = "auto") -> dict[str, Any]:
+def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
     """All that can be said before anything is read or spent."""
     plan, wall = prepare(spec, method, wall)
     forecast = method.forecast(spec, plan)
@@ -82,7 +81,7 @@ def preflight(spec: Spec, method: Method, wall: Allowance | None, device: str = 
         "settings": dataclasses.asdict(method),  # type: ignore[call-overload]
         "spec": spec.to_json(),
         "plan": plan.to_json(),
-        "event": accounting.to_json(plan.event()) if plan.stages else [],
+        "event": str(plan.event()),
         "guarantee": dataclasses.asdict(claim),
         "forecast": forecast,
         "cautions": cautions(spec, plan, wall.delta, forecast),
@@ -103,7 +102,7 @@ def _speed(device: torch.device) -> float:
 def synthesize(
     data: Sensitive | str | Path,
     method: str | Method = "merf",
-    budget: Allowance | float | None = None,
+    budget: Wall | float | None = None,
     *,
     settings: dict[str, Any] | None = None,
     out: str | Path | None = None,
@@ -144,7 +143,7 @@ def synthesize(
         "method": maker.name,
         "settings": dataclasses.asdict(maker),  # type: ignore[call-overload]
         "plan": plan.to_json(),
-        "event": accounting.to_json(plan.event()) if plan.stages else [],
+        "event": str(plan.event()),
         "data": box.name if box.name in catalogue() else "",
         "seed": seed,
     }

@@ -15,6 +15,7 @@ from privot.data import readers
 from privot.data.records import Public, Sensitive
 from privot.data.spec import LARGEST, Spec
 from privot.errors import DataError, SettingError
+from privot.files import fetch, find, home
 
 
 @cache
@@ -30,14 +31,15 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
     60000
     """
     if entry := catalogue().get(source):
-        part = _part(source, split)
-        found: dict[str, Any] = next((each for each in part.get("files", []) if _find(source, each["path"])), {})
-        names = entry.get("class_names")
-        size = found.get("size", part["size"])
+        if split not in ("train", "test"):
+            raise SettingError(f"split={split!r}: train or test")
+        part = entry[split]
+        found: dict[str, Any] = next((each for each in part.get("files", []) if find(source, each["path"])), {})
         if shape not in (None, tuple(entry["shape"])) or classes not in (None, entry["classes"]):
-            known = f"{'x'.join(map(str, entry['shape']))} and {entry['classes']} classes"
-            raise SettingError(f"{source} has {known}, which is not the shape or number of classes declared: declare those, or none")
-        return Spec(tuple(entry["shape"]), entry["classes"], size, class_names=tuple(names) if names else None)
+            known = "x".join(map(str, entry["shape"]))
+            raise SettingError(f"{source} has {known} pixels and {entry['classes']} classes, not those declared: declare these, or none")
+        facts = {"shape": entry["shape"], "classes": entry["classes"], "size": part["size"], "class_names": entry.get("class_names")}
+        return Spec.from_json(facts | {"size": found.get("size", part["size"])})
     existing(source)
     if shape is None or classes is None:
         raise SettingError(f"{source}: no record is read for this, so declare --shape (such as 1x28x28) and --classes")
@@ -45,18 +47,10 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
 
 
 def load(
-    source: str | Path,
-    split: str = "train",
-    *,
-    public: bool = False,
-    shape: tuple[int, int, int] | None = None,
-    classes: int | None = None,
-    public_size: bool = False,
-    label: str = "label",
-    resize: int | None = None,
-    repair: bool = False,
+    source: str | Path, split: str = "train", *, public: bool = False, shape: tuple[int, int, int] | None = None,
+    classes: int | None = None, public_size: bool = False, label: str = "label", resize: int | None = None, repair: bool = False,
     download: bool = False,
-) -> Sensitive | Public:
+) -> Sensitive | Public:  # fmt: skip
     """Read a built-in data set (``digits``, ``mnist``, ...) or a path (IDX, .npz, folder of class folders, .parquet) into a box.
 
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
@@ -78,22 +72,15 @@ def load(
     if arrays.labels.size == 0 or arrays.labels.dtype.kind not in "iu":
         raise DataError(f"{source}: labels must be whole numbers, and there must be some")
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
-    size = len(arrays.images) if public_size else None
     try:
+        size = len(arrays.images) if public_size else None
         spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names)
         box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
-    missing = np.flatnonzero(np.bincount(box._labels, minlength=spec.classes) == 0)
-    if len(missing):
+    if len(missing := np.flatnonzero(np.bincount(box._labels, minlength=spec.classes) == 0)):
         raise DataError(f"{source}: class {missing[0]} has no records; declare only the classes that are there")
     return box
-
-
-def _part(source: str, split: str) -> Any:
-    if split not in ("train", "test"):
-        raise SettingError(f"split={split!r}: train or test")
-    return catalogue()[source][split]
 
 
 def existing(source: str) -> Path:
@@ -119,43 +106,21 @@ def _read(path: Path, label: str = "label", where: Any = None, resize: int | Non
     raise DataError(f"{path}: unknown format; an IDX images file, .npz, .parquet or a folder of class folders is read")
 
 
-def folders() -> list[Path]:
-    """Where built-in data sets are looked for, in order."""
-    named = os.environ.get("PRIVOT_DATA")
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return [*([Path(named)] if named else []), cache_home / "privot", Path("/usr/share/dataset")]
-
-
-def _find(source: str, name: str) -> Path | None:
-    return next((folder / source / name for folder in folders() if (folder / source / name).exists()), None)
-
-
 def _builtin(source: str, split: str, download: bool) -> readers.Arrays:
-    part = _part(source, split)
     if source == "digits":
         return _digits(split)
-    for entry in part["files"]:
-        path = _find(source, entry["path"]) or (_download(source, entry) if download and "sha256" in entry else None)
+    known = catalogue()[source][split]["files"]
+    for entry in known:
+        path = find(source, entry["path"])
+        if not path and download and "sha256" in entry:
+            labels = readers.labels_beside(entry["path"])
+            path = fetch(source, catalogue()[source]["url"], {labels: entry["labels"], entry["path"]: entry["sha256"]})
         if path:
             where = tuple(entry["where"]) if "where" in entry else None
             arrays = _read(path, entry.get("label", "label"), where)
             return arrays._replace(images=255 - arrays.images) if entry.get("invert") else arrays
-    first = part["files"][0]
-    how = "pass --download to fetch it, or " if "sha256" in first else ""
-    raise DataError(f"{source}: not found; {how}put {first['path']} into {folders()[0] / source} (PRIVOT_DATA names the folder)")
-
-
-def _download(source: str, entry: dict[str, str]) -> Path:
-    import pooch
-
-    base, folder = catalogue()[source]["url"], folders()[0] / source
-    labels = entry["path"].replace("images", "labels").replace("idx3", "idx1")
-    try:
-        for name, digest in ((labels, entry["labels"]), (entry["path"], entry["sha256"])):
-            pooch.retrieve(base + name, known_hash=f"sha256:{digest}", fname=name, path=folder)
-    except Exception as error:  # whatever the network does, the user needs one line
-        raise DataError(f"{source}: the download failed ({type(error).__name__}); put the files into {folder} by hand") from None
-    return folder / entry["path"]
+    how = "pass --download to fetch it, or " if "sha256" in known[0] else ""
+    raise DataError(f"{source}: not found; {how}put {known[0]['path']} into {home(source)} (PRIVOT_DATA names the folder)")
 
 
 def _digits(split: str) -> readers.Arrays:

@@ -9,8 +9,6 @@ import gzip
 import io
 import math
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from privot.data.spec import LARGEST
-from privot.errors import DataError
+from privot.errors import DataError, refusing
 
 SMALL, RATIO = 1 << 28, 200  # what is larger than 256 MiB unpacked and shrank by more is a bomb, not data
 
@@ -31,21 +29,10 @@ class Arrays(NamedTuple):
     names: tuple[str, ...] | None = None
 
 
-@contextmanager
-def sound(name: Any, kind: str) -> Iterator[None]:
-    """Whatever a parser makes of a broken or hostile file becomes one line."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{name}: cannot be read as {kind} ({type(error).__name__}); is it whole?") from None
-
-
 def read_idx(path: Path) -> np.ndarray:
     """An IDX file of bytes, plain or gzipped: [count, ...]."""
     packed, held = path.suffix == ".gz", path.stat().st_size
-    with sound(path, "IDX"), gzip.open(path) if packed else open(path, "rb") as file:
+    with refusing(DataError, f"{path}: cannot be read as IDX; is it whole?"), gzip.open(path) if packed else open(path, "rb") as file:
         head = file.read(4)
         if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 3:
             raise DataError(f"{path}: not an IDX file of bytes")
@@ -59,9 +46,14 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(sides)
 
 
+def labels_beside(images: str) -> str:
+    """The labels file of an IDX images file, named as MNIST names it."""
+    return images.replace("images", "labels").replace("idx3", "idx1")
+
+
 def read_idx_pair(images: Path) -> Arrays:
-    """Images and, beside them, the labels file named as MNIST names it."""
-    labels = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
+    """Images and, beside them, their labels."""
+    labels = images.with_name(labels_beside(images.name))
     if labels == images or not labels.exists():
         raise DataError(f"{images}: its labels file {labels.name} is not beside it")
     return Arrays(channels_first(read_idx(images), images), read_idx(labels))
@@ -69,7 +61,7 @@ def read_idx_pair(images: Path) -> Arrays:
 
 def read_npz(path: Path, where: tuple[str, Any] | None = None) -> Arrays:
     """``x`` and ``y`` (or ``images`` and ``labels``) of an .npz, only rows ``where`` a column has a value; no object arrays, no pickles."""
-    with sound(path, ".npz"), zipfile.ZipFile(path) as archive:
+    with refusing(DataError, f"{path}: cannot be read as .npz; is it whole?"), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         keys = next((pair for pair in (("x", "y"), ("images", "labels")) if {*pair} <= members.keys()), None)
         if keys is None:
@@ -122,7 +114,7 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
         raise DataError(f"{path}: reading parquet needs an extra: pip install 'privot[parquet]'") from None
     images: list[np.ndarray] = []
     labels: list[int] = []
-    with sound(path, "a parquet of images"), parquet.ParquetFile(path) as file:
+    with refusing(DataError, f"{path}: cannot be read as a parquet of images; is it whole?"), parquet.ParquetFile(path) as file:
         columns = ["image", label, *([where[0]] if where else [])]
         if missing := [each for each in columns if each not in file.schema_arrow.names]:
             raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)[:200]}")
@@ -139,7 +131,7 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
 
 def decode(source: Any, name: Any, resize: int | None = None) -> np.ndarray:
     """One PNG or JPEG as uint8 [channels, height, width]; its size is checked before it is decoded."""
-    with sound(name, "PNG or JPEG"):
+    with refusing(DataError, f"{name}: cannot be read as PNG or JPEG; is it whole?"):
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("PNG", "JPEG")) as image:
             if max(image.size) > LARGEST:
                 raise DataError(f"{name}: {image.size[0]}x{image.size[1]} pixels; the limit is {LARGEST} a side")
@@ -162,10 +154,8 @@ def stack(images: list[np.ndarray], name: Any) -> np.ndarray:
 
 def channels_first(images: np.ndarray, name: Any) -> np.ndarray:
     """[count, height, width] or [count, height, width, channels] brought to [count, channels, height, width]."""
+    if images.ndim not in (3, 4):
+        raise DataError(f"{name}: images of shape {list(images.shape)}; [count, height, width] with or without channels is needed")
     if images.ndim == 3:
         return images[:, None]
-    if images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    if images.ndim != 4:
-        raise DataError(f"{name}: images of shape {list(images.shape)}; [count, height, width] with or without channels is needed")
-    return images
+    return images.transpose(0, 3, 1, 2) if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3) else images

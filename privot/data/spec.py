@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from privot.errors import DataError
+from privot.errors import DataError, refusing
 
 LARGEST = 4096  # pixels a side; what a hostile header can make us allocate is bounded by this
 
@@ -26,12 +27,11 @@ class Spec:
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        try:  # whole numbers of Python's own kind, since NumPy's do not go into JSON
+        with refusing(DataError, "spec: shape is three whole numbers (channels, height, width), and counts are whole numbers"):
+            # Whole numbers of Python's own kind, since NumPy's do not go into JSON.
             channels, height, width = shape = tuple(map(index, self.shape))
             sizes = self.class_sizes if self.class_sizes is None else tuple(map(index, self.class_sizes))
             vars(self).update(shape=shape, classes=index(self.classes), class_sizes=sizes, size=self.size and index(self.size))
-        except (TypeError, ValueError):
-            raise DataError("spec: shape is three whole numbers (channels, height, width), and counts are whole numbers") from None
         if channels not in (1, 3) or not (0 < height <= LARGEST and 0 < width <= LARGEST):
             raise DataError(f"shape={self.shape}: 1 or 3 channels and sides of 1 to {LARGEST} pixels are supported")
         if not 1 <= self.classes <= 100_000:
@@ -45,16 +45,13 @@ class Spec:
 
     @property
     def pixels(self) -> int:
-        channels, height, width = self.shape
-        return channels * height * width
+        return math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, value: Any) -> Spec:
-        try:
-            plain: Any = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+        with refusing(DataError, "not a spec"):
+            plain: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
             return cls(**plain)
-        except (TypeError, AttributeError) as error:
-            raise DataError(f"not a spec: {type(error).__name__}") from None

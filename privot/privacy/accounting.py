@@ -39,46 +39,6 @@ class Neighbours(StrEnum):
     LOCAL = "local"
 
 
-def to_json(event: dpa.DpEvent) -> list[Any]:
-    """The event as JSON; only the kinds that `cost` can account for.
-
-    >>> to_json(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(2.0), 3))
-    ['times', 3, ['gaussian', 2.0]]
-    """
-    match event:
-        case dpa.GaussianDpEvent(noise_multiplier=noise):
-            return ["gaussian", noise]
-        case dpa.NonPrivateDpEvent():
-            return ["non-private"]
-        case dpa.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
-            return ["poisson", rate, to_json(inner)]
-        case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=size, sample_size=drawn, event=inner):
-            return ["without-replacement", size, drawn, to_json(inner)]
-        case dpa.SelfComposedDpEvent(event=inner, count=count):
-            return ["times", count, to_json(inner)]
-        case dpa.ComposedDpEvent(events=events):
-            return ["all", *map(to_json, events)]
-    raise PlanError(f"no accounting for the event {type(event).__name__}")
-
-
-def from_json(value: Any) -> dpa.DpEvent:
-    """The inverse of `to_json`; anything else is refused."""
-    match value:
-        case ["gaussian", float() | int() as noise] if 1e-30 < noise < 1e30:
-            return dpa.GaussianDpEvent(float(noise))
-        case ["non-private"]:
-            return dpa.NonPrivateDpEvent()
-        case ["poisson", float() | int() as rate, inner] if 0 < rate <= 1:
-            return dpa.PoissonSampledDpEvent(rate, from_json(inner))
-        case ["without-replacement", int() as size, int() as drawn, inner] if 0 < drawn <= size:
-            return dpa.SampledWithoutReplacementDpEvent(size, drawn, from_json(inner))
-        case ["times", int() as count, inner] if count > 0:
-            return dpa.SelfComposedDpEvent(from_json(inner), count)
-        case ["all", *events]:
-            return dpa.ComposedDpEvent([from_json(each) for each in events])
-    raise PlanError(f"not an event: {str(value)[:80]}")
-
-
 def _leaves(event: dpa.DpEvent, count: int = 1) -> list[tuple[dpa.DpEvent, int]]:
     if isinstance(event, dpa.SelfComposedDpEvent):
         return _leaves(event.event, count * event.count)
@@ -137,7 +97,7 @@ def cost(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
         return _gaussian(mu)
     grid = _grid(sampled, mu)
     if grid is None:
-        return _renyi(event, neighbours)
+        return renyi(event, neighbours)
     total = pld.identity(grid) if mu == 0 else pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=grid)
     for rate, noise, count in sampled:
         one = _poisson(rate, noise, grid) if neighbours is Neighbours.ADD_REMOVE else _symmetric(rate, noise, grid)
@@ -161,17 +121,12 @@ def _gaussian(mu: float) -> Cost:
     return Cost("analytic Gaussian", delta, lambda target: float(dpa.get_epsilon_gaussian(1 / mu, target)), mu)
 
 
-def _renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
-    one = dpa.NeighboringRelation
-    accountant = RdpAccountant(
-        neighboring_relation=one.ADD_OR_REMOVE_ONE if neighbours is Neighbours.ADD_REMOVE else one.REPLACE_ONE
-    ).compose(event)
-    return Cost("Renyi (the PLD grid would be too large)", np.vectorize(accountant.get_delta), accountant.get_epsilon)
-
-
-def renyi_epsilon(event: dpa.DpEvent, neighbours: Neighbours, delta: float) -> float:
+def renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
     """The Renyi bound, printed beside the claim as a check; it is never below a correct one by more than rounding."""
-    return float(_renyi(event, neighbours).epsilon(delta))
+    one = dpa.NeighboringRelation
+    relation = one.ADD_OR_REMOVE_ONE if neighbours is Neighbours.ADD_REMOVE else one.REPLACE_ONE
+    accountant = RdpAccountant(neighboring_relation=relation).compose(event)
+    return Cost("Renyi (the PLD grid would be too large)", np.vectorize(accountant.get_delta), accountant.get_epsilon)
 
 
 def _grid(sampled: list[tuple[float, float, int]], mu: float) -> float | None:
@@ -183,8 +138,7 @@ def _grid(sampled: list[tuple[float, float, int]], mu: float) -> float | None:
         density = (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - shift)
         loss = np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + shift * x - shift**2 / 2)
         weight = density / density.sum()
-        mean = float(weight @ loss)
-        spread += count * float(weight @ (loss - mean) ** 2)
+        spread += count * float(weight @ (loss - weight @ loss) ** 2)
         width = max(width, float(loss[-1] - loss[0]))
     return next((grid for grid in GRIDS if (20 * math.sqrt(spread) + 2 * width) / grid < MOST_POINTS), None)
 

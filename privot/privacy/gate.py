@@ -14,20 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from privot.data.records import Records, Sensitive
-from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError
-from privot.privacy.accounting import Neighbours
+from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError, refusing
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, grid_for, noisy
-from privot.privacy.plan import Allowance, Plan, Stage
-from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.privacy.plan import Plan, Stage, Wall
+from privot.privacy.sampling import ADD_REMOVE, LOCAL, REPLACE, Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
-
-ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
 
 # privacy: how far one neighbour can move the answer, in units of its bound. A missing pair has no argument and is refused.
 SENSITIVITY = {
@@ -53,13 +49,13 @@ class Gate:
     """
 
     def __init__(
-        self, data: Sensitive, plan: Plan, ledger: Ledger, wall: Allowance, *, method: str = "", runtime: Runtime | None = None,
+        self, data: Sensitive, plan: Plan, ledger: Ledger, wall: Wall, *, method: str = "", runtime: Runtime | None = None,
         folder: Path | None = None, insecure_seed: int | None = None,
     ):  # fmt: skip
         for stage in plan.stages:
             if (stage.verb, plan.neighbours) not in SENSITIVITY or type(stage.sampling) not in DRAWS[stage.verb]:
-                kind = type(stage.sampling).__name__
-                raise PlanError(f"stage {stage.name}: {stage.verb} on {kind} draws has no proof under {plan.neighbours} neighbours")
+                draws = f"{stage.verb} on {type(stage.sampling).__name__} draws"
+                raise PlanError(f"stage {stage.name}: {draws} has no proof under {plan.neighbours} neighbours")
         if plan.stages and not wall.allows(plan.cost()):
             raise BudgetError("the plan costs more than the budget of this run: calibrate it, or ask for a larger epsilon")
         ticket = int((folder / "ticket").read_text()) if folder and (folder / "ticket").exists() else None
@@ -68,8 +64,7 @@ class Gate:
         self.spec, self.plan, self.ticket, self.opened = data.spec, plan, ticket, ""
         self.insecure = insecure_seed is not None
         self._data, self._ledger, self._method, self._folder = data, ledger, method, folder
-        self._device = (runtime or Runtime()).target
-        self._portion = (runtime or Runtime()).microbatch
+        self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.microbatch
         self._secret, self._vault = Secret(insecure_seed), {}  # type: tuple[Secret, dict[str, Any]]
         self._stages, self._done = {stage.name: stage for stage in plan.stages}, dict.fromkeys((s.name for s in plan.stages), 0)
         self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._done}  # asked before a crash
@@ -231,13 +226,10 @@ class Gate:
         file = self._file(stage, step)
         if self.ticket is None or file is None or not file.exists():
             return None
-        try:
+        with refusing(ReleaseError, altered := f"{file}: this kept answer was altered; start anew, at a new charge"):
             value = load_file(file)["value"]
-            sound = self._ledger.digest(self.ticket, stage.name, step) in (None, _digest(value))
-        except (SafetensorError, KeyError):
-            sound = False
-        if not sound:
-            raise ReleaseError(f"{file}: this kept answer was altered; start anew, at a new charge")
+        if self._ledger.digest(self.ticket, stage.name, step) not in (None, _digest(value)):
+            raise ReleaseError(altered)
         self._ledger.commit(self.ticket, stage.name, step, _digest(value))
         return value.to(self._device)
 

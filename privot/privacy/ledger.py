@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import dp_accounting as dpa
 
-from privot.errors import BudgetError, LedgerError, PlanError
+from privot.errors import BudgetError, LedgerError
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.plan import Budget, Plan
@@ -40,6 +40,7 @@ class Ledger:
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time):
         self.path, self._clock = Path(path), clock
+        self._headfile = self.path.with_name(self.path.name + ".head")
         self._entries: list[dict[str, Any]] = []
         self._head, self._offset = START, 0
         self._mutex, self._held = threading.RLock(), False
@@ -60,10 +61,11 @@ class Ledger:
 
     def spent(self, also: Plan | None = None) -> Cost:
         """What all reservations cost together (with ``also`` on top), crashed runs included."""
-        plans = [
-            (accounting.from_json(each["event"]), Neighbours(each["neighbours"])) for each in self.entries() if each["kind"] == "reserve"
-        ]
-        return _together([*plans, (also.event(), also.neighbours)] if also else plans)
+        plans = [Plan.from_json(each["plan"]) for each in self.entries() if each["kind"] == "reserve"] + ([also] if also else [])
+        if len({plan.neighbours for plan in plans}) > 1 and not any(stage.noise == 0 for plan in plans for stage in plan.stages):
+            plans = [plan.replaced() for plan in plans]  # stated for replace-one as soon as one run is
+        relation = plans[0].neighbours if plans else Neighbours.REPLACE
+        return accounting.cost(dpa.ComposedDpEvent([plan.event() for plan in plans]), relation)
 
     def limit(self, budget: Budget) -> None:
         """The owner sets the wall of the whole data set; the newest line counts."""
@@ -71,14 +73,14 @@ class Ledger:
             self._append("budget", epsilon=budget.epsilon, delta=budget.delta)
 
     def wall(self) -> Budget | None:
-        lines = [each for each in self.entries() if each["kind"] == "budget"]
-        return Budget(lines[-1]["epsilon"], lines[-1]["delta"]) if lines else None
+        lines = [Budget(each["epsilon"], each["delta"]) for each in self.entries() if each["kind"] == "budget"]
+        return lines[-1] if lines else None
 
     def reserve(self, plan: Plan, method: str) -> int:
         """Charge a whole plan, for ever; returns its ticket. Raises, and charges nothing, when the owner's wall would be passed."""
         with self._locked():
             wall = self.wall()
-            before = {each["neighbours"] for each in self._entries if each["kind"] == "reserve"}
+            before = {each["plan"]["neighbours"] for each in self._lines(kind="reserve")}
             total = self.spent(also=plan) if wall or before - {plan.neighbours} else None  # relations that have no sum are refused here
             if wall and total and not wall.allows(total):
                 raise BudgetError(
@@ -86,14 +88,12 @@ class Ledger:
                     f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
                 )
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
-            event = accounting.to_json(plan.event())
-            return self._append("reserve", method=method, event=event, neighbours=str(plan.neighbours), time=when)
+            return self._append("reserve", method=method, plan=plan.to_json(), time=when)
 
     def ask(self, ticket: int, stage: str, first: int, last: int) -> None:
         """Mark answers ``first`` to ``last`` of a stage as taken, before any record is read for them."""
         with self._locked():
-            taken = self._taken(ticket, stage)
-            if first < taken:
+            if first < self.taken(ticket, stage):
                 raise LedgerError(f"answers {first} to {last} of stage {stage} were taken before: no answer is given twice")
             self._append("ask", ticket=ticket, stage=stage, first=first, last=last)
 
@@ -101,7 +101,7 @@ class Ledger:
         """Record what answer ``step`` was; a second, different answer to the same ask is refused."""
         with self._locked():
             known = self.digest(ticket, stage, step)
-            if known not in (None, digest) or step >= self._taken(ticket, stage):
+            if known not in (None, digest) or step >= self.taken(ticket, stage):
                 raise LedgerError(f"answer {step} of stage {stage} was never asked for, or already has another digest")
             if known is None:
                 self._append("commit", ticket=ticket, stage=stage, step=step, digest=digest)
@@ -109,31 +109,24 @@ class Ledger:
     def taken(self, ticket: int, stage: str) -> int:
         """How many answers of the stage were asked for under this ticket."""
         with self._locked():
-            return self._taken(ticket, stage)
+            if not self._lines(kind="reserve", n=ticket):
+                raise LedgerError(f"{self.path}: no reservation has the ticket {ticket}: the run was charged to another ledger")
+            return max((each["last"] + 1 for each in self._lines(kind="ask", ticket=ticket, stage=stage)), default=0)
 
     def digest(self, ticket: int, stage: str, step: int) -> str | None:
         """The committed digest of an answer, if there is one."""
-        want = {"kind": "commit", "ticket": ticket, "stage": stage, "step": step}
         with self._locked():
-            return next((each["digest"] for each in self._entries if want.items() <= each.items()), None)
+            return next((each["digest"] for each in self._lines(kind="commit", ticket=ticket, stage=stage, step=step)), None)
 
     def covers(self, ticket: int, plan: Plan, method: str) -> bool:
         """Whether the ticket is of a reservation of this very plan, made in this ledger."""
-        want = {"kind": "reserve", "method": method, "event": accounting.to_json(plan.event()), "neighbours": str(plan.neighbours)}
         with self._locked():
-            return 0 <= ticket < len(self._entries) and all(self._entries[ticket].get(key) == value for key, value in want.items())
+            return bool(self._lines(kind="reserve", n=ticket, method=method, plan=plan.to_json()))
 
-    def _taken(self, ticket: int, stage: str) -> int:
-        if not (0 <= ticket < len(self._entries) and self._entries[ticket]["kind"] == "reserve"):
-            raise LedgerError(f"{self.path}: no reservation has the ticket {ticket}: the run was charged to another ledger")
-        want = {"kind": "ask", "ticket": ticket, "stage": stage}
-        return max((each["last"] + 1 for each in self._entries if want.items() <= each.items()), default=0)
+    def _lines(self, **want: Any) -> list[dict[str, Any]]:
+        return [each for each in self._entries if want.items() <= each.items()]
 
     # The file itself
-
-    @property
-    def _headfile(self) -> Path:
-        return self.path.with_name(self.path.name + ".head")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -156,14 +149,13 @@ class Ledger:
 
     def _read(self) -> None:
         """Take in what other writers added; refuse a chain that does not hold."""
-        size = self.path.stat().st_size if self.path.exists() else 0
+        size, data = 0, b""
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(self._offset)
+            data = file.read()
         if size < self._offset:
             raise LedgerError(f"{self.path}: the ledger was cut short; restore it from its backup")
-        data = b""
-        if size > self._offset:
-            with open(self.path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
         for line in data.split(b"\n")[:-1]:  # what follows the last newline was torn by a crash: that call never returned
             number = len(self._entries)
             try:
@@ -225,30 +217,3 @@ def _sync(folder: Path) -> None:
         os.fsync(place)
     finally:
         os.close(place)
-
-
-def _together(plans: list[tuple[dpa.DpEvent, Neighbours]]) -> Cost:
-    """One cost for runs under several relations: stated for replace-one as soon as one run is.
-
-    privacy: an add/remove Gaussian with multiplier z is a replace-one Gaussian with z/2 (remove, then add). No such rule is used for
-    sampled events, so mixing those is refused.
-    """
-    relations = {relation for _, relation in plans}
-    if any(event == dpa.NonPrivateDpEvent() for event, _ in plans):
-        return accounting.cost(dpa.NonPrivateDpEvent(), Neighbours.REPLACE)
-    if len(relations) > 1:
-        plans = [(_replaced(event) if relation is Neighbours.ADD_REMOVE else event, Neighbours.REPLACE) for event, relation in plans]
-    return accounting.cost(dpa.ComposedDpEvent([event for event, _ in plans]), plans[0][1] if plans else Neighbours.REPLACE)
-
-
-def _replaced(event: dpa.DpEvent) -> dpa.DpEvent:
-    match event:
-        case dpa.GaussianDpEvent(noise_multiplier=noise):
-            return dpa.GaussianDpEvent(noise / 2)
-        case dpa.SelfComposedDpEvent(event=inner, count=count):
-            return dpa.SelfComposedDpEvent(_replaced(inner), count)
-        case dpa.ComposedDpEvent(events=events):
-            return dpa.ComposedDpEvent([_replaced(each) for each in events])
-        case dpa.NonPrivateDpEvent():
-            return event
-    raise PlanError("this ledger mixes sampled add-remove runs with replace runs, whose sum has no proof here: use one relation")

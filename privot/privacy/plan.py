@@ -5,23 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import dp_accounting as dpa
 
-from privot.errors import PlanError, SettingError
+from privot.errors import PlanError, SettingError, refusing
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.sampling import SAMPLERS, Full, Sampling
-
-
-class Allowance(Protocol):
-    """A wall: says whether a cost is still inside."""
-
-    @property
-    def delta(self) -> float: ...
-
-    def allows(self, cost: Cost) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,8 @@ class Budget:
 class Risk:
     """The same wall said as attack power: no membership attack may exceed ``tpr`` at false-positive rate ``fpr``.
 
-    >>> Risk.parse("0.05@0.01")
-    Risk(tpr=0.05, fpr=0.01, delta=1e-05)
+    >>> Risk(tpr=0.05, fpr=0.01).delta
+    1e-05
     """
 
     tpr: float
@@ -62,16 +53,11 @@ class Risk:
             raise SettingError(f"max-tpr {self.tpr:g}@{self.fpr:g}: 0 < false-positive rate < true-positive rate < 1 is needed")
         Budget(1.0, self.delta)
 
-    @classmethod
-    def parse(cls, text: str, delta: float = 1e-5) -> Risk:
-        try:
-            tpr, fpr = map(float, text.split("@"))
-        except ValueError:
-            raise SettingError(f"max-tpr {text!r}: write it as 0.05@0.01 (true-positive rate at false-positive rate)") from None
-        return cls(tpr, fpr, delta)
-
     def allows(self, cost: Cost) -> bool:
         return cost.tpr(self.fpr) <= self.tpr
+
+
+Wall = Budget | Risk  # says whether a cost is still inside
 
 
 @dataclass(frozen=True)
@@ -85,12 +71,14 @@ class Stage:
     sampling: Sampling = Full()  # noqa: RUF009 (frozen, without fields)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
+        if not (self.noise == 0 or 1e-30 < self.noise < 1e30):
             raise PlanError(f"noise={self.noise}: a multiplier of 0 or more is needed")
-        if self.steps < 1:
-            raise PlanError(f"steps={self.steps}: at least 1 is needed")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise PlanError(f"steps={self.steps}: a whole number of at least 1 is needed")
 
     def event(self) -> dpa.DpEvent:
+        if self.noise == 0:  # a draw without noise is the records themselves
+            return dpa.NonPrivateDpEvent()
         one = self.sampling.event(self.noise)
         return one if self.steps == 1 else dpa.SelfComposedDpEvent(one, self.steps)
 
@@ -116,7 +104,6 @@ class Plan:
                 raise PlanError(f"stage {stage.name}: {kind} sampling has no proof under {self.neighbours} neighbours")
         if len({stage.name for stage in self.stages}) < len(self.stages):
             raise PlanError("two stages of a plan have the same name")
-        accounting.from_json(accounting.to_json(self.event()))  # what the ledger will write, it must be able to read
 
     def event(self) -> dpa.DpEvent:
         events = [stage.event() for stage in self.stages]
@@ -129,7 +116,19 @@ class Plan:
         """The same plan with every noise multiplied."""
         return dataclasses.replace(self, stages=tuple(dataclasses.replace(stage, noise=stage.noise * factor) for stage in self.stages))
 
-    def calibrated(self, wall: Allowance) -> Plan:
+    def replaced(self) -> Plan:
+        """The plan counted under replace-one.
+
+        privacy: an add/remove Gaussian with multiplier z is a replace-one Gaussian with z/2 (remove, then add). No such rule is used
+        for sampled answers, so they are refused.
+        """
+        if self.neighbours is not Neighbours.ADD_REMOVE:
+            return dataclasses.replace(self, neighbours=Neighbours.REPLACE)
+        if any(not isinstance(stage.sampling, Full) for stage in self.stages):
+            raise PlanError("sampled add-remove runs and replace runs have no sum with a proof here: use one relation for a data set")
+        return dataclasses.replace(self.scaled(0.5), neighbours=Neighbours.REPLACE)
+
+    def calibrated(self, wall: Wall) -> Plan:
         """The least noise, in this plan's proportions, that stays inside the wall; found from outside, never rounded inwards."""
         if getattr(wall, "epsilon", 0) == math.inf:
             return self.scaled(0.0)
@@ -149,19 +148,15 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the manifest; `from_json` gives the same plan back."""
-        stages = []
-        for stage in self.stages:
-            sampling = {"kind": type(stage.sampling).__name__.lower(), **vars(stage.sampling)}
-            stages.append({**{k: v for k, v in vars(stage).items() if k != "sampling"}, "sampling": sampling})
+        kinds = [{"kind": type(stage.sampling).__name__.lower(), **vars(stage.sampling)} for stage in self.stages]
+        stages = [{**vars(stage), "sampling": kind} for stage, kind in zip(self.stages, kinds, strict=True)]
         return {"neighbours": str(self.neighbours), "stages": stages}
 
     @classmethod
     def from_json(cls, value: Any) -> Plan:
-        try:
+        with refusing(PlanError, "not a plan"):
             stages = []
             for each in value["stages"]:
                 sampling = dict(each["sampling"])
                 stages.append(Stage(**{**each, "sampling": SAMPLERS[sampling.pop("kind")](**sampling)}))
             return cls(tuple(stages), Neighbours(value["neighbours"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"not a plan: {type(error).__name__}") from None

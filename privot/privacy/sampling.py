@@ -7,7 +7,7 @@ so that what runs and what is counted cannot differ.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import dp_accounting as dpa
 import torch
@@ -18,22 +18,6 @@ from privot.privacy.accounting import Neighbours
 from privot.privacy.noise import Secret
 
 ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
-
-
-class Sampling(Protocol):
-    """What the gate and the plan need of a sampler."""
-
-    neighbours: ClassVar[tuple[Neighbours, ...]]
-
-    def draw(self, count: int, secret: Secret) -> Tensor | None:
-        """Indices of the records, in rising order, or None for all of them."""
-
-    def event(self, noise: float) -> dpa.DpEvent:
-        """The event of one Gaussian answer on such a draw."""
-
-
-def _gaussian(noise: float) -> dpa.DpEvent:
-    return dpa.GaussianDpEvent(noise) if noise > 0 else dpa.NonPrivateDpEvent()
 
 
 @dataclass(frozen=True)
@@ -47,10 +31,12 @@ class Full:
     neighbours: ClassVar[tuple[Neighbours, ...]] = (ADD_REMOVE, REPLACE, LOCAL)
 
     def draw(self, count: int, secret: Secret) -> Tensor | None:
+        """Indices of the records, in rising order, or None for all of them."""
         return None
 
     def event(self, noise: float) -> dpa.DpEvent:
-        return _gaussian(noise)
+        """The event of one Gaussian answer on such a draw."""
+        return dpa.GaussianDpEvent(noise)
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,7 @@ class Poisson:
         return (secret.uniform(count) <= self.rate).nonzero().flatten()
 
     def event(self, noise: float) -> dpa.DpEvent:
-        return dpa.PoissonSampledDpEvent(self.rate, _gaussian(noise)) if noise > 0 else _gaussian(noise)
+        return dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(noise))
 
 
 @dataclass(frozen=True)
@@ -80,7 +66,7 @@ class Fixed:
     neighbours: ClassVar[tuple[Neighbours, ...]] = (REPLACE,)
 
     def __post_init__(self) -> None:
-        if not 0 < self.drawn <= self.size:
+        if not isinstance(self.drawn, int) or not 0 < self.drawn <= self.size:
             raise PlanError(f"drawn={self.drawn}: between 1 and the data set's size {self.size} is needed")
 
     def draw(self, count: int, secret: Secret) -> Tensor | None:
@@ -89,7 +75,7 @@ class Fixed:
         return secret.order(count)[: self.drawn].sort().values
 
     def event(self, noise: float) -> dpa.DpEvent:
-        return dpa.SampledWithoutReplacementDpEvent(self.size, self.drawn, _gaussian(noise)) if noise > 0 else _gaussian(noise)
+        return dpa.SampledWithoutReplacementDpEvent(self.size, self.drawn, dpa.GaussianDpEvent(noise))
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ class Shards:
     neighbours: ClassVar[tuple[Neighbours, ...]] = (REPLACE,)
 
     def __post_init__(self) -> None:
-        if self.count < 1:
+        if not isinstance(self.count, int) or self.count < 1:
             raise PlanError(f"count={self.count}: at least one shard is needed")
 
     def draw(self, count: int, secret: Secret) -> Tensor | None:
@@ -112,7 +98,8 @@ class Shards:
         return torch.arange(min(chosen, count), count, self.count)  # a shard may be empty
 
     def event(self, noise: float) -> dpa.DpEvent:
-        return dpa.SampledWithoutReplacementDpEvent(self.count, 1, _gaussian(noise)) if noise > 0 else _gaussian(noise)
+        return dpa.SampledWithoutReplacementDpEvent(self.count, 1, dpa.GaussianDpEvent(noise))
 
 
+Sampling = Full | Poisson | Fixed | Shards
 SAMPLERS = {kind.__name__.lower(): kind for kind in (Full, Poisson, Fixed, Shards)}

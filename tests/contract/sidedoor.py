@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 import logging
 import os
 import shutil
@@ -164,10 +163,14 @@ class Trace:
 _cost, _of = accounting.cost, Guarantee.of
 
 
-@functools.cache
+_prices: dict = {}
+
+
 def _priced(event, relation):
-    cost = _cost(accounting.from_json(json.loads(event)), relation)
-    return dataclasses.replace(cost, epsilon=functools.cache(cost.epsilon))
+    if (key := (str(event), relation)) not in _prices:
+        cost = _cost(event, relation)
+        _prices[key] = dataclasses.replace(cost, epsilon=functools.cache(cost.epsilon))
+    return _prices[key]
 
 
 @functools.cache
@@ -215,7 +218,7 @@ def run(method, images, labels, spec, root, kept=None, coupled=False):
         mock.patch.object(synthesis, "Gate", Watching),
         mock.patch.object(gate, "noisy", answer),
         mock.patch.object(shutil, "rmtree", removed),
-        mock.patch.object(accounting, "cost", lambda event, relation: _priced(json.dumps(accounting.to_json(event)), relation)),
+        mock.patch.object(accounting, "cost", _priced),
         mock.patch.object(Guarantee, "of", _guaranteed),
     ]
     if coupled:

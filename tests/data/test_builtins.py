@@ -11,6 +11,7 @@ import numpy as np
 import pooch
 import pytest
 
+from privot import files
 from privot.data import Public, Sensitive, catalogue, describe, load
 from privot.errors import DataError, SettingError
 
@@ -111,7 +112,7 @@ def test_a_split_is_train_or_test():
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
     """An empty PRIVOT_DATA, cache and system folder."""
-    monkeypatch.setattr(loading, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
     return tmp_path
 
 
@@ -129,9 +130,9 @@ def test_a_missing_data_set_says_where_to_put_it(nowhere):
 def test_folders_are_looked_through_in_order(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_DATA", str(tmp_path / "a"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
-    assert loading.folders()[:2] == [tmp_path / "a", tmp_path / "b" / "privot"]
+    assert files.folders()[:2] == [tmp_path / "a", tmp_path / "b" / "privot"]
     monkeypatch.delenv("PRIVOT_DATA")
-    assert loading.folders()[0] == tmp_path / "b" / "privot"
+    assert files.folders()[0] == tmp_path / "b" / "privot"
 
 
 def tiny_mnist(monkeypatch):

@@ -296,11 +296,12 @@ def _swap(left, right):
     return _lines(change)
 
 
+QUIET = Plan((Stage("means", "sum", 500.0),), REPLACE).to_json()
 EDITS = [
-    (0, "epsilon", 500.0), (0, "delta", 0.5), (0, "kind", "note"), (1, "kind", "ask"), (1, "method", "other"), (1, "event", []),
-    (1, "event", ["gaussian", 500.0]), (1, "neighbours", "add-remove"), (1, "time", "2030-01-01T00:00:00Z"), (1, "n", 7), (1, "n", "1"),
+    (0, "epsilon", 500.0), (0, "delta", 0.5), (0, "kind", "note"), (1, "kind", "ask"), (1, "method", "other"), (1, "plan", {}),
+    (1, "plan", QUIET), (1, "plan", {**QUIET, "neighbours": "add-remove"}), (1, "time", "2030-01-01T00:00:00Z"), (1, "n", 7), (1, "n", "1"),
     (1, "prev", START[::-1]), (2, "ticket", 4), (2, "stage", "walks"), (2, "first", 1), (2, "last", 5), (2, "last", -1),
-    (3, "digest", "0" * 64), (3, "step", 1), (3, "kind", 3), (4, "event", ["non-private"]), (7, "event", ["gaussian", 500.0]),
+    (3, "digest", "0" * 64), (3, "step", 1), (3, "kind", 3), (4, "plan", QUIET), (7, "plan", QUIET),
     (10, "last", 0), (10, "ticket", 1), (10, "prev", "0" * 64),
 ]  # fmt: skip
 DETECTED = {

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import dp_accounting as dpa
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from scipy.stats import binom
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError
-from privot.privacy.accounting import Neighbours, to_json
+from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import DRAWS, Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret
@@ -49,13 +50,13 @@ def lawful(chosen, sampler):
 def claimed(sampler):
     """(probability that two records are drawn together, law of the size), from the event's own numbers."""
     same = np.eye(COUNT, dtype=bool)
-    match to_json(sampler.event(1.0)):
-        case ["poisson", rate, _]:
+    match sampler.event(1.0):
+        case dpa.PoissonSampledDpEvent(sampling_probability=rate):
             return np.where(same, rate, rate**2), binom.pmf(np.arange(COUNT + 1), COUNT, rate)
-        case ["without-replacement", size, drawn, _] if isinstance(sampler, Fixed):
+        case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=size, sample_size=drawn) if isinstance(sampler, Fixed):
             pair = drawn * (drawn - 1) / (size * (size - 1))
             return np.where(same, drawn / size, pair), (np.arange(COUNT + 1) == drawn).astype(float)
-        case ["without-replacement", shards, 1, _]:
+        case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=shards, sample_size=1):
             mates = np.arange(COUNT)[:, None] % shards == np.arange(COUNT) % shards
             own = np.bincount(np.bincount(np.arange(COUNT) % shards, minlength=shards), minlength=COUNT + 1)  # shards of each size
             return mates / shards, own / shards
@@ -212,13 +213,13 @@ def test_bad_numbers_are_refused(make):
 
 
 def test_events():
-    noise = ["gaussian", 2.0]
-    assert to_json(Full().event(2.0)) == noise
-    assert to_json(Poisson(0.1).event(2.0)) == ["poisson", 0.1, noise]
-    assert to_json(Fixed(3, 9).event(2.0)) == ["without-replacement", 9, 3, noise]
-    assert to_json(Shards(9).event(2.0)) == ["without-replacement", 9, 1, noise]
+    noise = dpa.GaussianDpEvent(2.0)
+    assert Full().event(2.0) == noise
+    assert Poisson(0.1).event(2.0) == dpa.PoissonSampledDpEvent(0.1, noise)
+    assert Fixed(3, 9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 3, noise)
+    assert Shards(9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 1, noise)
     for sampler in (Full(), Poisson(0.1), Fixed(3, 9), Shards(9)):
-        assert to_json(sampler.event(0.0)) == ["non-private"]  # a sample without noise is the records themselves
+        assert Stage("a", "answer", 0.0, 3, sampler).event() == dpa.NonPrivateDpEvent()  # a sample without noise is the records themselves
 
 
 def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):

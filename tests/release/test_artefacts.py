@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 from privot import synthesis
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError
-from privot.privacy import accounting
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
 from privot.product import Product
@@ -45,7 +44,7 @@ def folders(tmp_path_factory):
 
 def small_set(plan=None):
     plan = plan or Plan((Stage("means", "sum", 4.0, 3),), Neighbours.ADD_REMOVE)
-    facts = {"method": "by hand", "plan": plan.to_json(), "event": accounting.to_json(plan.event())}
+    facts = {"method": "by hand", "plan": plan.to_json(), "event": str(plan.event())}
     images = torch.rand(7, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     product = Product.set(images, torch.tensor([0, 1, 2, 0, 1, 2, 0], dtype=torch.int32))
     return Release(product, Guarantee.of(plan, 1e-5), Spec((1, 4, 4), 3), facts)
@@ -319,11 +318,11 @@ FORGED = {
     "sampling unknown": put(*STAGE, "sampling", {"kind": "lucky"}),
     "no stages": put("plan", "stages", []),
     "no plan": put("plan", None),
-    "event": put("event", ["gaussian", 100.0]),
+    "event": put("event", "GaussianDpEvent(noise_multiplier=100.0)"),
     "event missing": lambda manifest: manifest.pop("event"),
     "event empty": put("event", []),
-    "event and plan": both(put(*STAGE, "noise", 50.0), put("event", ["gaussian", 50.0])),
-    "event and plan without noise": both(put(*STAGE, "noise", 0), put("event", ["non-private"])),
+    "event and plan": both(put(*STAGE, "noise", 50.0), put("event", "GaussianDpEvent(noise_multiplier=50.0)")),
+    "event and plan without noise": both(put(*STAGE, "noise", 0), put("event", "NonPrivateDpEvent()")),
     "spec with a class less": put("spec", "classes", lambda value: value - 1),
     "spec with classes as a fraction": put("spec", "classes", float),
     "spec with a larger shape": put("spec", "shape", [1, 16, 16]),
@@ -453,7 +452,7 @@ def test_a_plan_of_extreme_numbers_ends_in_a_number_or_a_refusal(folders, tmp_pa
         if "poisson" in str(numbers):
             manifest["plan"]["neighbours"] = "add-remove"
         with contextlib.suppress(PrivotError):  # or there is no such plan
-            manifest["event"] = accounting.to_json(Plan.from_json(manifest["plan"]).event())
+            manifest["event"] = str(Plan.from_json(manifest["plan"]).event())
 
     start = time.perf_counter()
     sign(tmp_path / "release", edit)

@@ -1,0 +1,36 @@
+"""The command line: one verb a job, ``--json`` on every one, errors of one line with exit code 2."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib import import_module
+
+from privot.cli.terminal import Usage, app, err_console, refuse, say
+from privot.errors import PrivotError
+
+for part in ("making", "judging", "proving"):  # each adds its verbs, in this order
+    import_module(f"privot.cli.{part}")
+
+
+def main() -> None:
+    """Run the command line; what a user can mend ends in one line and exit code 2."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # Python's warnings are for developers
+    try:
+        code = app(standalone_mode=False, prog_name="privot")
+    except PrivotError as error:
+        refuse(str(error))
+    except Usage as error:
+        refuse(f"{' '.join(error.format_message().split())} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")
+    except OSError as error:
+        refuse(f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}; check the path, its rights and the free space")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        refuse("not enough memory for these settings: ask for fewer samples or a smaller model")
+    if code:
+        say("privot: stopped; what was asked stays charged, and --resume goes on from here", err_console)
+        sys.exit(code)

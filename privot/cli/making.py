@@ -1,0 +1,168 @@
+"""Verbs that make: methods, plan, synthesize, sample, demo."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from privot.cli.terminal import (
+    Classes,
+    Config,
+    Data,
+    Delta,
+    Device,
+    Download,
+    Epsilon,
+    Json,
+    Label,
+    LedgerFile,
+    MaxTpr,
+    MethodName,
+    PublicSize,
+    Repair,
+    Resize,
+    Seed,
+    Sets,
+    Shape,
+    app,
+    emit,
+    err_console,
+    guarantee_lines,
+    out_console,
+    plain,
+    say,
+    say_caution,
+    say_guarantee,
+    to_settings,
+    to_shape,
+    to_wall,
+)
+from privot.errors import SettingError
+from privot.show import progress_bar, seconds
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """What there is, whom it trusts, what it promises."""
+    from privot.methods import methods as found
+
+    rows = [{"name": name, "title": kind.title, "trusts": kind.trusts, "promise": kind.promise} for name, kind in found().items()]
+    if as_json:
+        return emit(rows)
+    table = Table("method", "what it is", "trusts", "promises")
+    for row in rows:
+        table.add_row(*row.values())
+    out_console.print(table, soft_wrap=False)
+
+
+@app.command()
+def plan(
+    data: Data, method: MethodName = "merf", epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
+    sets: Sets = None, config: Config = None, device: Device = "auto", shape: Shape = None, classes: Classes = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
+    from privot.data import describe
+    from privot.methods import make
+    from privot.synthesis import preflight
+
+    maker = make(method, to_settings(config, sets))
+    spec = describe(data, shape=to_shape(shape), classes=classes)
+    facts = preflight(spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
+    if as_json:
+        return emit(facts)
+    table = Table(show_header=False)
+    table.add_row("data", f"{plain(data)}: {spec.classes} classes, {'x'.join(map(str, spec.shape))}, size {spec.size or 'not public'}")
+    for stage in facts["plan"]["stages"]:
+        table.add_row(f"stage {stage['name']}", f"{stage['verb']}, {stage['steps']} step(s), noise {stage['noise']:.4g}")
+    table.add_row("guarantee", "\n".join(guarantee_lines(facts["guarantee"])))
+    for key, value in facts["forecast"].items():
+        if value is not None:
+            table.add_row(key.replace("_", " "), f"{value:.3g}" if isinstance(value, (int, float)) else str(value))
+    out_console.print(table, soft_wrap=False)
+    for caution in facts["cautions"]:
+        say_caution(caution)
+
+
+@app.command()
+def synthesize(
+    data: Data, out: Annotated[Path, typer.Option(help="Folder of the release.")] = Path("release"), method: MethodName = "merf",
+    epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None, sets: Sets = None, config: Config = None,
+    device: Device = "auto", seed: Seed = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
+    shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
+    public_size: PublicSize = False, download: Download = False, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train on sensitive data and write a release with its certificate."""
+    import time
+    from dataclasses import asdict
+
+    from privot.data import load
+    from privot.methods import make
+    from privot.runtime import Runtime
+    from privot.synthesis import synthesize as run
+
+    maker = make(method, to_settings(config, sets))
+    wall, runtime = to_wall(epsilon, delta, max_tpr, maker), Runtime(device)
+    if os.path.lexists(out):
+        raise SettingError(f"--out {out} is there already: name another folder, or remove it")
+    box = load(
+        data, shape=to_shape(shape), classes=classes, label=label, resize=resize, repair=repair, public_size=public_size, download=download
+    )  # fmt: skip
+    start = time.perf_counter()
+    with progress_bar(err_console) as progress:
+        release = run(
+            box, maker, wall, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
+            notice=say_caution,
+        )  # fmt: skip
+    took = time.perf_counter() - start
+    result = {"release": str(out), "guarantee": asdict(release.guarantee), "ledger": release.facts["ledger"], "seconds": took}
+    if as_json:
+        return emit(result)
+    say(f"release    {out}  ({seconds(took)})")
+    say_guarantee(asdict(release.guarantee))
+    say(f"ledger     this data set has spent epsilon {float(release.facts['ledger']['spent_epsilon']):.4g} in all")
+
+
+@app.command()
+def sample(
+    release: Annotated[Path, typer.Argument(help="Folder of a release.")],
+    count: Annotated[int, typer.Option(help="How many images.")] = 100,
+    out: Annotated[Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class.")] = Path("samples.npz"),
+    seed: Seed = 0, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Draw samples from a release; costs nothing."""
+    from privot.export import write
+    from privot.release import Release
+
+    loaded = Release.load(release)
+    images, labels = loaded.sample(count, seed=seed)
+    write(images, labels, out, loaded.spec.classes)
+    if as_json:
+        return emit({"out": str(out), "count": count})
+    say(f"{count} samples in {out}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="A folder for the results; made anew.")] = Path("privot-demo"),
+    epsilon: Annotated[float, typer.Option()] = 5.0, as_json: Json = False,
+) -> None:  # fmt: skip
+    """The whole story on the embedded data set, in about a minute."""
+    from privot.demo import run
+
+    with progress_bar(err_console) as progress:
+        result = run(out, epsilon, progress)
+    if as_json:
+        return emit(result)
+    say_guarantee(result["guarantee"])
+    for each in result["readings"]:
+        say(f"{each['name']:<20} {each['value']:.3f} ± {each['error']:.3f} on {each['count']} real test images")
+    if result["verified_epsilon"] is not None:
+        say(f"verified   epsilon {result['verified_epsilon']:.4g} recomputed from the events")
+    for what, where in result["files"].items():
+        say(f"{what:<10} {where}")

@@ -1,0 +1,71 @@
+"""Verbs that prove: verify, ledger, cite."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from privot.cli.terminal import Data, Delta, Json, LedgerFile, app, emit, out_console, plain, say, say_guarantee
+
+
+@app.command()
+def verify(release: Annotated[Path, typer.Argument(help="Folder of a release.")], as_json: Json = False) -> None:
+    """Recompute epsilon from the recorded events and check every digest; needs no data."""
+    from privot.release import verify as check
+
+    result = check(release)
+    if as_json:
+        return emit(result)
+    say("digests    ok")
+    say_guarantee(result["guarantee"])
+    if "epsilon_from_events" in result:
+        say(f"recomputed epsilon {result['epsilon_from_events']:.6g} from the recorded events: agrees")
+
+
+@app.command()
+def ledger(
+    data: Data,
+    limit: Annotated[float | None, typer.Option(help="Set the owner's budget of the whole data set.")] = None,
+    delta: Delta = 1e-5, file: LedgerFile = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """What this data set has spent, ever."""
+    from privot.data import catalogue
+    from privot.data.load import existing
+    from privot.privacy.ledger import Ledger
+    from privot.privacy.plan import Budget, Plan
+    from privot.synthesis import ledger_path
+
+    budget = Budget(math.inf if limit is None else limit, delta)
+    book = Ledger(file or ledger_path(data if data in catalogue() else str(Path(data).resolve())))
+    if data not in catalogue() and not book.path.exists():
+        existing(data)  # or a slip of the pen would read as a data set that has spent nothing
+    if limit is not None:
+        book.limit(budget)
+    wall = book.wall()
+    runs = [each for each in book.entries() if each["kind"] == "reserve"]
+    spent = float(book.spent().epsilon(delta))
+    if as_json:
+        return emit(
+            {"ledger": str(book.path), "limit": wall.epsilon if wall else None, "spent_epsilon": spent, "delta": delta, "runs": runs}
+        )
+    table = Table("run", "when", "method", "neighbours", "events")
+    for each in runs:
+        plan = Plan.from_json(each["plan"])
+        table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], plan.neighbours, plan.event())))
+    out_console.print(table, soft_wrap=False)
+    say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}" if wall else ", no limit set"))
+    say(f"{book.path}")
+
+
+@app.command()
+def cite(method: Annotated[str, typer.Argument(help="Name of a method.")], as_json: Json = False) -> None:
+    """The BibTeX entry of a method's paper."""
+    from privot.methods import make
+
+    text = make(method).citation
+    emit({"method": method, "citation": text}) if as_json else sys.stdout.write(text + "\n")

@@ -1,0 +1,140 @@
+"""What every verb shares: how the command line reads its options, speaks and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from privot.errors import SettingError
+from privot.show import jsonable
+
+if TYPE_CHECKING:
+    from privot.privacy.plan import Wall
+
+app = typer.Typer(
+    help="Private synthetic data: train or condense, certify, measure, verify.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Usage: Any = typer.BadParameter.__mro__[1]  # UsageError, whether typer brings its own click or not
+
+# Names of files come from outside: neither markup nor emoji codes in them are obeyed, and no line of ours is folded in a pipe.
+out_console, err_console = (Console(stderr=err, markup=False, emoji=False, highlight=False, soft_wrap=True) for err in (False, True))
+
+Data = Annotated[str, typer.Argument(help="A built-in name (digits, mnist, ...) or a path: IDX, .npz, .parquet, folder of class folders.")]
+MethodName = Annotated[str, typer.Option("--method", help="See `privot methods`.")]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy budget; inf for none.")]
+Delta = Annotated[float, typer.Option(help="Probability outside the guarantee; well under 1/size.")]
+MaxTpr = Annotated[str | None, typer.Option(help="The budget as attack power, such as 0.05@0.01.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="A setting of the method, key=value; may be repeated.")]
+Config = Annotated[Path | None, typer.Option(help="Settings in a TOML file; --set wins over it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The ledger that counts this data set.")]
+Shape = Annotated[str | None, typer.Option(help="Declared image shape, such as 1x28x28.")]
+Classes = Annotated[int | None, typer.Option(help="Declared number of classes.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the public random stream.")]
+Label = Annotated[str, typer.Option(help="Label column of a parquet file.")]
+Resize = Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")]
+Repair = Annotated[bool, typer.Option("--repair", help="Mend bad records (black, clipped) instead of refusing.")]
+PublicSize = Annotated[bool, typer.Option("--public-size", help="Declare the number of records public.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")]
+
+
+def refuse(text: str) -> NoReturn:
+    """One line in red, in JSON too where that was asked for, and exit code 2."""
+    say(f"privot: {text}", err_console, "red")
+    if "--json" in sys.argv:
+        emit({"error": text})
+    sys.exit(2)
+
+
+def say(text: str, console: Console = out_console, style: str | None = None) -> None:
+    """One line of text."""
+    console.print(plain(text), style=style)
+
+
+def plain(text: Any) -> str:
+    """One line without control characters, so that the name of a file can neither break nor style it."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
+
+
+def emit(value: Any) -> None:
+    """One JSON object."""
+    sys.stdout.write(json.dumps(jsonable(value)) + "\n")
+
+
+def to_wall(epsilon: float | None, delta: float, max_tpr: str | None, method: Any) -> Wall | None:
+    """The budget as it was said: an epsilon, an attack power, or none where the method's noise is fixed."""
+    from privot.privacy.plan import Budget, Risk
+
+    if epsilon is not None and max_tpr is not None:
+        raise SettingError("give --epsilon or --max-tpr, not both")
+    if max_tpr is not None:
+        try:
+            tpr, fpr = map(float, max_tpr.split("@"))
+        except ValueError:
+            raise SettingError(f"max-tpr {max_tpr!r}: write it as 0.05@0.01 (true-positive rate at false-positive rate)") from None
+        return Risk(tpr, fpr, delta)
+    if epsilon is not None:
+        return Budget(epsilon, delta)
+    return Budget(math.inf, delta) if getattr(method, "noise", None) is not None else None
+
+
+def to_settings(config: Path | None, sets: list[str] | None) -> dict[str, Any]:
+    """Settings of a method from a TOML file and ``key=value`` words."""
+    import tomllib
+
+    settings: dict[str, Any] = {}
+    if config:
+        try:
+            settings = tomllib.loads(config.read_text())
+        except (OSError, ValueError) as error:
+            raise SettingError(f"{config}: not a readable TOML file ({type(error).__name__})") from None
+    for each in sets or []:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise SettingError(f"--set {each!r}: write it as key=value")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def to_shape(text: str | None) -> tuple[int, int, int] | None:
+    """``1x28x28`` as numbers."""
+    if text is None:
+        return None
+    try:
+        channels, height, width = map(int, text.split("x"))
+    except ValueError:
+        raise SettingError(f"--shape {text!r}: write it as channels x height x width, such as 1x28x28") from None
+    return channels, height, width
+
+
+def say_caution(text: str) -> None:
+    """One line in yellow, on the error stream."""
+    say(f"caution: {text}", err_console, "yellow")
+
+
+def guarantee_lines(claim: dict[str, Any]) -> list[str]:
+    """A certificate for people."""
+    if "reason" in claim:
+        return [f"none: {claim['reason']}"]
+    power = ", ".join(f"{value:.3g} at {rate}" for rate, value in claim["max_tpr"].items())
+    sort = f"{claim['unit']}, {claim['neighbours']} neighbours ({claim['accountant']})"
+    return [
+        f"epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g}, {sort}",
+        f"no membership attack exceeds a true-positive rate of {power} (false-positive rate)",
+    ]
+
+
+def say_guarantee(claim: dict[str, Any]) -> None:
+    """A certificate for people, printed."""
+    for place, line in enumerate(guarantee_lines(claim)):
+        say(f"{'' if place else 'guarantee':<10} {line}")

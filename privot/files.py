@@ -1,0 +1,39 @@
+"""Where data sets and metric weights lie: the user's folder, the cache, the system's folder, or a verified download."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from privot.errors import DataError
+
+
+def folders() -> list[Path]:
+    """Where files are looked for, in order."""
+    named = os.environ.get("PRIVOT_DATA")
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return [*([Path(named)] if named else []), cache_home / "privot", Path("/usr/share/dataset")]
+
+
+def home(what: str) -> Path:
+    """Where files of this name belong, by hand or by download."""
+    return folders()[0] / what
+
+
+def find(*names: str) -> Path | None:
+    """The first folder's file of this name."""
+    places = (folder.joinpath(*names) for folder in folders())
+    return next((place for place in places if place.exists()), None)
+
+
+def fetch(what: str, url: str, wanted: dict[str, str]) -> Path:
+    """Download files (name -> SHA-256) into the folder ``what``; a file with another digest is refused. Returns the last one's path."""
+    import pooch
+
+    folder = home(what)
+    try:
+        for name, digest in wanted.items():
+            pooch.retrieve(url + name, known_hash=f"sha256:{digest}", fname=name, path=folder)
+    except Exception as error:  # whatever the network does, the user needs one line
+        raise DataError(f"{what}: the download failed ({type(error).__name__}); put the files into {folder} by hand") from None
+    return folder / list(wanted)[-1]
