@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privot.errors import ReleaseError, refusing
 
 
 @dataclass(frozen=True)
 class Reading:
-    """``value`` with its standard ``error`` from ``count`` cases of ``reference``.
+    """``value`` with its standard ``error``, of ``samples`` released images against ``count`` records of ``reference``.
 
-    ``publishable`` is False when the reference is sensitive: then the number itself is an unprotected release, for the owner alone.
+    ``ruler`` names all that two readings must share to be compared: network, weights, protocol. ``publishable`` is False when a
+    sensitive record had a part in the number: then it is itself an unprotected release, for the owner alone.
+
+    >>> Reading("cnn_accuracy", 0.905, 0.003, 60000, "mnist/test", 10000, True, "LeNet, 50 epochs").better
+    'higher'
     """
 
     name: str
     value: float
-    error: float
-    count: int
+    error: float  # NaN where none is known
+    samples: int
     reference: str
+    count: int
     publishable: bool
+    ruler: str = ""
+    better: str = "higher"  # or "lower"
+    warning: str = ""
     seconds: float = 0.0
+
+    @classmethod
+    def from_json(cls, value: Any) -> Reading:
+        """The inverse of ``dataclasses.asdict``; fields of the wrong kind are refused."""
+        with refusing(ReleaseError, "not a reading"):
+            wanted = {each.name: str(each.type) for each in dataclasses.fields(cls)}
+            fields = {key: float(each) if wanted[key] == "float" else each for key, each in value.items()}  # "nan": JSON has none
+            if any(type(each).__name__ != wanted[key] for key, each in fields.items()):
+                raise TypeError
+            return cls(**fields)
+
+
+def read(path: Path) -> list[Reading]:
+    """Readings that ``privot measure --out`` wrote."""
+    with refusing(ReleaseError, f"{path}: not a file of readings; name one that `privot measure --out` wrote"):
+        return [Reading.from_json(each) for each in json.loads(path.read_text())["readings"]]
