@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow lint bench-table1 clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench-table1: $(READY)
+	$(BIN)/python bench/table1.py
 
 clean:
 	rm -rf .venv privot-demo .pytest_cache .mypy_cache .ruff_cache

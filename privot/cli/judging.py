@@ -1,44 +1,205 @@
-"""Verbs that judge a release: measure."""
+"""Verbs that judge: measure, compare, report."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from privot.cli.terminal import Device, Download, Json, Label, Resize, Seed, app, emit, err_console, out_console
-from privot.show import progress_bar, seconds
+from privot.cli.terminal import (
+    Delta,
+    Device,
+    Download,
+    Json,
+    Label,
+    LedgerFile,
+    Resize,
+    Seed,
+    app,
+    emit,
+    err_console,
+    out_console,
+    plain,
+    say,
+    say_caution,
+    say_guarantee,
+)  # fmt: skip
+from privot.errors import ReleaseError, SettingError
+from privot.show import jsonable, progress_bar, seconds
+
+if TYPE_CHECKING:
+    from privot.measures.reading import Reading
+
+Test = Annotated[str, typer.Option(help="Real data to test on; of a built-in name its test split.")]
+Train = Annotated[str | None, typer.Option(help="Real training data: for the inception score, and to compare features with.")]
+Only = Annotated[str, typer.Option(help="Measures, with commas: fid, kid, precision, is, domain, sliced, thirteen, cnn, ... or default.")]
+Count = Annotated[int, typer.Option(min=2, help="Samples of each output.")]
+IsPublic = Annotated[bool, typer.Option("--public", help="The real data named here is public, so the numbers may be published.")]
+Weights = Annotated[Path | None, typer.Option(help="A safetensors file of the 2015 Inception network.")]
+
+
+def _measured(
+    sources: Sequence[str], test: str, train: str | None, only: str, count: int, public: bool, ceiling: Path | None, weights: Path | None,
+    device: str, seed: int, label: str, resize: int | None, download: bool,
+) -> list[tuple[Any, list[Reading]]]:  # fmt: skip
+    """Each source with its readings; all names are checked before the first is measured."""
+    from privot.data import load
+    from privot.measures import Subject, Workbench
+    from privot.measures.reading import read
+    from privot.measures.suite import chosen
+    from privot.runtime import Runtime
+
+    names, runtime = chosen([each.strip() for each in only.split(",")]), Runtime(device)
+    known = read(ceiling) if ceiling else []
+    subjects = [Subject.of(each, count, seed) for each in sources]
+    more: Any = {"label": label, "resize": resize, "download": download, "public": public}
+    box = load(test, "test", classes=None if len(subjects) > 1 else _declared(test, subjects[0].classes), **more)
+    real = load(train, **more) if train else None
+    with progress_bar(err_console) as progress:
+        bench = Workbench(box, real, weights=weights, runtime=runtime, seed=seed, progress=progress, notice=say_caution)
+        return [(subject, bench.measure(subject, names, known)) for subject in subjects]
+
+
+def _paid(
+    source: str, test: str, only: str, count: int, public: bool, pay: float, delta: float, ledger: Path | None, device: str, seed: int,
+    label: str, resize: int | None, download: bool,
+) -> tuple[Any, list[Reading]]:  # fmt: skip
+    """Accuracies of networks, through the gate of the test set."""
+    from privot.data import Sensitive, load
+    from privot.measures import Subject
+    from privot.payment import paid_accuracy
+    from privot.privacy.plan import Budget
+    from privot.runtime import Runtime
+
+    names = ("cnn",) if only == "default" else tuple(each.strip() for each in only.split(","))
+    subject, budget = Subject.of(source, count, seed), Budget(pay, delta)
+    if public:
+        raise SettingError("--pay buys numbers on sensitive data; on public data they are free")
+    box = load(test, "test", classes=_declared(test, subject.classes), label=label, resize=resize, download=download)
+    assert isinstance(box, Sensitive)
+    with progress_bar(err_console) as progress:
+        found = paid_accuracy(subject, box, budget, names, ledger=ledger, runtime=Runtime(device), seed=seed, progress=progress)
+    return subject, found
+
+
+def _declared(test: str, classes: int) -> int | None:
+    from privot.data import catalogue
+
+    return None if test in catalogue() else classes
+
+
+def _json(subject: Any, readings: Sequence[Reading]) -> dict[str, Any]:
+    return jsonable({"subject": subject.name, "readings": [asdict(each) for each in readings]})
 
 
 @app.command()
 def measure(
-    release: Annotated[Path, typer.Argument(help="Folder of a release.")],
-    test: Annotated[str, typer.Option(help="Real data to test on; of a built-in name its test split.")],
-    only: Annotated[str, typer.Option(help="Of logistic, mlp, cnn.")] = "logistic,mlp,cnn",
-    count: Annotated[int, typer.Option(help="Samples to train on.")] = 60_000,
-    public_test: Annotated[bool, typer.Option("--public-test", help="The test data is public, so the numbers may be published.")] = False,
-    device: Device = "auto", seed: Seed = 0, label: Label = "label", resize: Resize = None,
-    download: Download = False, as_json: Json = False,
+    subject: Annotated[str, typer.Argument(help="A release, or foreign output: a folder of class folders, .npz (x, y), .parquet.")],
+    test: Test, train: Train = None, only: Only = "default", count: Count = 60_000, public: IsPublic = False,
+    ceiling: Annotated[Path | None, typer.Option(help="Readings of real data, for the calibrated accuracy.")] = None,
+    weights: Weights = None, out: Annotated[Path | None, typer.Option(help="Write the readings here, for `privot report`.")] = None,
+    pay: Annotated[float | None, typer.Option(help="Buy publishable accuracies on sensitive test data, for this epsilon.")] = None,
+    delta: Delta = 1e-5, ledger: LedgerFile = None,
+    device: Device = "auto", seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Train classifiers on samples, test them on real data."""
-    from dataclasses import asdict
-
-    from privot.data import load
-    from privot.measures import downstream
-    from privot.release import Release
-    from privot.runtime import Runtime
-
-    loaded, names = Release.load(release), tuple(each.strip() for each in only.split(","))
-    box = load(test, "test", public=public_test, classes=loaded.spec.classes, label=label, resize=resize, download=download)
-    images, labels = loaded.sample(count, seed=seed)
-    with progress_bar(err_console) as progress:
-        readings = downstream(images, labels, box, names, runtime=Runtime(device), seed=seed, progress=progress)
+    """How good the images are: features against real data, classifiers trained on them and tested on real data."""
+    if out and os.path.lexists(out):
+        raise SettingError(f"--out {out} is there already: name another file, or remove it")
+    if pay is None:
+        [(found, readings)] = _measured(
+            [subject], test, train, only, count, public, ceiling, weights, device, seed, label, resize, download
+        )  # fmt: skip
+    else:
+        found, readings = _paid(subject, test, only, count, public, pay, delta, ledger, device, seed, label, resize, download)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_name(f".{out.name}.part")
+        part.write_text(json.dumps(_json(found, readings), indent=1))
+        part.replace(out)
     if as_json:
-        return emit([asdict(each) for each in readings])
-    table = Table("measure", "value", "error", "test images", "publishable", "time")
+        return emit(_json(found, readings))
+    table = Table("measure", "value", "error", "samples", "real records", "publishable", "time")
     for each in readings:
-        row = (each.name, f"{each.value:.4f}", f"±{each.error:.4f}", f"{each.count}")
+        error = "" if math.isnan(each.error) else f"±{each.error:.2g}"
+        row = (each.name, f"{each.value:.4g}", error, f"{each.samples}", f"{each.count} of {plain(each.reference)}")
         table.add_row(*row, "yes" if each.publishable else "no: internal", seconds(each.seconds))
     out_console.print(table, soft_wrap=False)
+    for ruler in dict.fromkeys(each.ruler for each in readings if each.ruler):
+        say(f"{', '.join(each.name for each in readings if each.ruler == ruler)}: {ruler}")
+
+
+@app.command()
+def compare(
+    subjects: Annotated[list[str], typer.Argument(help="Releases and foreign outputs.")],
+    test: Test, train: Train = None, only: Only = "default", count: Count = 60_000, public: IsPublic = False,
+    ceiling: Annotated[Path | None, typer.Option(help="Readings of real data, for the calibrated accuracy.")] = None,
+    weights: Weights = None, out: Annotated[Path, typer.Option(help="A folder for the page.")] = Path("comparison"),
+    device: Device = "auto", seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """The same measures for several outputs, ours or foreign, on one page."""
+    from privot.report import compare as write
+
+    found = _measured(subjects, test, train, only, count, public, ceiling, weights, device, seed, label, resize, download)
+    page = write(found, out)
+    if as_json:
+        return emit({"page": str(page), "subjects": [_json(*each) for each in found]})
+    names = list(dict.fromkeys(each.name for _, readings in found for each in readings))
+    table = Table("measure", *(plain(subject.name) for subject, _ in found))
+    for name in names:
+        cells = [next((f"{each.value:.4g}" for each in readings if each.name == name), "") for _, readings in found]
+        table.add_row(name, *cells)
+    out_console.print(table, soft_wrap=False)
+    say(f"page       {page}")
+
+
+@app.command()
+def report(
+    release: Annotated[Path, typer.Argument(help="Folder of a release.")],
+    out: Annotated[Path, typer.Option(help="A folder for the report.")] = Path("report"),
+    readings: Annotated[list[Path] | None, typer.Option(help="Files that `privot measure --out` wrote; may be repeated.")] = None,
+    attacks: Annotated[list[Path] | None, typer.Option(help="Files of measured attacks; may be repeated.")] = None,
+    internal: Annotated[bool, typer.Option("--internal", help="Also the owner's own face, not for publication.")] = False,
+    data: Annotated[str | None, typer.Option(help="The owner's records, for nearest neighbours; with --internal.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="The data set's ledger, for its history; with --internal.")] = None,
+    label: Label = "label", resize: Resize = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """One page that a data owner can sign: samples, promise, proof, use. Exit code 3 if an attack beats the certificate."""
+    from privot.data import load
+    from privot.measures.reading import read
+    from privot.privacy.ledger import Ledger
+    from privot.release import Release
+    from privot.report import Owner, write
+    from privot.report.attack import read as read_attacks
+
+    if (data or ledger) and not internal:
+        raise SettingError("--data and --ledger are the owner's own: ask for the internal face with --internal")
+    if ledger and not ledger.exists():
+        raise ReleaseError(f"{ledger}: no such ledger")
+    loaded = Release.load(release)
+    measured = [each for path in readings or [] for each in read(path)]
+    tried = [each for path in attacks or [] for each in read_attacks(path)]
+    classes = loaded.spec.classes if data and _declared(data, 0) is not None else None
+    box = load(data, classes=classes, label=label, resize=resize) if data else None
+    owner = Owner(box, Ledger(ledger) if ledger else None) if internal else None
+    done = write(loaded, out, name=release.resolve().name, readings=measured, attacks=tried, owner=owner)
+    if as_json:
+        emit({"files": [str(each) for each in done.files], "broken": done.broken, "left_out": done.left_out})
+    else:
+        for path in done.files:
+            say(f"{path}")
+        say_guarantee(asdict(loaded.guarantee))
+        if done.left_out:
+            say_caution(f"{done.left_out} numbers are not publishable and were left out: --internal shows them to the owner")
+    if done.broken:
+        say("privot: implementation broken: a measured attack lies above the certified curve", err_console, "red")
+        sys.exit(3)

@@ -2,5 +2,7 @@
 
 from privot.measures.downstream import downstream
 from privot.measures.reading import Reading
+from privot.measures.subject import Subject
+from privot.measures.suite import Workbench, measure
 
-__all__ = ["Reading", "downstream"]
+__all__ = ["Reading", "Subject", "Workbench", "downstream", "measure"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import sparse
 
 LEVELS = 256
 
@@ -31,20 +32,17 @@ class StumpBoost:
     def fit(self, x: np.ndarray, y: np.ndarray) -> StumpBoost:
         """Images ``x`` [n, pixels] in [0, 1], labels ``y`` [n], whole numbers."""
         self.classes_, labels = np.unique(y, return_inverse=True)
-        count = len(self.classes_)
-        if count < 2:
+        if (count := len(self.classes_)) < 2:
             raise ValueError("one class")
-        pixels = np.ascontiguousarray(_levels(x).T)
-        alive = np.flatnonzero(pixels.min(1) < pixels.max(1))  # a constant pixel cannot split
-        cells = pixels[alive] * np.int32(count) + labels.astype(np.int32)
-        present = np.stack([np.bincount(row, minlength=LEVELS) > 0 for row in pixels[alive]]) if len(alive) else np.zeros((0, LEVELS), bool)
+        order = np.argsort(labels, kind="stable")
+        labels, pixels = labels[order], _levels(x)[order]
+        histogram = _Histogram(pixels, np.bincount(labels))
         weights = np.full(len(labels), 1 / len(labels))
         self.stumps_: list[tuple[int, float, int, int, float]] = []  # pixel, threshold, class up to it, class above, say
         for _ in range(self.rounds):
             weights = np.clip(weights, np.finfo(float).eps, None)
-            row, threshold, low, high = _stump(cells, present, weights, labels, count)
-            pixel = int(alive[row]) if len(alive) else 0
-            wrong = np.where(pixels[pixel] <= threshold, low, high) != labels
+            pixel, threshold, low, high = histogram.stump(weights)
+            wrong = np.where(pixels[:, pixel] <= threshold, low, high) != labels
             error = float(weights[wrong].sum() / weights.sum())
             if error >= 1 - 1 / count and self.stumps_:
                 break
@@ -65,22 +63,49 @@ class StumpBoost:
         return self.classes_[votes.argmax(1)]
 
 
+class _Histogram:
+    """Weights of images ``pixels`` [n, pixels], sorted by class in ``sizes``, added up by class, pixel and level.
+
+    For each class a sparse matrix of ones, [pixels * levels, images], sums them. A pixel's commonest level (mostly black) is left
+    out of it and found by subtraction: of MNIST a fifth remains.
+    """
+
+    def __init__(self, pixels: np.ndarray, sizes: np.ndarray):
+        places = np.arange(pixels.shape[1]) * LEVELS
+        seen = np.stack([np.bincount(column, minlength=LEVELS) for column in pixels.T])
+        self.common = seen.argmax(1) + places
+        before = seen.cumsum(1)
+        self.useless = (seen == 0) | (before == len(pixels))  # a threshold there splits nothing new
+        self.following = np.where(seen > 0, np.arange(LEVELS), LEVELS)
+        self.following = np.minimum.accumulate(self.following[:, ::-1], 1)[:, ::-1]  # the next level seen, from here on
+        self.ends = np.cumsum(sizes)
+        self.sums = []
+        for part in np.split(pixels, self.ends[:-1]):
+            cells = part + places
+            kept = cells != self.common
+            starts = np.concatenate([[0], kept.sum(1).cumsum()])
+            shape = (len(places) * LEVELS, len(part))
+            self.sums.append(sparse.csc_array((np.ones(starts[-1]), cells[kept].astype(np.int32), starts.astype(np.int32)), shape).tocsr())
+
+    def stump(self, weights: np.ndarray) -> tuple[int, float, int, int]:
+        """(pixel, threshold, class up to it, class above it) of the purest split; with none to split, one class for all."""
+        parts = np.split(weights, self.ends[:-1])
+        total = np.array([part.sum() for part in parts])
+        below = np.stack([matrix @ part for matrix, part in zip(self.sums, parts, strict=True)])
+        below[:, self.common] = total[:, None] - below.reshape(len(total), -1, LEVELS).sum(2)
+        below = below.reshape(len(total), -1, LEVELS)
+        np.cumsum(below, axis=2, out=below)
+        mass, square = below.sum(0), np.einsum("cpl,cpl->pl", below, below)
+        rest = (total**2).sum() - 2 * np.einsum("c,cpl->pl", total, below) + square
+        with np.errstate(divide="ignore", invalid="ignore"):
+            purity = square / mass + rest / (total.sum() - mass)  # highest where the Gini impurity is lowest
+        purity[self.useless] = -math.inf
+        pixel, level = (int(each) for each in np.unravel_index(purity.argmax(), purity.shape))
+        if self.useless[pixel, level]:
+            return 0, float(LEVELS), int(total.argmax()), 0
+        left = below[:, pixel, level]
+        return pixel, (level + int(self.following[pixel, level + 1])) / 2, int(left.argmax()), int((total - left).argmax())
+
+
 def _levels(x: np.ndarray) -> np.ndarray:
     return np.rint(np.asarray(x) * (LEVELS - 1)).astype(np.int32)
-
-
-def _stump(cells: np.ndarray, present: np.ndarray, weights: np.ndarray, labels: np.ndarray, count: int) -> tuple[int, float, int, int]:
-    """(row of cells, threshold, class up to it, class above it) of the purest split; with no pixel to split, one class for all."""
-    total = np.bincount(labels, weights, count)
-    best, chosen = -math.inf, (0, float(LEVELS), int(total.argmax()), 0)
-    for row, cell in enumerate(cells):
-        levels = np.flatnonzero(present[row])
-        below = np.bincount(cell, weights, LEVELS * count).reshape(LEVELS, count)[levels[:-1]].cumsum(0)
-        above = total - below
-        purity = (below**2).sum(1) / below.sum(1) + (above**2).sum(1) / above.sum(1)  # highest where Gini impurity is lowest
-        split = int(purity.argmax())
-        if purity[split] > best:
-            best = float(purity[split])
-            threshold = (levels[split] + levels[split + 1]) / 2
-            chosen = row, float(threshold), int(below[split].argmax()), int(above[split].argmax())
-    return chosen

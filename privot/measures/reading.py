@@ -39,13 +39,24 @@ class Reading:
         """The inverse of ``dataclasses.asdict``; fields of the wrong kind are refused."""
         with refusing(ReleaseError, "not a reading"):
             wanted = {each.name: str(each.type) for each in dataclasses.fields(cls)}
-            fields = {key: float(each) if wanted[key] == "float" else each for key, each in value.items()}  # "nan": JSON has none
+            fields: dict[str, Any] = {key: _number(each) if wanted[key] == "float" else each for key, each in value.items()}
             if any(type(each).__name__ != wanted[key] for key, each in fields.items()):
                 raise TypeError
             return cls(**fields)
 
 
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):  # these come as text: JSON has none
+        raise TypeError
+    return float(value)
+
+
 def read(path: Path) -> list[Reading]:
     """Readings that ``privot measure --out`` wrote."""
-    with refusing(ReleaseError, f"{path}: not a file of readings; name one that `privot measure --out` wrote"):
-        return [Reading.from_json(each) for each in json.loads(path.read_text())["readings"]]
+    wrong = f"{path}: not a file of readings; name one that `privot measure --out` wrote"
+    with refusing(ReleaseError, wrong):
+        found = json.loads(path.read_text())["readings"]
+    try:
+        return [Reading.from_json(each) for each in found]
+    except (ReleaseError, TypeError):  # of one of them, or of no list at all
+        raise ReleaseError(wrong) from None

@@ -48,7 +48,10 @@ DOWN_AGAIN = (
 LAST = (  # names that end in a and b are a fork: both take what lies before them
     (("branch1x1", 320, ONE, 1),),
     (("branch3x3_1", 384, ONE, 1), ("branch3x3_2a", 384, (1, 3), 1), ("branch3x3_2b", 384, (3, 1), 1)),
-    (("branch3x3dbl_1", 448, ONE, 1), ("branch3x3dbl_2", 384, THREE, 1), ("branch3x3dbl_3a", 384, (1, 3), 1), ("branch3x3dbl_3b", 384, (3, 1), 1)),
+    (
+        ("branch3x3dbl_1", 448, ONE, 1), ("branch3x3dbl_2", 384, THREE, 1), ("branch3x3dbl_3a", 384, (1, 3), 1),
+        ("branch3x3dbl_3b", 384, (3, 1), 1),
+    ),
     (("branch_pool", 192, ONE, 1),),
 )  # fmt: skip
 
@@ -108,7 +111,7 @@ class Inception(nn.Module):
 
     def __init__(self, logits: bool = False):
         super().__init__()
-        stem = (("1a_3x3", 32, 3, 2, 0), ("2a_3x3", 32, 3, 1, 0), ("2b_3x3", 64, 3, 1, 1), ("3b_1x1", 80, 1, 1, 0), ("4a_3x3", 192, 3, 1, 0))
+        stem = ("1a_3x3", 32, 3, 2, 0), ("2a_3x3", 32, 3, 1, 0), ("2b_3x3", 64, 3, 1, 1), ("3b_1x1", 80, 1, 1, 0), ("4a_3x3", 192, 3, 1, 0)
         before, names = 3, []
         for name, outputs, side, stride, padding in stem:
             unit = Convolution(before, outputs, (side, side), stride)

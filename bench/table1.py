@@ -1,0 +1,247 @@
+"""The columns of GS-WGAN's table for every method: IS, FID, MLP, CNN, Avg and Calibrated accuracy, on MNIST and Fashion-MNIST.
+
+    python bench/table1.py                      every row that is not there yet, then the table and the chart
+    python bench/table1.py --rows mnist/real mnist/merf@1
+    python bench/table1.py --only is fid cnn    some columns first; the next call adds the others
+    python bench/table1.py --table              only the table, from the rows at hand
+
+A row is a file in bench/table1/; a measure that is in it is not taken again. The data and the Inception weights must be at hand
+(PRIVOT_DATA). The real row is the ruler's own check: IS and accuracies of the training set, FID between its two halves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import tempfile
+import time
+import tomllib
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from merf import commit, hardware
+
+import privot
+from privot.data import Public
+from privot.measures import Reading, Subject, Workbench
+from privot.measures.downstream import THIRTEEN
+from privot.methods import methods
+from privot.release import Release
+from privot.runtime import Runtime
+from privot.show import jsonable
+
+HERE = Path(__file__).parent
+ROWS, RESULTS, CHART = HERE / "table1", HERE / "RESULTS.md", HERE / "table1.png"
+SETS, EPSILONS = ("mnist", "fashion-mnist"), ("10", "1", "0.2")
+QUICK = ("is", "fid", "kid", "precision", "sliced", "cnn")
+SLOW = ("adaboost", "gbm")
+ALL = (*QUICK, *(name for name in THIRTEEN if name not in ("cnn", *SLOW)), *SLOW)
+BEGIN, END = "<!-- table1 -->", "<!-- /table1 -->"
+
+
+def rows() -> list[str]:
+    return [f"{data}/{what}" for data in SETS for what in ("real", *(f"{name}@{eps}" for name in methods() for eps in EPSILONS))]
+
+
+def file_of(row: str) -> Path:
+    return ROWS / f"{row.replace('/', '-').replace('@', '-')}.json"
+
+
+def taken(row: str) -> dict[str, Any]:
+    return json.loads(file_of(row).read_text()) if file_of(row).exists() else {"row": row, "readings": []}
+
+
+def keep(row: str, readings: list[Reading], **facts: Any) -> None:
+    known = taken(row)
+    where = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "torch": torch.__version__, "commit": commit()}
+    known["readings"] += [jsonable(asdict(each)) | where for each in readings]
+    ROWS.mkdir(exist_ok=True)
+    part = file_of(row).with_suffix(".part")
+    part.write_text(json.dumps(known | facts, indent=1))
+    part.replace(file_of(row))
+
+
+def name_of(measure: str) -> str:
+    return f"{measure}_accuracy" if measure in THIRTEEN else "sliced_wasserstein" if measure == "sliced" else measure
+
+
+def say(stage: str, step: int, of: int, **more: Any) -> None:
+    if step == of:
+        print(f"  {stage} {step}/{of}", flush=True)
+
+
+@functools.cache
+def bench(data: str, half: bool, seed: int, device: str) -> Workbench:
+    train, test = privot.load(data, public=True), privot.load(data, "test", public=True)
+    assert isinstance(train, Public)
+    reference = halves(train)[1] if half else train
+    return Workbench(test, reference, runtime=Runtime(device), seed=seed, progress=say, notice=print)
+
+
+def released(row: str, seed: int, device: str) -> tuple[Release, dict[str, Any]]:
+    """The row's release: made once, so that all its columns are of one and the same."""
+    data, what = row.split("/")
+    method, epsilon = what.split("@")
+    place = file_of(row).with_suffix("")
+    if place.exists():
+        return Release.load(place), {}
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        release = privot.synthesize(
+            privot.load(data), method, float(epsilon), out=place, ledger=f"{folder}/ledger.jsonl", seed=seed, runtime=Runtime(device)
+        )
+    facts = {"training_seconds": time.perf_counter() - start, "guarantee": jsonable(asdict(release.guarantee)), "seed": seed}
+    return release, facts
+
+
+def run(row: str, only: tuple[str, ...], seed: int, device: str) -> None:
+    """Take the measures that the row lacks."""
+    have = {each["name"] for each in taken(row)["readings"]}
+    missing = [each for each in only if name_of(each) not in have]
+    data, what = row.split("/")
+    if what == "real":
+        features = [each for each in missing if each in ("fid", "kid", "precision", "sliced")]
+        if features:
+            first = halves(privot.load(data, public=True))[0]
+            keep(row, bench(data, True, seed, device).measure(first, features))
+        missing = [each for each in missing if each not in features]
+    if missing:
+        facts: dict[str, Any] = {}
+        if what == "real":
+            subject = Subject.of(data, 60_000)
+        else:
+            if have and not file_of(row).with_suffix("").exists():
+                raise SystemExit(
+                    f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(row)} to start it anew"
+                )
+            release, facts = released(row, seed, device)
+            subject = Subject(row, *release.sample(60_000, seed=seed), release.spec.classes)
+        for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
+            if wanted := [each for each in missing if each in group]:
+                keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
+
+
+def halves(train: Public) -> tuple[Subject, Public]:
+    """Two random halves of a training set that share no record."""
+    images, labels = train.records()
+    one, two = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(2)
+    spec = privot.Spec(train.spec.shape, train.spec.classes)
+    return Subject("half", images[one], labels[one], spec.classes), Public(images[two], labels[two], spec, name=f"{train.name}, other half")
+
+
+def values(row: str) -> dict[str, float]:
+    """Measured values of a row, with the averages, where their parts are there."""
+    found = {each["name"]: float(each["value"]) for each in taken(row)["readings"]}
+    real = {each["name"]: float(each["value"]) for each in taken(f"{row.split('/')[0]}/real")["readings"]}
+    parts = [f"{name}_accuracy" for name in THIRTEEN]
+    if set(parts) <= set(found):
+        found["avg_accuracy"] = sum(found[part] for part in parts) / len(parts)
+        if set(parts) <= set(real):
+            found["calibrated_accuracy"] = sum(found[part] / real[part] for part in parts) / len(parts)
+    return found
+
+
+COLUMNS = {
+    "is": "{:.2f}",
+    "fid": "{:.1f}",
+    "mlp_accuracy": "{:.3f}",
+    "cnn_accuracy": "{:.3f}",
+    "avg_accuracy": "{:.3f}",
+    "calibrated_accuracy": "{:.0%}",
+}
+
+
+def line(name: str, epsilon: str, found: list[dict[str, float]], source: str) -> str:
+    cells = [COLUMNS[key].format(each[key]) if key in each else "-" for each in found for key in COLUMNS]
+    return "| " + " | ".join([name, epsilon, *cells, source]) + " |"
+
+
+def table() -> str:
+    heads = [f"{data[0].upper()}: {name}" for data in SETS for name in ("IS", "FID", "MLP", "CNN", "Avg", "Calib")]
+    text = ["| method | epsilon | " + " | ".join(heads) + " | source |", "|" + "---|" * (len(heads) + 3)]
+    published = tomllib.loads((Path(privot.__file__).parent / "report" / "published.toml").read_text())
+    text.append(line("real data", "-", [values(f"{data}/real") for data in SETS], "**privot**"))
+    said = [next(each["figures"] for each in published["real"] if each["data"] == data) for data in SETS]
+    text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
+    for epsilon in EPSILONS:
+        for name in methods():
+            found = [values(f"{data}/{name}@{epsilon}") for data in SETS]
+            if any(found):
+                text.append(line(name, epsilon, found, "**privot**"))
+        others: dict[tuple[str, str], list[dict[str, float]]] = {}
+        for each in published["figures"]:
+            if float(each["epsilon"]) == float(epsilon) and each["data"] in SETS:
+                others.setdefault((each["method"], each["source"]), [{}, {}])[SETS.index(each["data"])] = each["figures"]
+        text += [line(method, epsilon, found, source) for (method, source), found in others.items()]
+    return "\n".join(text)
+
+
+def chart() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    published = tomllib.loads((Path(privot.__file__).parent / "report" / "published.toml").read_text())["figures"]
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    for axis, data in zip(axes, SETS, strict=True):
+        others: dict[str, list[tuple[float, float]]] = {}
+        for each in published:
+            if each["data"] == data and "cnn_accuracy" in each["figures"] and float(each["epsilon"]) < 100:
+                others.setdefault(f"{each['method']} ({each['source'].split(',')[0].split(':')[0]})", []).append(
+                    (float(each["epsilon"]), each["figures"]["cnn_accuracy"])
+                )
+        for points in others.values():
+            axis.plot(*zip(*sorted(points), strict=True), "o-", color="0.75", ms=3, lw=0.8, zorder=1)
+        for name in methods():
+            points = [(float(eps), values(f"{data}/{name}@{eps}").get("cnn_accuracy")) for eps in EPSILONS]
+            known = sorted((eps, value) for eps, value in points if value is not None)
+            if known:
+                axis.plot(*zip(*known, strict=True), "o-", label=f"privot {name}", zorder=2)
+        ceiling = values(f"{data}/real").get("cnn_accuracy")
+        if ceiling:
+            axis.axhline(ceiling, color="k", lw=0.8, ls=":", label="real data")
+        axis.set(xscale="log", title=data, xlabel="epsilon (as claimed by each source)", ylim=(0, 1))
+        axis.legend(loc="lower right", fontsize=8)
+    axes[0].set_ylabel("accuracy of a CNN trained on samples")
+    figure.text(0.5, 0.005, "grey: published figures, by their own rulers and accounting", ha="center", fontsize=8, color="0.4")
+    figure.tight_layout()
+    figure.savefig(CHART, dpi=110)
+
+
+def write() -> None:
+    measured = [each for row in rows() for each in taken(row)["readings"]]
+    runs = sorted({(each["date"], each["hardware"], each["commit"]) for each in measured})
+    text = (
+        f"{BEGIN}\n\n{table()}\n\nMeasured: {'; '.join(', '.join(each) for each in runs)}. ![privacy against utility](table1.png)\n\n{END}"
+    )
+    whole = RESULTS.read_text() if RESULTS.exists() else ""
+    if BEGIN in whole:
+        whole = whole[: whole.index(BEGIN)] + text + whole[whole.index(END) + len(END) :]
+    else:
+        whole += f"\n## GS-WGAN's table (`make bench-table1`)\n\n{text}\n"
+    RESULTS.write_text(whole)
+    chart()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=None, help="such as mnist/real fashion-mnist/merf@1")
+    parser.add_argument("--only", nargs="+", default=ALL, choices=ALL)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--table", action="store_true", help="take no measure")
+    asked = parser.parse_args()
+    for row in [] if asked.table else asked.rows or rows():
+        start = time.perf_counter()
+        run(row, tuple(asked.only), asked.seed, asked.device)
+        print(f"{row}: {time.perf_counter() - start:.0f} s", flush=True)
+    write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What is measured: released images and labels, ours or foreign; and the check that the test data was not trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from privot.data.load import catalogue, load
+from privot.data.records import Public, Sensitive
+from privot.errors import DataError, SettingError
+from privot.release import Guarantee, NoGuarantee, Release
+
+OVERLAP = 0.01  # of the test records; benchmarks hold a few twins across their splits
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Images [count, channels, height, width] in [0, 1] with labels [count]; ``release`` is None for foreign output."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: int
+    class_names: tuple[str, ...] | None = None
+    release: Release | None = None
+
+    @property
+    def guarantee(self) -> Guarantee | NoGuarantee | None:
+        return self.release.guarantee if self.release else None
+
+    @classmethod
+    def of(cls, source: str, count: int, seed: int = 0, classes: int | None = None) -> Subject:
+        """Samples of a release folder, or foreign output: a folder of class folders, .npz with x and y, .parquet, a built-in's train split.
+
+        Foreign output is cut to ``count`` images, drawn by ``seed``.
+        """
+        path = Path(source)
+        if (path / "manifest.json").exists():
+            release = Release.load(path)
+            images, labels = release.sample(count, seed=seed)
+            return cls(path.resolve().name, images, labels, release.spec.classes, release.spec.class_names, release)
+        box = load(source, public=True, classes=None if source in catalogue() else classes)
+        assert isinstance(box, Public)
+        records = box.records()
+        if len(records.labels) > count:
+            chosen = torch.randperm(len(records.labels), generator=torch.Generator().manual_seed(seed))[:count]
+            records = type(records)(records.images[chosen], records.labels[chosen])
+        name = source if source in catalogue() else path.resolve().name if path.is_dir() else path.resolve().stem
+        return cls(name, *records, box.spec.classes, box.spec.class_names)
+
+
+def refuse_overlap(test: Sensitive | Public, trained: Sensitive | Public | Tensor, what: str) -> None:
+    """Refuse a test set of which records, by content, were trained on: its numbers would be no test at all.
+
+    >>> digits = load("digits", public=True)
+    >>> refuse_overlap(load("digits", "test", public=True), digits, "the training data")
+    >>> refuse_overlap(digits, digits, "the training data")
+    Traceback (most recent call last):
+    privot.errors.DataError: the test data overlaps the training data: test on records that were not trained on
+    """
+    seen = _digests(trained if isinstance(trained, Tensor) else trained._take(slice(None)).images)
+    tested = _digests(test._take(slice(None)).images)
+    if sum(each in seen for each in tested) > OVERLAP * len(tested):
+        raise DataError(f"the test data overlaps {what}: test on records that were not trained on")
+
+
+def _digests(images: Tensor) -> set[bytes]:
+    """Of the 8-bit pixels of each image."""
+    pixels = (images.clamp(0, 1) * 255).round().byte().flatten(1).numpy()
+    return {hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in pixels}
+
+
+def matching(subject: Subject, test: Sensitive | Public) -> None:
+    """Refuse a test set of other images or classes."""
+    if tuple(subject.images.shape[1:]) != test.spec.shape or subject.classes > test.spec.classes:
+        ours, theirs = ("x".join(map(str, shape)) for shape in (subject.images.shape[1:], test.spec.shape))
+        known = f"{theirs} and {test.spec.classes} classes"
+        raise SettingError(f"{subject.name} has images of {ours} and {subject.classes} classes, the test data of {known}")
+
+
+def trained_on(subject: Subject) -> Sensitive | Public | None:
+    """The data a release was trained on, where that is a built-in and at hand."""
+    name = subject.release.facts.get("data") if subject.release else None
+    if not isinstance(name, str) or name not in catalogue():
+        return None
+    try:
+        return load(name)
+    except DataError:
+        return None

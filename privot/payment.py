@@ -1,0 +1,72 @@
+"""Accuracy on a sensitive test set as a release of its own: through the gate, with noise, paid for from that set's ledger."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privot.data.records import Sensitive
+from privot.errors import SettingError
+from privot.measures.downstream import NETWORKS, shortened
+from privot.measures.reading import Reading
+from privot.measures.subject import Subject, matching
+from privot.measures.training import Classifier, train
+from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Plan, Stage, Wall
+from privot.runtime import Progress, Runtime, silent
+from privot.synthesis import ledger_path
+
+
+def paid_accuracy(
+    subject: Subject, test: Sensitive, budget: Wall, names: Sequence[str] = ("cnn",), *, ledger: Ledger | str | Path | None = None,
+    runtime: Runtime | None = None, seed: int = 0, progress: Progress = silent, insecure_seed: int | None = None,
+) -> list[Reading]:  # fmt: skip
+    r"""Accuracies of networks trained on released images, counted on sensitive records: publishable, at the price of ``budget``.
+
+    Each record's part is the vector of hits of the networks, and a one for the count where the size is not declared; its norm is at
+    most :math:`\sqrt{k+1}`, so one Gaussian `sum` answers for all of them. No check of the test records is made on the way, since its
+    outcome would be an answer too.
+    """
+    networks = [name for name in names if name in NETWORKS]
+    if not networks or len(networks) < len(names):
+        raise SettingError(f"paid accuracy is of networks: {', '.join(NETWORKS)}")
+    if ledger is None and not test.name:
+        raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
+    matching(subject, test)
+    runtime, start = runtime or Runtime(), time.perf_counter()
+    plan = Plan((Stage("hits", "sum", 1.0),), Neighbours.REPLACE).calibrated(budget)
+    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(test.name))
+    gate = Gate(test, plan, book, budget, method="paid accuracy", runtime=runtime, insecure_seed=insecure_seed)
+    classifiers, rulers = [], []
+    for name in networks:
+        build, recipe = NETWORKS[name][0], shortened(NETWORKS[name][1], len(subject.labels))
+        made: Any = (subject.images, subject.labels, test.spec.classes, recipe, runtime.target)
+        classifiers.append(train(build, *made, seed=seed, progress=progress, stage=f"training {name}"))
+        rulers.append(f"{build.__name__}, {recipe}")
+    counted, bound = test.spec.size is None, math.sqrt(len(networks) + (test.spec.size is None))
+    answer = gate.sum("hits", _hits, classifiers, counted, bound=bound).double().cpu()
+    size = max(1.0, answer[-1].item()) if test.spec.size is None else float(test.spec.size)
+    noise = plan.stages[0].noise * 2 * bound / size
+    paid = f"through the gate at epsilon {plan.cost().epsilon(budget.delta):.3g}, delta {budget.delta:g}, replace neighbours"
+    publishable, found = insecure_seed is None and plan.stages[0].noise > 0, []
+    for place, name in enumerate(networks):
+        value = min(1.0, max(0.0, answer[place].item() / size))
+        error = math.sqrt(value * (1 - value) / size + noise**2 * (1 + value**2 * counted))
+        took, ruler = time.perf_counter() - start, f"{rulers[place]}; {paid}"
+        found.append(
+            Reading(f"{name}_accuracy", value, error, len(subject.labels), test.name, round(size), publishable, ruler, seconds=took)
+        )
+    return found
+
+
+def _hits(image: Tensor, label: Tensor, classifiers: list[Classifier], counted: bool) -> Tensor:
+    hits = [each.net(((image - each.mean) / each.std)[None])[0].argmax() == label for each in classifiers]
+    return torch.stack([*hits, *[torch.ones_like(hits[0])] * counted]).float()

@@ -1,0 +1,88 @@
+"""The report: one self-contained page that a data owner can sign, and the same facts for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privot.data.records import Public, Sensitive
+from privot.measures.reading import Reading
+from privot.privacy.ledger import Ledger
+from privot.release import Guarantee, Release
+from privot.report import cards, facts, folder
+from privot.report.attack import Attack
+from privot.report.comparison import Subject, compare
+from privot.report.history import history
+from privot.report.nearest import study
+from privot.report.page import page
+from privot.report.pictures import grid
+
+__all__ = ["Attack", "Owner", "Subject", "Written", "compare", "write"]
+
+FILES = frozenset({"report.html", "report.json", "registry.yaml", "README.md", "internal.html", "internal.json"})
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What only the data owner has: the real records, and the ledger with its history. All of it stays on the internal face."""
+
+    data: Sensitive | Public | None = None
+    ledger: Ledger | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of a report. ``broken``: a measured attack, internal ones included, lies above the certificate."""
+
+    files: tuple[Path, ...]
+    broken: bool
+    left_out: int  # readings and attacks that are not publishable and found no internal face to stand on
+
+
+def write(
+    release: Release,
+    out: Path,
+    *,
+    name: str,
+    readings: Sequence[Reading] = (),
+    attacks: Sequence[Attack] = (),
+    owner: Owner | None = None,
+) -> Written:
+    """Write the report of a release into the folder ``out``: the public face, and with ``owner`` the internal one.
+
+    The public face (report.html, report.json, registry.yaml, README.md) depends on the release, its ``name`` and publishable
+    numbers alone, byte for byte. An earlier report is replaced, anything else refused; files come whole or not at all.
+
+    >>> import tempfile, torch
+    >>> from privot import NoGuarantee, Spec
+    >>> from privot.product import Product
+    >>> release = Release(Product.set(torch.rand(4, 1, 8, 8), torch.arange(4) % 2), NoGuarantee("made by hand"), Spec((1, 8, 8), 2), {})
+    >>> [path.name for path in write(release, Path(tempfile.mkdtemp()) / "report", name="toy").files]
+    ['report.html', 'report.json', 'registry.yaml', 'README.md']
+    """
+    known, rows = facts.known(release, name), grid(release)
+    shown = facts.public(known, readings, attacks)
+    files = {
+        "report.html": page(shown, rows),
+        "report.json": _json(shown),
+        "registry.yaml": cards.yaml(cards.registry(shown)).encode(),
+        "README.md": cards.card(shown).encode(),
+    }
+    whole = facts.face(known, "internal", readings, attacks)
+    if owner:
+        pairs: list[dict[str, Any]] = []
+        if owner.data is not None:
+            whole["nearest"], pairs = study(release, owner.data)
+        if owner.ledger is not None:
+            delta = release.guarantee.delta if isinstance(release.guarantee, Guarantee) else 1e-5
+            whole["history"] = history(owner.ledger, delta, str(shown["ledger"].get("head")))
+        files |= {"internal.html": page(whole, rows, pairs), "internal.json": _json(whole)}
+    left = 0 if owner else sum(not each.publishable for each in readings) + sum(not each.publishable for each in attacks)
+    return Written(tuple(folder.replace(Path(out), files, FILES, "report.json")), whole["broken"], left)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,0 +1,72 @@
+"""A measured attack: how well someone told members from others, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privot.errors import ReleaseError, refusing
+
+MOST = 200  # points of one attack
+
+
+@dataclass(frozen=True)
+class Attack:
+    """True-positive rates ``tpr`` of a membership attack at false-positive rates ``fpr``, three tuples of one length.
+
+    ``lower`` holds lower confidence bounds of ``tpr`` (such as Clopper-Pearson), valid together at ``confidence``. A rate in ``fpr``
+    must be known or bounded from above: a measured 0 may stand for a small true rate, and would then accuse an honest release.
+    ``publishable`` is False when sensitive records had a part in the numbers.
+
+    >>> attack = Attack("nearest", (0.01, 0.1), (0.03, 0.2), (0.012, 0.15), 0.95, True)
+    >>> attack.over(lambda fpr: 2 * fpr)
+    (False, False)
+    >>> attack.over(lambda fpr: fpr)
+    (True, True)
+    """
+
+    name: str
+    fpr: tuple[float, ...]
+    tpr: tuple[float, ...]
+    lower: tuple[float, ...]
+    confidence: float
+    publishable: bool
+
+    def __post_init__(self) -> None:
+        rates = (*self.fpr, *self.tpr, *self.lower)
+        if not 0 < len(self.fpr) <= MOST or not len(self.fpr) == len(self.tpr) == len(self.lower):
+            raise ReleaseError(f"attack: fpr, tpr and lower need 1 to {MOST} numbers each, and as many as one another")
+        if not all(math.isfinite(rate) and 0 <= rate <= 1 for rate in rates) or not 0 < self.confidence < 1:
+            raise ReleaseError("attack: rates lie in 0 to 1, the confidence strictly between")
+        if any(low > rate for low, rate in zip(self.lower, self.tpr, strict=True)):
+            raise ReleaseError("attack: a lower bound lies above the rate that it bounds")
+
+    def over(self, bound: Callable[[float], float]) -> tuple[bool, ...]:
+        """For each point, whether even the lower bound lies above ``bound`` at its false-positive rate."""
+        return tuple(low > bound(rate) + 1e-9 for rate, low in zip(self.fpr, self.lower, strict=True))
+
+    @classmethod
+    def from_json(cls, value: Any) -> Attack:
+        """The inverse of ``dataclasses.asdict``; fields of the wrong kind are refused."""
+        with refusing(ReleaseError, "not an attack"):
+            fields = dict(value)
+            if type(fields["name"]) is not str or type(fields["publishable"]) is not bool:
+                raise TypeError
+            rates: dict[str, Any] = {key: tuple(_real(each) for each in fields.pop(key)) for key in ("fpr", "tpr", "lower")}
+            return cls(confidence=_real(fields.pop("confidence")), **rates, **fields)
+
+
+def _real(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError
+    return float(value)
+
+
+def read(path: Path) -> list[Attack]:
+    """Attacks from a JSON file, ``{"attacks": [...]}``."""
+    with refusing(ReleaseError, f'{path}: not a file of attacks; it is JSON with a list "attacks"'):
+        return [Attack.from_json(each) for each in json.loads(path.read_text())["attacks"]]

@@ -1,0 +1,128 @@
+"""The same facts for machines and catalogues: a record for the OpenDP deployments registry and a Hugging Face data card."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from privot.report.words import measured, number
+
+NOISE = "Gaussian noise from operating-system entropy, in double precision, rounded to a public grid"
+
+
+def yaml(value: dict[str, Any], indent: int = 0) -> str:
+    """Block YAML of nested dictionaries; scalars are quoted as in JSON, so that no name can be read as anything but text.
+
+    >>> print(yaml({"deployment": {"name": "yes: #1", "delta": 1e-5, "curators": ["a"]}}), end="")
+    deployment:
+      name: "yes: #1"
+      delta: 1.0e-05
+      curators: ["a"]
+    """
+    lines = []
+    for key, each in value.items():
+        if isinstance(each, dict):
+            lines.append(f"{'  ' * indent}{key}:\n{yaml(each, indent + 1)}")
+        else:
+            # Readers of YAML 1.1 take 1e-05 for a word: a number needs its point.
+            text = re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(each, ensure_ascii=False)) if isinstance(each, float) else None
+            lines.append(f"{'  ' * indent}{key}: {text or json.dumps(each, ensure_ascii=False)}\n")
+    return "".join(lines)
+
+
+def registry(facts: dict[str, Any]) -> dict[str, Any]:
+    """A draft record with the registry's own keys; what only the owner knows is left empty."""
+    proved = facts["verdict"]["kind"] == "Guarantee"
+    slug = re.sub(r"[^a-z0-9]+", "-", facts["name"].lower()).strip("-") or "synthetic-images"
+    about = f"Synthetic labelled images of {facts['data']['classes']} classes, {'x'.join(map(str, facts['data']['shape']))} pixels."
+    basic = {
+        "name": facts["name"], "data_curators": [""], "description": f"{about} {facts['verdict']['line']}.", "intended_use": "",
+        "data_product_type": "Machine learning model" if facts["product"] == "generator" else "Synthetic data",
+        "data_product_region": "", "publication_date": "", "data_product_sector": "",
+    }  # fmt: skip
+    notes = f"sha256 of manifest.json: {facts['provenance']['digests']['manifest.json']}; checked by `privot verify`."
+    administrative = {"registry_authors": [""], "sources": "", "notes": notes}
+    if not proved:
+        administrative["notes"] = f"{facts['verdict']['line']}. Not a differentially private deployment: do not submit. {notes}"
+        return {"url_slug": slug, "status": "Draft", "tier": 1, "deployment": {"basic": basic, "administrative": administrative}}
+    claim, said = facts["guarantee"], facts["statement"]
+    declared = next(each for each in said["not_covered"] if each.startswith("What the owner declared"))
+    version = facts["provenance"]["versions"].get("privot", "of an unknown version")
+    return {
+        "url_slug": slug,
+        "status": "Draft",
+        "tier": 3,
+        "deployment": {
+            "basic": basic,
+            "dp_variant": {
+                "variant_name": "Approximate DP",
+                "data_domain": f"Sets of labelled images. {said['neighbours']}",
+                "unprotected_quantities": declared,
+            },
+            "privacy_loss": {
+                "privacy_unit": claim["unit"],
+                "privacy_unit_details": said["neighbours"],
+                "privacy_parameters": {"epsilon": claim["epsilon"], "delta": claim["delta"]},
+                "privacy_parameters_details": " ".join(said["promise"]),
+            },
+            "deployment_model": {
+                "model_name": "Local" if claim["neighbours"] == "local" else "Central",
+                "actors": "",
+                "release_type": "One release",
+                "data_source_type": "Static",
+                "access_type": "Non-interactive",
+            },
+            "accounting": {
+                "post_processing": "Training on the noisy answers, and sampling, are post-processing.",
+                "composition": f"{said['checks'][0]} Events: {facts['provenance']['event']}",
+            },
+            "implementation": {
+                "preprocessing_and_hyperparameter_tuning": "",
+                "mechanisms": f"{NOISE}; method {facts['method']['name']}, privot {version}.",
+                "justification": "",
+            },
+            "administrative": administrative,
+        },
+    }
+
+
+def inert(text: str) -> str:
+    r"""Text that Markdown shows and does not obey.
+
+    >>> inert("<b>[x](http://y)")
+    '&lt;b&gt;\\[x\\](http\\://y)'
+    """
+    for sign, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, name)
+    return re.sub(r"([\\`*_\[\]|~@$#]|:(?=//)|(?<=www)\.)", r"\\\1", text, flags=re.IGNORECASE)
+
+
+def card(facts: dict[str, Any]) -> str:
+    """A data card: YAML front matter, then what it is, what is promised, what it is good for."""
+    front = {
+        "pretty_name": facts["name"], "license": "unknown", "task_categories": ["image-classification"],
+        "tags": ["synthetic", "images", *(["differential-privacy"] if facts["verdict"]["kind"] == "Guarantee" else [])],
+    }  # fmt: skip
+    data, said = facts["data"], facts["statement"]
+    source = f", made from {inert(data['name'])}" if data["name"] else ""
+    shape = "x".join(map(str, data["shape"]))
+    lines = [f"# {inert(facts['name'])}", "", f"**{inert(facts['verdict']['line'])}**", ""]
+    lines += ["**Implementation broken: a measured attack is stronger than the certificate allows.**", ""] if facts["broken"] else []
+    lines += [f"Synthetic labelled images ({data['classes']} classes, {shape} pixels{source}) by {inert(facts['method']['name'])}.", ""]
+    lines += ["## Privacy", "", *(f"- {inert(each)}" for each in [*said["promise"], said["neighbours"], *said["checks"]] if each), ""]
+    if said["not_covered"]:
+        lines += ["Not covered:", "", *(f"- {inert(each)}" for each in said["not_covered"]), ""]
+    if facts["utility"]["readings"]:
+        lines += ["## Use", "", "| measure | value | samples | reference |", "|---|---|---|---|"]
+        for each in facts["utility"]["readings"]:
+            value = measured(each["name"], float(each["value"]), float(each["error"]))
+            lines += [
+                f"| {inert(each['name'])} | {value} | {number(each['samples'])} | {inert(each['reference'])}, {number(each['count'])} |"
+            ]
+        lines += [""]
+    lines += ["## Verify", "", "`privot verify FOLDER` recomputes the claim from the recorded events; it needs no data.", ""]
+    lines += [f"- {inert(name)}: `{digest}`" for name, digest in facts["provenance"]["digests"].items()]
+    if facts["method"]["citation"]:
+        lines += ["", "## Cite", "", "```bibtex", facts["method"]["citation"], "```"]
+    return f"---\n{yaml(front)}---\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,117 @@
+"""Several outputs side by side, ours or foreign: what is promised, how they look, what they are good for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from privot.errors import ReleaseError
+from privot.measures.reading import Reading
+from privot.release import Guarantee, NoGuarantee
+from privot.report import charts, folder
+from privot.report.page import render
+from privot.report.pictures import BYTES, CLASSES, columns, labelled, uri
+from privot.report.statement import verdict
+from privot.report.utility import placeless
+from privot.report.words import clean, measured
+from privot.show import jsonable
+
+FILES = frozenset({"comparison.html", "comparison.json"})
+FOREIGN = "foreign: no certificate"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One output: ``images`` [count, channels, height, width] in [0, 1], ``labels`` [count], and what is known of them."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...] | None = None
+    guarantee: Guarantee | NoGuarantee | None = None
+    readings: tuple[Reading, ...] = ()
+
+
+def compare(subjects: Sequence[Subject], out: Path) -> Path:
+    """Write comparison.html and comparison.json into the folder ``out``; returns the page's path."""
+    if not subjects:
+        raise ReleaseError("nothing to compare: name at least one output")
+    facts = _facts(subjects)
+    points = [
+        (each["name"], float(each["epsilon"]), each["accuracy"])
+        for each in facts["subjects"]
+        if each["epsilon"] is not None and each["accuracy"] is not None and 0 < float(each["epsilon"]) < math.inf
+    ]
+    chart = charts.scatter([each[1:] for each in points], lambda value: f"{100 * value:.0f} %") if points else None
+    grids = [_grid(each, BYTES // len(subjects)) for each in subjects]
+    html = render("comparison.html.j2", "Comparison", f=facts, grids=grids, chart=chart, points=points)
+    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return folder.replace(out, {"comparison.html": html, "comparison.json": text}, FILES, "comparison.json")[0]
+
+
+def _facts(subjects: Sequence[Subject]) -> dict[str, Any]:
+    held = []
+    for each in subjects:
+        claim = each.guarantee
+        power = next((reading.value for reading in each.readings if reading.name == "cnn_accuracy"), None)
+        held.append(
+            {
+                "name": clean(each.name, 60),
+                "verdict": verdict(claim) if claim else FOREIGN,
+                "kind": type(claim).__name__ if claim else "foreign",
+                "neighbours": claim.neighbours if isinstance(claim, Guarantee) else "",
+                "epsilon": claim.epsilon if isinstance(claim, Guarantee) else None,
+                "accuracy": power,
+                "count": len(each.labels),
+                "readings": [{**asdict(reading), "reference": placeless(reading.reference)} for reading in each.readings],
+            }
+        )
+    relations = {each["neighbours"] for each in held if each["neighbours"]}
+    return jsonable(
+        {
+            "privot": {"comparison": 1},
+            "internal": any(not reading.publishable for each in subjects for reading in each.readings),
+            "relations": sorted(relations),
+            "subjects": held,
+            "measures": [_measure(name, subjects) for name in dict.fromkeys(each.name for one in subjects for each in one.readings)],
+        }
+    )
+
+
+def _measure(name: str, subjects: Sequence[Subject]) -> dict[str, Any]:
+    """A row: one cell a subject, the best of them by the readings' own word, and whether all were measured alike."""
+    found = [next((each for each in one.readings if each.name == name), None) for one in subjects]
+    there = [each for each in found if each is not None]
+    alike = len({(each.ruler, each.reference, each.better) for each in there}) == 1
+    sign = -1 if there[0].better == "lower" else 1
+    values = [sign * each.value for each in there if math.isfinite(each.value)]
+    best = max(values) if alike and len(there) > 1 and values else None
+    cells: list[dict[str, Any] | None] = [
+        {
+            "text": measured(each.name, each.value, each.error),
+            "best": best is not None and sign * each.value == best,
+            "internal": not each.publishable,
+            "ruler": clean(each.ruler, 100) if each.ruler else "",
+        }
+        if each
+        else None
+        for each in found
+    ]
+    return {"name": clean(name, 60), "better": clean(there[0].better, 20), "comparable": alike, "cells": cells}
+
+
+def _grid(subject: Subject, budget: int) -> list[dict[str, Any]]:
+    labels = subject.labels.unique().tolist()[:CLASSES]
+    across = min(5, columns(tuple(subject.images.shape[1:]), max(1, len(labels)), budget))
+    names = subject.class_names if subject.class_names and labels and len(subject.class_names) > max(labels) else None
+    rows = []
+    for label in labels:
+        chosen = (subject.labels == label).nonzero().flatten()[:across]
+        rows.append({"name": labelled(names, int(label)), "images": [uri(image) for image in subject.images[chosen].float()]})
+    return rows

@@ -1,0 +1,138 @@
+"""One dictionary from which every file of a report is made. The public one knows the release and publishable numbers, nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from safetensors.torch import save
+
+from privot.errors import SettingError
+from privot.measures.reading import Reading
+from privot.methods import make
+from privot.privacy.plan import Plan
+from privot.release import FORMAT, TENSORS, Guarantee, Release
+from privot.report.attack import Attack
+from privot.report.spending import by_step, curve, recorded, remembering
+from privot.report.statement import statement, verdict
+from privot.report.utility import utility
+from privot.report.words import block, clean
+from privot.show import jsonable
+
+REPORT = 1  # of the layout of report.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is found out once and stands in both faces: all but readings and attacks."""
+
+    release: Release
+    facts: dict[str, Any]
+    bound: Callable[[float], float] | None  # the certified true-positive rate at a false-positive rate
+
+
+def known(release: Release, name: str) -> Known:
+    """The facts that a release itself carries; accounting is done here, once."""
+    claim, plan, facts = release.guarantee, recorded(release), release.facts
+    bound, drawn, steps = None, None, []
+    if plan and isinstance(claim, Guarantee):
+        cost = remembering(plan.cost())
+        bound, drawn, steps = cost.tpr, curve(cost), by_step(plan, claim)
+    spec, ledger = release.spec, facts.get("ledger")
+    names = [clean(each, 60) for each in spec.class_names] if spec.class_names else None
+    held = {
+        "name": clean(name),
+        "verdict": {"kind": type(claim).__name__, "line": verdict(claim)},
+        "data": {**spec.to_json(), "class_names": names, "name": clean(facts.get("data"), 40) if facts.get("data") else ""},
+        "product": release.product.kind,
+        "method": _method(release),
+        "guarantee": dataclasses.asdict(claim) if isinstance(claim, Guarantee) else {"reason": clean(claim.reason, 300)},
+        "statement": statement(claim, spec),
+        "plan": _stages(plan),
+        "epsilon_by_step": steps,
+        "curve": drawn,
+        "ledger": {key: _plain(ledger.get(key)) for key in ("head", "spent_epsilon")} if isinstance(ledger, dict) else {},
+        "provenance": _provenance(release),
+    }
+    return Known(release, held, bound)
+
+
+def face(base: Known, kind: str, readings: Sequence[Reading], attacks: Sequence[Attack]) -> dict[str, Any]:
+    """The facts of one face (``public`` or ``internal``) with these readings and attacks."""
+    claim, data = base.release.guarantee, base.release.facts.get("data")
+    free = all(stage["noise"] == 0 for stage in base.facts["plan"].get("stages", ()))
+    epsilon = claim.epsilon if isinstance(claim, Guarantee) else math.inf if free else None
+    held = [_attack(each, base.bound) for each in attacks]
+    return jsonable(
+        {
+            "privot": {"report": REPORT, "face": kind},
+            "broken": any(each["broken"] for each in held),
+            **base.facts,
+            "attacks": held,
+            "utility": utility(readings, data if isinstance(data, str) else "", epsilon),
+        }
+    )
+
+
+def public(base: Known, readings: Sequence[Reading], attacks: Sequence[Attack]) -> dict[str, Any]:
+    """The public face.
+
+    privacy: a function of the release, its name, and what is marked publishable; the owner's data and ledger cannot get in.
+    """
+    return face(base, "public", [each for each in readings if each.publishable], [each for each in attacks if each.publishable])
+
+
+def _attack(attack: Attack, bound: Callable[[float], float] | None) -> dict[str, Any]:
+    above = attack.over(bound) if bound else (False,) * len(attack.fpr)
+    most = [bound(rate) for rate in attack.fpr] if bound else None
+    return {**dataclasses.asdict(attack), "name": clean(attack.name), "certified": most, "above": list(above), "broken": any(above)}
+
+
+def _plain(value: Any) -> Any:
+    return value if type(value) in (int, float) else clean(value)
+
+
+def _stages(plan: Plan | None) -> dict[str, Any]:
+    if plan is None:
+        return {}
+    stages = plan.to_json()["stages"]
+    return {
+        "neighbours": str(plan.neighbours),
+        "stages": [{**each, "name": clean(each["name"]), "verb": clean(each["verb"], 40)} for each in stages],
+    }
+
+
+def _method(release: Release) -> dict[str, Any]:
+    """The method's card; one that this version does not know has a name and settings alone."""
+    name, settings = release.facts.get("method"), release.facts.get("settings")
+    try:
+        maker = make(name) if isinstance(name, str) else None
+    except SettingError:
+        maker = None
+    about = {key: block(getattr(maker, key)) if maker else "" for key in ("title", "trusts", "promise", "citation")}
+    pairs = list(settings.items())[:60] if isinstance(settings, dict) else []
+    return {
+        "name": clean(name, 60),
+        "known": maker is not None,
+        **about,
+        "settings": {clean(key, 60): clean(value, 120) for key, value in pairs},
+    }
+
+
+def _provenance(release: Release) -> dict[str, Any]:
+    """Versions, seed and digests; the digests are those that stand in the release's own folder."""
+    versions = release.facts.get("versions")
+    tensors = hashlib.sha256(save(release.product.tensors)).hexdigest()
+    text = json.dumps(release.manifest() | {"files": {TENSORS: tensors}}, indent=1).encode()
+    return {
+        "format": FORMAT,
+        "seed": clean(release.facts.get("seed"), 40),
+        "event": clean(release.facts.get("event"), 600),
+        "versions": {clean(key, 40): clean(value, 40) for key, value in list(versions.items())[:40]} if isinstance(versions, dict) else {},
+        "digests": {"manifest.json": hashlib.sha256(text).hexdigest(), TENSORS: tensors},
+        "verify": "privot verify FOLDER",
+    }

@@ -1,0 +1,52 @@
+"""A folder of files, written whole or not at all; only an earlier one of the same kind is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from privot.errors import ReleaseError
+
+
+def replace(out: Path, files: Mapping[str, bytes], allowed: frozenset[str], mark: str) -> list[Path]:
+    """Write ``files`` (name -> content) as the folder ``out``; a folder that is there must hold ``mark`` and nothing but ``allowed``."""
+    out = Path(os.path.abspath(out))  # "." has no name of its own
+    if os.path.lexists(out) and not _ours(out, allowed, mark):
+        raise ReleaseError(f"{out} holds something else: name another folder, or remove it")
+    part, old = (out.with_name(f".{out.name}.{word}") for word in ("part", "old"))
+    for each in (part, old):
+        shutil.rmtree(each, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        for name, content in files.items():
+            (part / name).write_bytes(content)
+        if out.exists():
+            out.replace(old)
+        try:
+            part.replace(out)
+        except OSError:
+            if old.exists():
+                old.replace(out)
+            raise
+    finally:
+        for each in (part, old):
+            shutil.rmtree(each, ignore_errors=True)
+    return [out / name for name in files]
+
+
+def _ours(out: Path, allowed: frozenset[str], mark: str) -> bool:
+    """Whether all in it was written here before: known names, plain files, and a mark that says what they are."""
+    if out.is_symlink() or not out.is_dir():
+        return False
+    found = list(out.iterdir())
+    if not found:
+        return True
+    if any(each.name not in allowed or each.is_symlink() or not each.is_file() for each in found):
+        return False
+    try:
+        return "privot" in json.loads((out / mark).read_text())
+    except (OSError, ValueError, RecursionError):
+        return False

@@ -1,0 +1,63 @@
+"""Samples as small PNGs inside the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from privot.export import to_bytes
+from privot.release import Release
+from privot.report.words import clean
+
+CLASSES, COLUMNS = 20, 10
+SIDE = 96  # pixels; larger images are shown reduced
+BYTES = 1_400_000  # of raw pixels in a grid, so that a page stays under 3 MB even where PNG saves nothing
+
+
+def uri(image: Tensor) -> str:
+    """An image [channels, height, width] in [0, 1] as a data URI."""
+    if max(image.shape[1:]) > SIDE:
+        scale = SIDE / max(image.shape[1:])
+        size = [max(1, round(side * scale)) for side in image.shape[1:]]
+        image = functional.interpolate(image[None], size=size, mode="area")[0]
+    pixels = to_bytes(image[None])[0]
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def labelled(names: tuple[str, ...] | None, label: int) -> str:
+    """The name of a class, fit to be shown."""
+    return clean(names[label], 40) if names else f"class {label}"
+
+
+def columns(shape: tuple[int, ...], rows: int, budget: int = BYTES) -> int:
+    """How many images of a shape fit in each of ``rows`` rows.
+
+    >>> columns((1, 28, 28), 10), columns((3, 64, 64), 20)
+    (10, 5)
+    """
+    channels, height, width = shape
+    scale = min(1.0, SIDE / max(height, width))
+    return max(1, min(COLUMNS, int(budget / (rows * channels * height * width * scale**2))))
+
+
+def grid(release: Release) -> list[dict[str, Any]]:
+    """Rows of samples, one a class: ``{"name", "images"}``; a class of which a set holds nothing has an empty row."""
+    rows = min(CLASSES, release.spec.classes)
+    across = columns(release.spec.shape, rows)
+    shown = list(range(rows))
+    if release.product.kind == "set":
+        held = set(release.product.tensors["labels"].tolist())
+        shown = [label for label in shown if label in held]
+    pictures: dict[int, list[str]] = {}
+    if shown:
+        images, labels = release.sample(across * len(shown), torch.tensor(shown).repeat_interleave(across))
+        pictures = {label: [uri(image) for image in images[labels == label]] for label in shown}
+    return [{"name": labelled(release.spec.class_names, label), "images": pictures.get(label, [])} for label in range(rows)]

@@ -1,0 +1,85 @@
+"""The privacy statement in plain words. It says no more than docs/promise.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from privot.data.spec import Spec
+from privot.release import Guarantee, NoGuarantee
+from privot.report.words import clean, number, percent, share, up
+
+NEIGHBOURS = {
+    "replace": "Two data sets are neighbours when one record of the first is another in the second; both have the same number of records.",
+    "add-remove": "Two data sets are neighbours when one of them has one record more than the other.",
+    "local": "Every record is protected on its own, before it meets others: the promise compares any record with any other in its place.",
+}
+
+
+def verdict(claim: Guarantee | NoGuarantee) -> str:
+    """One line.
+
+    >>> verdict(NoGuarantee("no noise was added"))
+    'No guarantee: no noise was added'
+    """
+    if isinstance(claim, NoGuarantee):
+        return f"No guarantee: {clean(claim.reason, 300)}"
+    return f"(epsilon {up(claim.epsilon)}, delta {number(claim.delta)})-differential privacy of {clean(claim.unit, 40)}"
+
+
+def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
+    """Sentences on what is promised and what is not."""
+    if isinstance(claim, NoGuarantee):
+        return {
+            "promise": [
+                "This release carries no proof of privacy. Treat it as you would treat the records it was made from.",
+                f"The reason: {clean(claim.reason, 300)}.",
+            ],
+            "neighbours": "",
+            "checks": [],
+            "not_covered": [],
+        }
+    factor = math.exp(min(claim.epsilon, 700))
+    times = f"{up(factor, 3)} times" if factor < 1e6 else "more than a million times"
+    promise = [
+        f"The unit of privacy is {clean(claim.unit, 40)}.",
+        f"Whatever is seen in this release is at most {times} (e to the power epsilon) as likely as it would be on a neighbouring data set"
+        f"; a remaining probability of {number(claim.delta)} ({share(claim.delta)}) is outside this bound.",
+        f"At false-alarm rates of {_listed(map(percent, map(float, claim.max_tpr)))}, no membership attack finds more than "
+        f"{_listed(map(percent, claim.max_tpr.values()))} of the records that were used.",
+    ]
+    if claim.epsilon > 10:
+        promise.append("An epsilon above 10 promises little by itself. Read the curve of attack power below before relying on it.")
+    same = " Class sizes are declared, so a neighbour keeps the label." if spec.class_sizes is not None else ""
+    return {
+        "promise": promise,
+        "neighbours": NEIGHBOURS[claim.neighbours] + same,
+        "checks": [
+            f"Accountant: {clean(claim.accountant, 60)}. Epsilon was computed from the events that ran, and once more for this page.",
+            f"Check by the looser Renyi accountant: {up(claim.renyi_epsilon)}.",
+        ],
+        "not_covered": _outside(claim, spec),
+    }
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _outside(claim: Guarantee, spec: Spec) -> list[str]:
+    declared = ["the image shape", "the number of classes"]
+    declared += ["the names of the classes"] if spec.class_names else []
+    declared += ["the number of records"] if spec.size is not None else []
+    declared += ["the number of records of each class"] if spec.class_sizes is not None else []
+    several = [f"People with several records: the unit is {clean(claim.unit, 40)}."] if claim.unit == "one record" else []
+    return [
+        "Facts about the population: what holds with or without any one record may be learned, also about people who are in the data.",
+        *several,
+        f"What the owner declared public: {', '.join(declared)}.",
+        "Other releases of the same data: the ledger counts those made with it, and nobody counts the rest.",
+        "Side knowledge: the promise bounds what this release adds to it, not what was known before.",
+        "Choices that a person made after looking at the data, such as settings tuned on it.",
+        "Running time, memory use, and anyone who can read the machine or edit the ledger.",
+    ]

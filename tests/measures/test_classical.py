@@ -1,0 +1,199 @@
+"""The twelve classifiers: the papers' settings, real digits recognised, any labels taken, and the same answer on any number of workers."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier, GradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import BernoulliNB, GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from privot.data import load
+from privot.data.records import Records
+from privot.errors import SettingError
+from privot.measures.boosting import StumpBoost
+from privot.measures.classical import CLASSICAL, fit_predict, run_all
+
+QUICK = ("gaussian_nb", "bernoulli_nb", "decision_tree", "lda")
+PUBLISHED = {  # eval_sklearn.py of GS-WGAN = synth_data_benchmark.py of DP-MERF
+    "logistic": LogisticRegression(solver="lbfgs", max_iter=5000),
+    "random_forest": RandomForestClassifier(n_estimators=100, class_weight="balanced", random_state=3),
+    "gaussian_nb": GaussianNB(),
+    "bernoulli_nb": BernoulliNB(binarize=0.5),
+    "linear_svc": LinearSVC(max_iter=10000, tol=1e-8, loss="hinge", random_state=3),
+    "decision_tree": DecisionTreeClassifier(class_weight="balanced", criterion="gini", random_state=3),
+    "lda": LinearDiscriminantAnalysis(solver="eigen", n_components=9, tol=1e-8, shrinkage=0.5),
+    "mlp": MLPClassifier(random_state=3),
+    "bagging": BaggingClassifier(max_samples=0.1, n_estimators=20, random_state=3),
+    "gbm": GradientBoostingClassifier(subsample=0.1, n_estimators=50, random_state=3),
+}
+LOWEST = {"adaboost": 0.5, "decision_tree": 0.6, "gbm": 0.5}  # the others above 0.75
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+@pytest.fixture(scope="module")
+def names():
+    """Without xgboost where the package is not there."""
+    try:
+        import xgboost  # noqa: F401
+    except ImportError:
+        return [name for name in CLASSICAL if name != "xgboost"]
+    return list(CLASSICAL)
+
+
+@pytest.fixture(scope="module")
+def train():
+    records = load("digits", public=True).records()
+    return Records(records.images[:500], records.labels[:500])
+
+
+@pytest.fixture(scope="module")
+def real():
+    return load("digits", "test", public=True).records()
+
+
+@pytest.fixture(scope="module")
+def found(train, real, names):
+    return run_all(names, train, real.images, 10, 3, workers=2)
+
+
+def test_they_are_the_twelve():
+    assert set(CLASSICAL) == {*PUBLISHED, "adaboost", "xgboost"}
+
+
+def test_real_digits_are_recognised(found, real, names):
+    assert list(found) == names
+    for name, (guesses, seconds) in found.items():
+        assert guesses.dtype == torch.int64
+        assert guesses.shape == real.labels.shape
+        assert seconds > 0
+        assert (guesses == real.labels).double().mean() > LOWEST.get(name, 0.75), name
+
+
+def test_shuffled_labels_are_chance(train, real):
+    """So that the test above can fail."""
+    mixed = train.labels[torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))]
+    for name in QUICK:
+        guesses = fit_predict(name, Records(train.images, mixed), real.images, 10, 0)
+        assert (guesses == real.labels).double().mean() < 0.25, name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_settings_are_the_published_ones(name, train, real, found):
+    """The guesses are those of the papers' own line of code."""
+    with threadpool_limits(1):  # more threads may add in another order
+        model = PUBLISHED[name].fit(train.images.flatten(1).numpy(), train.labels.numpy())
+        assert np.array_equal(model.predict(real.images.flatten(1).numpy()), found[name][0].numpy())
+
+
+def test_xgboost_has_the_published_settings(train, real, found):
+    xgboost = pytest.importorskip("xgboost")
+    model = xgboost.XGBClassifier(n_estimators=50, colsample_bytree=0.1, tree_method="exact", random_state=3)
+    model.fit(train.images.flatten(1).numpy(), train.labels.numpy())
+    assert np.array_equal(model.predict(real.images.flatten(1).numpy()), found["xgboost"][0].numpy())
+
+
+def test_the_answer_does_not_depend_on_the_workers(train, real, names, found):
+    again = run_all(reversed(names), train, real.images, 10, 3, workers=1)
+    assert list(again) == names[::-1]
+    for name in names:
+        assert torch.equal(again[name][0], found[name][0]), name
+
+
+def test_the_seed_matters_where_there_is_chance(train, real, found):
+    assert not torch.equal(fit_predict("bagging", train, real.images, 10, 4), found["bagging"][0])
+    assert torch.equal(fit_predict("bagging", train, real.images, 10, 3), found["bagging"][0])
+    assert fit_predict("bagging", train, real.images, 10, 2**40 + 1).shape == real.labels.shape
+
+
+def test_a_released_set_may_lack_classes_and_have_constant_pixels(train, real, names):
+    kept, shown = (torch.isin(each.labels, torch.tensor([2, 5, 9])) for each in (train, real))
+    images, test = train.images.clone(), real.images.clone()
+    images[:, :, 1] = test[:, :, 1] = 0
+    images[:, :, 7] = test[:, :, 7] = 1
+    answers = run_all(names, Records(images[kept], train.labels[kept]), test, 10, 0)
+    for name, (guesses, _) in answers.items():
+        assert set(guesses.tolist()) <= {2, 5, 9}, name
+        assert (guesses == real.labels)[shown].double().mean() > 0.6, name
+
+
+def test_one_that_fails_is_named_and_the_others_go_on(train, real):
+    flat = Records(torch.zeros_like(train.images), train.labels)  # no covariance to invert
+    with pytest.raises(SettingError, match=r"the classifier lda cannot be trained on these images \(LinAlgError\)"):
+        fit_predict("lda", flat, real.images, 10, 0)
+    failed = {}
+    answers = run_all(("gaussian_nb", "lda", "adaboost"), flat, real.images, 10, 0, failed=failed)
+    assert list(answers) == ["gaussian_nb", "adaboost"]
+    assert list(failed) == ["lda"]
+    most = train.labels.bincount().argmax()
+    assert (answers["adaboost"][0] == most).all()  # nothing to split: the commonest class
+    with pytest.raises(SettingError, match="logistic"):
+        fit_predict("logistic", Records(train.images, torch.zeros_like(train.labels)), real.images, 10, 0)
+    with pytest.raises(SettingError, match="adaboost"):
+        fit_predict("adaboost", Records(train.images, torch.zeros_like(train.labels)), real.images, 10, 0)
+
+
+def test_without_xgboost_the_message_says_what_to_install(train, real, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    with pytest.raises(SettingError, match=r"pip install 'privot\[measures\]'"):
+        run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0)
+    failed = {}
+    assert list(run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0, failed=failed)) == ["gaussian_nb"]
+    assert "privot[measures]" in str(failed["xgboost"])
+
+
+def test_what_is_refused(train, real):
+    with pytest.raises(SettingError, match="no classifier 'oracle': logistic, "):
+        fit_predict("oracle", train, real.images, 10, 0)
+    with pytest.raises(SettingError, match="from 0 to 8"):
+        fit_predict("lda", train, real.images, 9, 0)
+    with pytest.raises(SettingError, match="0 training images"):
+        fit_predict("lda", Records(train.images[:0], train.labels[:0]), real.images, 10, 0)
+    with pytest.raises(SettingError, match=r"\[1, 7, 8\].*\[1, 8, 8\]"):
+        fit_predict("lda", train, real.images[:, :, 1:], 10, 0)
+
+
+def test_the_process_is_left_as_it_was(train, real):
+    """Its random state, its warnings and its threads; and progress sees steps alone."""
+    state, filters, threads = np.random.get_state()[1].copy(), list(warnings.filters), [each["num_threads"] for each in threadpool_info()]
+    seen = []
+    run_all(("lda", "bagging"), train, real.images, 10, 0, progress=lambda *step, **facts: seen.append((*step, facts)))
+    assert np.array_equal(state, np.random.get_state()[1])
+    assert warnings.filters == filters
+    assert [each["num_threads"] for each in threadpool_info()] == threads
+    assert seen == [("training the classical classifiers", step, 2, {}) for step in (1, 2)]
+
+
+@pytest.mark.parametrize(("count", "classes", "top"), [(60, 2, 255), (150, 3, 255), (300, 10, 255), (200, 4, 12)])
+def test_boosted_stumps_are_those_of_scikit_learn(count, classes, top):
+    """Pixel, threshold and say of each round, and every guess, on random 8-bit images."""
+    draw = np.random.default_rng(count)
+    labels = np.arange(count) % classes
+    levels = np.clip(draw.integers(0, top + 1, (count, 12)) + 9 * labels[:, None] * draw.random(12), 0, 255).astype(int)
+    other = draw.integers(0, 256, (500, 12))
+    ours = StumpBoost(rounds=40).fit(levels / 255, labels)
+    theirs = AdaBoostClassifier(n_estimators=40, random_state=0).fit(levels, labels)
+    assert len(ours.stumps_) == len(theirs.estimators_)
+    for (pixel, threshold, low, high, say), tree, weight in zip(
+        ours.stumps_, theirs.estimators_, theirs.estimator_weights_[: len(ours.stumps_)], strict=True
+    ):
+        assert (pixel, threshold) == (tree.tree_.feature[0], tree.tree_.threshold[0])
+        assert [low, high] == [tree.tree_.value[side, 0].argmax() for side in (1, 2)]
+        assert say == pytest.approx(weight, rel=1e-9)
+    assert np.array_equal(ours.predict(other / 255), theirs.predict(other))
+
+
+def test_boosted_stumps_see_eight_bits_and_stop_when_perfect():
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, (80, 6)) / 255, np.arange(80) % 2
+    near = np.clip(x + (draw.random(x.shape) - 0.5) / 256, 0, 1)  # under half a level
+    assert StumpBoost(20).fit(near, y).stumps_ == StumpBoost(20).fit(x, y).stumps_
+    x[:, 3] = y * 0.5 + 0.25
+    assert [(pixel, say) for pixel, *_, say in StumpBoost(20).fit(x, y).stumps_] == [(3, 1.0)]

@@ -1,0 +1,199 @@
+"""The parts of a report, each against a plain computation of the same thing."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from specimens import GAUSSIAN, attack, hand
+
+from privot.data.records import Public
+from privot.data.spec import Spec
+from privot.errors import ReleaseError
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.privacy.sampling import Poisson
+from privot.release import Guarantee
+from privot.report import nearest
+from privot.report.attack import Attack, read
+from privot.report.charts import growth, sandwich
+from privot.report.spending import RATES, by_step, curve, remembering
+from privot.report.utility import beside, published
+from privot.report.words import clean, number, percent, up
+
+SAMPLED = Plan((Stage("warm up", "sum", 20.0), Stage("steps", "sum", 3.0, 60, Poisson(0.02))), Neighbours.ADD_REMOVE)
+
+
+# Words
+
+
+@given(st.text(max_size=300))
+def test_clean_text_is_one_short_line_of_visible_characters(text):
+    said = clean(text, 40)
+    assert 0 < len(said) <= 40
+    assert "\n" not in said
+    assert all(each.isprintable() or each in "\u200c\u200d" for each in said)
+    assert clean(said, 40) == said
+
+
+@given(st.floats(1e-12, 1e12))
+def test_a_claim_is_never_rounded_down(value):
+    shown = float(up(value).replace(",", ""))
+    assert shown >= value * (1 - 1e-9)
+    assert shown <= value * 1.0011
+
+
+@given(st.floats(1e-15, 1))
+def test_a_percentage_is_never_rounded_down(value):
+    assert float(percent(value).rstrip(" %")) >= 100 * value * (1 - 1e-8)
+
+
+def test_numbers_that_are_none_are_said_so():
+    assert [number(each) for each in (math.inf, math.nan, True, None)] == ["infinite", "unknown", "true", "(none)"]
+
+
+# Spending
+
+
+@pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
+def test_the_curve_is_the_certificate_at_every_rate(plan):
+    drawn = curve(remembering(plan.cost()))
+    plain = plan.cost()
+    for place in (0, 17, 40):
+        assert drawn["tpr"][place] == pytest.approx(plain.tpr(RATES[place]), rel=1e-5)
+    assert drawn["fpr"][0] == 1e-4
+    assert drawn["tpr"][-1] == 1
+    assert drawn["tpr"] == sorted(drawn["tpr"])
+
+
+@pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
+def test_epsilon_grows_to_the_claim(plan):
+    claim = Guarantee.of(plan, 1e-5)
+    steps = by_step(plan, claim)
+    assert [each["steps"] for each in steps] == sorted({each["steps"] for each in steps})
+    assert [each["epsilon"] for each in steps] == sorted(each["epsilon"] for each in steps)
+    assert steps[-1] == {
+        "stage": plan.stages[-1].name,
+        "steps": sum(each.steps for each in plan.stages),
+        "epsilon": pytest.approx(claim.epsilon),
+    }
+    first = replace(plan, stages=plan.stages[:1]).cost().epsilon(1e-5)
+    assert steps[0] == {"stage": plan.stages[0].name, "steps": 1, "epsilon": pytest.approx(first, rel=1e-5)}
+    half = steps[len(steps) // 2]
+    part = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], steps=half["steps"] - 1)))
+    assert half["epsilon"] == pytest.approx(part.cost().epsilon(1e-5), rel=1e-3)
+    assert str(growth(steps)).count("<circle") == len(steps)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5, 12, 40])
+def test_few_accounts_are_made_however_long_the_plan(stages, monkeypatch):
+    plan = Plan(tuple(Stage(f"s{place}", "sum", 50.0, 1000) for place in range(stages)), Neighbours.REPLACE)
+    claim, asked, cost = Guarantee.of(plan, 1e-5), [], Plan.cost
+    monkeypatch.setattr(Plan, "cost", lambda self: asked.append(1) or cost(self))
+    steps = by_step(plan, claim)
+    assert len(asked) < len(steps) <= 12
+    assert steps[-1]["steps"] == 1000 * stages
+
+
+def test_one_step_needs_no_account():
+    plan = Plan((Stage("means", "sum", 3.0),), Neighbours.REPLACE)
+    assert by_step(plan, Guarantee.of(plan, 1e-5)) == []
+
+
+# Nearest records
+
+
+def test_the_nearest_record_is_found_in_any_portion(monkeypatch):
+    monkeypatch.setattr(nearest, "PORTION", 7)
+    images = np.random.default_rng(0).random((40, 1, 4, 4), np.float32)
+    data = Public(images, np.arange(40) % 2, Spec((1, 4, 4), 2))
+    queries = torch.rand(9, 16, generator=torch.Generator().manual_seed(1))
+    queries[4] = torch.from_numpy(images[33]).flatten()
+    apart = (queries[:, None] - torch.from_numpy(images).flatten(1)).norm(dim=2)
+    distance, place = nearest.neighbours(queries, data)
+    assert torch.equal(place, apart.argmin(1))
+    assert torch.allclose(distance, apart.min(1).values)
+    assert (distance[4], place[4]) == (0, 33)
+    itself = torch.tensor([33, 12])
+    distance, place = nearest.neighbours(torch.from_numpy(images[itself]).flatten(1), data, itself=itself)
+    assert (distance > 0).all()
+    assert (place != itself).all()
+
+
+def test_copies_stand_out():
+    release = hand()
+    images = release.product.tensors["images"].numpy()
+    data = Public(images, release.product.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
+    found, pairs = nearest.study(release, data)
+    assert found["sample to real"] == [0.0] * 6
+    assert min(found["real to real"]) > 0
+    assert len(pairs) == 20
+    assert all(each["sample"] == each["real"] for each in pairs)
+
+
+def test_one_record_has_no_neighbour():
+    data = Public(np.zeros((1, 1, 8, 8), np.uint8), np.array([0]), Spec((1, 8, 8), 1))
+    assert nearest.study(hand(), data)[0]["real to real"] == []
+
+
+# Attacks
+
+
+def test_an_attack_comes_back_from_json(tmp_path):
+    one = attack()
+    (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(one)]}))
+    assert read(tmp_path / "attacks.json") == [one]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": 3}, {"publishable": 1}, {"publishable": "no"}, {"fpr": [0.1]}, {"fpr": [True, 0.1]}, {"tpr": ["0.1", 0.2]},
+        {"tpr": [0.1, 1.5]}, {"lower": [0.5, 0.5]}, {"lower": 0.1}, {"confidence": 1}, {"confidence": None}, {"extra": 1},
+        {"fpr": [], "tpr": [], "lower": []}, {"tpr": [math.nan, 0.2]}, {"fpr": [0.1] * 201, "tpr": [0.1] * 201, "lower": [0.1] * 201},
+    ],
+)  # fmt: skip
+def test_an_attack_of_the_wrong_kind_is_refused(wrong):
+    assert Attack.from_json(asdict(attack())) == attack()
+    with pytest.raises(ReleaseError, match="attack"):
+        Attack.from_json({**asdict(attack()), **wrong})
+
+
+@pytest.mark.parametrize("inside", ["", "[]", '{"attacks": 3}', '{"attacks": [{}]}', "\x00"])
+def test_a_file_that_holds_no_attacks_is_refused(tmp_path, inside):
+    (tmp_path / "attacks.json").write_text(inside)
+    with pytest.raises(ReleaseError, match="attack"):
+        read(tmp_path / "attacks.json")
+
+
+def test_rates_of_zero_are_drawn_on_the_edge():
+    found = {**asdict(attack(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))), "above": [False, False]}
+    assert "nan" not in str(sandwich(None, [found]))
+
+
+# Published figures
+
+
+def test_published_figures_are_shares_and_scores():
+    known = published()
+    assert {row["data"] for row in known["figures"]} == {"mnist", "fashion-mnist", "celeba"}
+    for row in [*known["figures"], *known["real"]]:
+        assert row["source"]
+        for name, value in row["figures"].items():
+            assert 0 < value <= 1 if name.endswith("accuracy") else 1 <= value < 500
+    best = {row["method"]: row["figures"] for row in known["figures"] if (row["data"], row["source"]) == ("mnist", "GS-WGAN, Table 1")}
+    assert best["GS-WGAN"] == {
+        "is": 9.23, "fid": 61.34, "mlp_accuracy": 0.79, "cnn_accuracy": 0.8, "avg_accuracy": 0.6, "calibrated_accuracy": 0.69,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("epsilon", "closest"), [(0.01, 0.2), (0.4, 0.2), (0.5, 1), (3, 1), (4, 10), (1e4, 10), (math.inf, math.inf)])
+def test_the_closest_epsilon_is_shown(epsilon, closest):
+    assert {row["epsilon"] for row in beside("mnist", epsilon, ["cnn_accuracy"])} == {closest}
+
+
+def test_nothing_stands_beside_what_nobody_published():
+    assert beside("scans", 1.0, ["fid"]) == beside("mnist", 1.0, ["my_measure"]) == beside("mnist", None, ["fid"]) == []
