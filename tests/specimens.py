@@ -1,15 +1,21 @@
-"""Small releases, readings and attacks for the tests of the report."""
+"""Small releases, readings and attacks for the tests of the report, and how to read one."""
 
+import json
+import re
+
+import numpy as np
 import torch
 
+from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.measures.reading import Reading
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.product import Product
-from privot.release import Guarantee, Release
+from privot.release import Guarantee, NoGuarantee, Release
 from privot.report import Attack
 
 GAUSSIAN = Plan((Stage("means", "sum", 8.0), Stage("gradients", "sum", 20.0, 40)), Neighbours.REPLACE)
+NONE = NoGuarantee("no noise was added: the budget was infinite")
 NAMES = ("cat", "dog", "ship")
 
 
@@ -28,3 +34,31 @@ def reading(name="cnn_accuracy", value=0.9, publishable=True, **more):
 
 def attack(name="nearest", fpr=(0.01, 0.1), tpr=(0.012, 0.12), lower=(0.001, 0.08), confidence=0.95, publishable=True):
     return Attack(name, fpr, tpr, lower, confidence, publishable)
+
+
+def box(seed, count=50):
+    images = np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)
+    return Sensitive(images, np.arange(count) % 3, Spec((1, 8, 8), 3), name="box")
+
+
+def facts(folder, name="report.json"):
+    return json.loads((folder / name).read_text())
+
+
+def text(folder, name="report.html"):
+    """What a reader sees."""
+    html = re.sub(r"<(style|title)>.*?</\1>", "", (folder / name).read_text(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", html))
+
+
+def yaml(source):
+    """Nested ``key: JSON`` lines; anything else fails."""
+    root, stack = {}, []
+    for line in source.splitlines():
+        indent, key, value = re.fullmatch(r"( *)([a-z_]+):(?: (.+))?", line).groups()
+        stack = [*stack[: len(indent) // 2], key]
+        holder = root
+        for each in stack[:-1]:
+            holder = holder[each]
+        holder[key] = json.loads(value) if value else {}
+    return root

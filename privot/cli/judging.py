@@ -148,7 +148,9 @@ def compare(
 ) -> None:  # fmt: skip
     """The same measures for several outputs, ours or foreign, on one page."""
     from privot.report import compare as write
+    from privot.report import comparison, folder
 
+    folder.check(out, comparison.FILES, "comparison.json")
     found = _measured(subjects, test, train, only, count, public, ceiling, weights, device, seed, label, resize, download)
     page = write(found, out)
     if as_json:

@@ -67,7 +67,7 @@ def downstream(
         right[name] = (net.guesses(real.images) == real.labels, time.perf_counter() - start, f"{build.__name__}, {recipe}")
     classical = [each for each in only if each in CLASSICAL]
     for name, (guesses, seconds) in run_all(classical, Records(images, labels), real.images, classes, seed, progress=progress).items():
-        right[name] = (guesses == real.labels, seconds, "scikit-learn type, settings of GS-WGAN's evaluation")
+        right[name] = (guesses == real.labels, seconds, "scikit-learn type on 8-bit pixels, settings of GS-WGAN's evaluation")
 
     def reading(name: str, hits: Tensor, ruler: str, seconds: float, public: bool = True) -> Reading:
         error, public = (hits.var(correction=0) / len(hits)).sqrt().item(), public and isinstance(test, Public)

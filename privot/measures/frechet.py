@@ -40,6 +40,7 @@ def frechet(real: Tensor, fake: Tensor, generator: torch.Generator) -> Frechet:
 
     The value is torchmetrics'. Random half samples of the fake set spread as the value itself would over fresh samples
     (:math:`1/(m/2)-1/m=1/m`), and lie above it by as much as the value lies above that of an endless sample, since the bias goes as 1/m.
+    With fewer samples than features it goes slower, and a small real set adds its own: ``bias`` is then too low.
 
     >>> points = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> round(frechet(points, points + 1, torch.Generator()).value, 3)

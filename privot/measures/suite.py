@@ -162,7 +162,7 @@ class Workbench:
 
     def _reading(self, name: str, value: float, error: float, samples: int, ruler: str, start: float, **more: Any) -> Reading:
         """Against the real data, all its records unless told otherwise."""
-        public = isinstance(self._real, Public) and more.pop("public", True)
+        public = more.pop("public", True) and isinstance(self._real, Public)
         count = more.pop("count", None) or self._real._count()
         return Reading(name, value, error, samples, self._real.name, count, public, ruler, seconds=time.perf_counter() - start, **more)
 
@@ -177,7 +177,7 @@ class Workbench:
                 value, label = frechet(real, fake, self._generator()), "domain_fd" if domestic else "fid"
                 few, warning = f"so few images ({len(fake)} samples) raise it", ""
                 if min(len(real), len(fake)) < FEW:
-                    warning = f"{few}: about {value.bias:.2g} of the value is due to that alone"
+                    warning = f"{few}: at least about {value.bias:.2g} of the value is due to that alone"
                 if isinstance(self._real, Public) and warning:
                     self.notice(f"{label}: {warning}")
                 elif len(fake) < FEW:  # by how much, and how many records there are, is for the reading alone

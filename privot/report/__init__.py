@@ -14,13 +14,13 @@ from privot.privacy.ledger import Ledger
 from privot.release import Guarantee, Release
 from privot.report import cards, facts, folder
 from privot.report.attack import Attack
-from privot.report.comparison import Subject, compare
+from privot.report.comparison import compare
 from privot.report.history import history
 from privot.report.nearest import study
 from privot.report.page import page
 from privot.report.pictures import grid
 
-__all__ = ["Attack", "Owner", "Subject", "Written", "compare", "write"]
+__all__ = ["Attack", "Owner", "Written", "compare", "write"]
 
 FILES = frozenset({"report.html", "report.json", "registry.yaml", "README.md", "internal.html", "internal.json"})
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from privot.errors import ReleaseError
 from privot.measures.reading import Reading
-from privot.release import Guarantee, NoGuarantee
+from privot.measures.subject import Subject
+from privot.release import Guarantee
 from privot.report import charts, folder
 from privot.report.page import render
 from privot.report.pictures import BYTES, CLASSES, columns, labelled, uri
@@ -26,20 +25,11 @@ FILES = frozenset({"comparison.html", "comparison.json"})
 FOREIGN = "foreign: no certificate"
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One output: ``images`` [count, channels, height, width] in [0, 1], ``labels`` [count], and what is known of them."""
-
-    name: str
-    images: Tensor
-    labels: Tensor
-    class_names: tuple[str, ...] | None = None
-    guarantee: Guarantee | NoGuarantee | None = None
-    readings: tuple[Reading, ...] = ()
+Measured = tuple[Subject, Sequence[Reading]]
 
 
-def compare(subjects: Sequence[Subject], out: Path) -> Path:
-    """Write comparison.html and comparison.json into the folder ``out``; returns the page's path."""
+def compare(subjects: Sequence[Measured], out: Path) -> Path:
+    """Write comparison.html and comparison.json for outputs with their readings into the folder ``out``; returns the page's path."""
     if not subjects:
         raise ReleaseError("nothing to compare: name at least one output")
     facts = _facts(subjects)
@@ -49,17 +39,17 @@ def compare(subjects: Sequence[Subject], out: Path) -> Path:
         if each["epsilon"] is not None and each["accuracy"] is not None and 0 < float(each["epsilon"]) < math.inf
     ]
     chart = charts.scatter([each[1:] for each in points], lambda value: f"{100 * value:.0f} %") if points else None
-    grids = [_grid(each, BYTES // len(subjects)) for each in subjects]
+    grids = [_grid(each, BYTES // len(subjects)) for each, _ in subjects]
     html = render("comparison.html.j2", "Comparison", f=facts, grids=grids, chart=chart, points=points)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     return folder.replace(out, {"comparison.html": html, "comparison.json": text}, FILES, "comparison.json")[0]
 
 
-def _facts(subjects: Sequence[Subject]) -> dict[str, Any]:
+def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
     held = []
-    for each in subjects:
+    for each, readings in subjects:
         claim = each.guarantee
-        power = next((reading.value for reading in each.readings if reading.name == "cnn_accuracy"), None)
+        power = next((reading.value for reading in readings if reading.name == "cnn_accuracy"), None)
         held.append(
             {
                 "name": clean(each.name, 60),
@@ -69,24 +59,24 @@ def _facts(subjects: Sequence[Subject]) -> dict[str, Any]:
                 "epsilon": claim.epsilon if isinstance(claim, Guarantee) else None,
                 "accuracy": power,
                 "count": len(each.labels),
-                "readings": [{**asdict(reading), "reference": placeless(reading.reference)} for reading in each.readings],
+                "readings": [{**asdict(reading), "reference": placeless(reading.reference)} for reading in readings],
             }
         )
     relations = {each["neighbours"] for each in held if each["neighbours"]}
     return jsonable(
         {
             "privot": {"comparison": 1},
-            "internal": any(not reading.publishable for each in subjects for reading in each.readings),
+            "internal": any(not reading.publishable for _, readings in subjects for reading in readings),
             "relations": sorted(relations),
             "subjects": held,
-            "measures": [_measure(name, subjects) for name in dict.fromkeys(each.name for one in subjects for each in one.readings)],
+            "measures": [_measure(name, subjects) for name in dict.fromkeys(each.name for _, readings in subjects for each in readings)],
         }
     )
 
 
-def _measure(name: str, subjects: Sequence[Subject]) -> dict[str, Any]:
+def _measure(name: str, subjects: Sequence[Measured]) -> dict[str, Any]:
     """A row: one cell a subject, the best of them by the readings' own word, and whether all were measured alike."""
-    found = [next((each for each in one.readings if each.name == name), None) for one in subjects]
+    found = [next((each for each in readings if each.name == name), None) for _, readings in subjects]
     there = [each for each in found if each is not None]
     alike = len({(each.ruler, each.reference, each.better) for each in there}) == 1
     sign = -1 if there[0].better == "lower" else 1

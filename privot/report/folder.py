@@ -13,9 +13,7 @@ from privot.errors import ReleaseError
 
 def replace(out: Path, files: Mapping[str, bytes], allowed: frozenset[str], mark: str) -> list[Path]:
     """Write ``files`` (name -> content) as the folder ``out``; a folder that is there must hold ``mark`` and nothing but ``allowed``."""
-    out = Path(os.path.abspath(out))  # "." has no name of its own
-    if os.path.lexists(out) and not _ours(out, allowed, mark):
-        raise ReleaseError(f"{out} holds something else: name another folder, or remove it")
+    out = check(out, allowed, mark)
     part, old = (out.with_name(f".{out.name}.{word}") for word in ("part", "old"))
     for each in (part, old):
         shutil.rmtree(each, ignore_errors=True)
@@ -35,6 +33,14 @@ def replace(out: Path, files: Mapping[str, bytes], allowed: frozenset[str], mark
         for each in (part, old):
             shutil.rmtree(each, ignore_errors=True)
     return [out / name for name in files]
+
+
+def check(out: Path, allowed: frozenset[str], mark: str) -> Path:
+    """The whole path of a folder that `replace` would write; raises where it would refuse."""
+    out = Path(os.path.abspath(out))  # "." has no name of its own
+    if os.path.lexists(out) and not _ours(out, allowed, mark):
+        raise ReleaseError(f"{out} holds something else: name another folder, or remove it")
+    return out
 
 
 def _ours(out: Path, allowed: frozenset[str], mark: str) -> bool:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from specimens import GAUSSIAN, attack, hand, reading
 
+from privot.measures import Subject
 from privot.privacy.plan import Plan, Stage
 from privot.release import Guarantee
-from privot.report import Owner, Subject, compare, write
+from privot.report import Owner, compare, write
 from privot.report.words import clean
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'privot[dev]'")
@@ -86,12 +87,11 @@ def shown(tmp_path_factory):
     images = torch.rand(30, 1, 8, 8)
     subjects = [
         Subject(
-            name, images, torch.arange(30), tuple(HOSTILE), replace(hand().guarantee, epsilon=2.0**place), tuple(numbers["readings"][:4])
+            name, images, torch.arange(30), 30, tuple(HOSTILE), replace(hand(), guarantee=replace(hand().guarantee, epsilon=2.0**place))
         )
         for place, name in enumerate(HOSTILE[:5])
     ]
-    known = [replace(each, readings=(*each.readings, reading(value=0.5))) for each in subjects]
-    compare(known, root / "compared")
+    compare([(each, (*numbers["readings"][:4], reading(value=0.5))) for each in subjects], root / "compared")
     return root
 
 

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from privot import demo
+from privot import demo, files
 from privot.cli import main
 from privot.data import catalogue, load, readers
 from privot.data.records import Sensitive
+from privot.measures.reading import Reading, read
 from privot.privacy.ledger import Ledger
 from privot.release import Release
 from privot.show import progress_bar
@@ -200,13 +201,141 @@ def test_measure(privot, said, release):
     assert code == 0
     assert "logistic_accuracy" in out
     assert "internal" in out
-    assert "training the logistic regression: 1 of 1" in err
-    [reading] = said(*words)
+    assert "training the classical classifiers: 1 of 1" in err
+    found = said(*words)
+    assert found.keys() == {"subject", "readings"}
+    assert found["subject"] == "digits"
+    [reading] = found["readings"]
     assert (reading["name"], reading["count"], reading["publishable"]) == ("logistic_accuracy", 359, False)
     assert 0 < reading["value"] < 1
-    [public] = said(*words, "--public-test")
+    [public] = said(*words, "--public")["readings"]
     assert public["publishable"]
     assert public["value"] == reading["value"]  # the same samples, the same classifier
+
+
+def test_measure_writes_what_report_and_ceiling_read(said, privot, release, tmp_path):
+    words = ("measure", release, "--test", "digits", "--count", 200, "--public", "--out", "deep/er/r.json")
+    found = said(*words, "--only", "gaussian_nb,exact")
+    assert json.loads((tmp_path / "deep/er/r.json").read_text()) == found
+    assert [each["name"] for each in found["readings"]] == ["exact_wasserstein", "gaussian_nb_accuracy"]
+    assert found["readings"][0]["error"] == "nan"  # JSON has no other word for it
+    assert [path.name for path in (tmp_path / "deep/er").iterdir()] == ["r.json"]
+    again = [Reading.from_json(each) for each in found["readings"]]
+    assert [repr(each) for each in read(tmp_path / "deep/er/r.json")] == [repr(each) for each in again]
+    code, _, err = privot(*words, "--only", "lda")
+    assert (code, "deep/er/r.json is there already" in err) == (2, True)
+    assert said("measure", release, "--test", "digits", "--count", 50, "--only", "lda", "--ceiling", "deep/er/r.json")
+
+
+def test_measure_takes_foreign_output_and_features(said, privot, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data"])
+    np.savez(tmp_path / "theirs.npz", x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8), y=np.arange(60) % 10)
+    words = ("measure", "theirs.npz", "--test", "digits", "--only", "fid,sliced")
+    found = said(*words)
+    assert found["subject"] == "theirs"
+    names = {each["name"] for each in found["readings"]}
+    assert {"domain_fd", "sliced_wasserstein"} <= names
+    assert "fid" not in names
+    code, out, err = privot(*words, "--public")
+    assert code == 0
+    assert err.count("caution: ") == 2
+    assert "the domain_ numbers of a small network are given instead" in err
+    assert "domain_fd: so few images (60 samples)" in err
+    assert "ConvNet of width 32" in out
+    code, _, err = privot(*words, "--weights", "theirs.npz")
+    assert (code, err.count("\n"), "not the weights" in err) == (2, 1, True)
+
+
+def test_a_slip_in_a_measure_is_answered_by_the_nearest(privot, release):
+    code, _, err = privot("measure", release, "--test", "digits", "--only", "cnn,precison")
+    assert (code, err) == (2, "privot: no measure 'precison'; did you mean 'precision'?\n")
+
+
+def test_measure_refuses_a_test_on_the_training_data(privot, said, release, tmp_path):
+    images, labels = load("digits", public=True).records()
+    np.savez(tmp_path / "train.npz", x=(images[:, 0] * 16).round().numpy() / 16, y=labels.numpy())
+    for words in (("--test", "train.npz"), ("--test", "train.npz", "--train", "digits")):
+        code, _, err = privot("measure", release, *words, "--only", "lda", "--count", 50)
+        assert (code, "overlaps the training data" in err) == (2, True)
+
+
+def test_compare(privot, said, release, tmp_path):
+    np.savez(tmp_path / "theirs.npz", x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8), y=np.arange(60) % 10)
+    words = ("compare", release, "theirs.npz", "--test", "digits", "--only", "gaussian_nb,cnn", "--count", 60)
+    found = said(*words)
+    assert [each["subject"] for each in found["subjects"]] == ["digits", "theirs"]
+    assert Path(found["page"]).name == "comparison.html"
+    page = Path(found["page"]).read_text()
+    assert "theirs" in page
+    assert "foreign: no certificate" in page
+    code, out, _ = privot(*words, "--out", "page")
+    assert code == 0
+    assert "gaussian_nb_accuracy" in out
+    assert (tmp_path / "page" / "comparison.html").exists()
+    code, _, err = privot("compare", release, "nothing.npz", "--test", "digits")
+    assert (code, "nothing.npz" in err) == (2, True)
+
+
+PUBLIC = ["report.html", "report.json", "registry.yaml", "README.md"]
+
+
+def test_report(privot, said, release, tmp_path):
+    said("measure", release, "--test", "digits", "--only", "lda", "--count", 50, "--public", "--out", "public.json")
+    said("measure", release, "--test", "digits", "--only", "gaussian_nb", "--count", 50, "--out", "internal.json")
+    words = ("report", release, "--readings", "public.json", "--readings", "internal.json")
+    code, out, err = privot(*words)
+    assert code == 0
+    assert [Path(line).name for line in out.splitlines()[:4]] == PUBLIC
+    assert "guarantee  epsilon 5" in out
+    assert "caution: 1 numbers are not publishable and were left out" in err
+    facts = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [each["name"] for each in facts["utility"]["readings"]] == ["lda_accuracy"]
+    found = said(*words)  # an earlier report is replaced
+    assert [Path(each).name for each in found["files"]] == PUBLIC
+    assert (found["broken"], found["left_out"]) == (False, 1)
+
+
+def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
+    said("measure", release, "--test", "digits", "--only", "gaussian_nb", "--count", 50, "--out", "internal.json")
+    book = release.parent / "book.jsonl"
+    found = said("report", release, "--internal", "--data", "digits", "--ledger", book, "--readings", "internal.json", "--out", "both")
+    assert [Path(each).name for each in found["files"]] == [*PUBLIC, "internal.html", "internal.json"]
+    assert found["left_out"] == 0
+    facts = json.loads((tmp_path / "both" / "internal.json").read_text())
+    assert [each["name"] for each in facts["utility"]["readings"]] == ["gaussian_nb_accuracy"]
+    assert facts["history"]["holds_head"]
+    assert "gaussian_nb" not in (tmp_path / "both" / "report.json").read_text()
+    for words in (("--data", "digits"), ("--ledger", book)):
+        code, _, err = privot("report", release, *words, "--out", "none")
+        assert (code, "--internal" in err, err.count("\n")) == (2, True, 1)
+    code, _, err = privot("report", release, "--internal", "--ledger", "nothing.jsonl", "--out", "none")
+    assert (code, err) == (2, "privot: nothing.jsonl: no such ledger\n")
+    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "nothing.jsonl").exists()
+
+
+def test_an_attack_above_the_certificate_ends_with_3(privot, release, tmp_path):
+    claim = Release.load(release).guarantee.max_tpr["0.01"]
+    for name, power, broken in (("weak", claim / 2, False), ("strong", (1 + claim) / 2, True)):
+        attack = {"name": name, "fpr": [0.01], "tpr": [power], "lower": [power], "confidence": 0.95, "publishable": True}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"attacks": [attack]}))
+        for json_too in ((), ("--json",)):
+            code, out, err = privot("report", release, "--attacks", f"{name}.json", "--out", name, *json_too)
+            assert code == (3 if broken else 0)
+            assert ("implementation broken" in err) is broken
+            assert out
+            if json_too:
+                assert json.loads(out)["broken"] is broken
+        assert (tmp_path / name / "report.html").exists()  # the page says so too
+
+
+@pytest.mark.parametrize("option", ["--readings", "--attacks"])
+def test_report_refuses_files_of_another_kind(privot, release, tmp_path, option):
+    for text in ("", "{}", '{"readings": [3], "attacks": 3}'):
+        (tmp_path / "a.json").write_text(text)
+        code, _, err = privot("report", release, option, "a.json")
+        assert (code, err.startswith("privot: a.json: not a file of"), err.count("\n")) == (2, True, 1)
+    assert not (tmp_path / "report").exists()
 
 
 def test_verify(privot, said, release):
@@ -286,6 +415,16 @@ REFUSED = {
     "measure on nothing": ("measure", "{release}", "--test", "nothing.npz"),
     "measure on another shape": ("measure", "{release}", "--test", "a.npz", "--only", "logistic", "--count", "50"),
     "measure with one sample": ("measure", "{release}", "--test", "digits", "--only", "logistic", "--count", "1"),
+    "measure by no measure": ("measure", "{release}", "--test", "digits", "--only", ""),
+    "measure with an unreadable ceiling": ("measure", "{release}", "--test", "digits", "--ceiling", "a.npz"),
+    "measure the score without training data": ("measure", "{release}", "--test", "digits", "--only", "is", "--count", "20"),
+    "measure with the old option": ("measure", "{release}", "--test", "digits", "--public-test"),
+    "compare nothing": ("compare", "--test", "digits"),
+    "compare with nothing": ("compare", "{release}", "nothing.npz", "--test", "digits"),
+    "report on nothing": ("report", "nothing"),
+    "report without --internal": ("report", "{release}", "--data", "digits"),
+    "report with other readings": ("report", "{release}", "--readings", "a.npz"),
+    "report into something else": ("report", "{release}", "--out", "{release}"),
     "measure with a wild seed": ("measure", "{release}", "--test", "digits", "--seed", "-1"),
     "ledger of nothing": ("ledger", "nothing.npz"),
     "ledger of a slip": ("ledger", "digit", "--limit", "3"),
@@ -313,9 +452,10 @@ def test_refusals(privot, release, tmp_path, name):
     assert [each.name for each in tmp_path.iterdir() if each.suffix != ".lock" and each.name != "home"] == ["a.npz"]
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--help",), *((verb, "--help") for verb in ("methods", "plan", "synthesize", "sample", "measure", "verify"))]
-)
+VERBS = ("methods", "plan", "synthesize", "sample", "measure", "compare", "report", "verify")
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), *((verb, "--help") for verb in VERBS)])
 def test_help(privot, words):
     code, out, err = privot(*words)
     assert (code, err) == (0, "")

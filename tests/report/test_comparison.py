@@ -9,13 +9,15 @@ import torch
 from specimens import hand, reading
 
 from privot.errors import ReleaseError
+from privot.measures import Subject
 from privot.release import NoGuarantee
-from privot.report import Subject, compare
+from privot.report import compare
 
 
 def subject(name, claim=None, readings=(), count=12):
     images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Subject(name, images, torch.arange(count) % 3, ("cat", "dog", "ship"), claim, tuple(readings))
+    release = replace(hand(), guarantee=claim) if claim else None
+    return Subject(name, images, torch.arange(count) % 3, 3, ("cat", "dog", "ship"), release), tuple(readings)
 
 
 def facts(page):
@@ -41,7 +43,7 @@ def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
     assert bests(page) == {"cnn_accuracy": [False, False]}
     assert "different rulers" in page.read_text()
     assert "another" in page.read_text()
-    page = compare([one, replace(two, readings=(reading(value=0.9),))], tmp_path / "out")
+    page = compare([one, (two[0], (reading(value=0.9),))], tmp_path / "out")
     assert "different rulers" not in page.read_text()
 
 
@@ -80,5 +82,5 @@ def test_nothing_foreign_is_overwritten(tmp_path):
 
 def test_many_large_outputs_stay_a_small_page(tmp_path):
     images = torch.rand(100, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    page = compare([Subject(f"s{turn}", images, torch.arange(100) % 10) for turn in range(6)], tmp_path / "out")
+    page = compare([(Subject(f"s{turn}", images, torch.arange(100) % 10, 10), ()) for turn in range(6)], tmp_path / "out")
     assert page.stat().st_size < 3e6

@@ -15,12 +15,14 @@ from privot.data.records import Public
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.privacy.sampling import Poisson
+from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.release import Guarantee
 from privot.report import nearest
 from privot.report.attack import Attack, read
 from privot.report.charts import growth, sandwich
+from privot.report.page import sampler
 from privot.report.spending import RATES, by_step, curve, remembering
+from privot.report.statement import statement
 from privot.report.utility import beside, published
 from privot.report.words import clean, number, percent, up
 
@@ -53,6 +55,25 @@ def test_a_percentage_is_never_rounded_down(value):
 
 def test_numbers_that_are_none_are_said_so():
     assert [number(each) for each in (math.inf, math.nan, True, None)] == ["infinite", "unknown", "true", "(none)"]
+
+
+def test_every_sampler_has_words():
+    kinds = (Full(), Poisson(0.01), Fixed(50, 60000), Shards(1000))
+    said = [sampler({"kind": type(each).__name__.lower(), **vars(each)}) for each in kinds]
+    assert said == ["all", "each with probability 0.01", "50 of 60,000, without replacement", "one secret shard of 1,000"]
+    assert sampler({"kind": "odd"}) == '{"kind": "odd"}'
+
+
+def test_a_large_epsilon_is_called_what_it_is():
+    plan = Plan((Stage("means", "sum", 0.3),), Neighbours.REPLACE)
+    for claim, weak in ((Guarantee.of(plan, 1e-5), True), (Guarantee.of(GAUSSIAN, 1e-5), False)):
+        assert any("promises little" in each for each in statement(claim, Spec((1, 8, 8), 2))["promise"]) is weak
+
+
+def test_declared_class_sizes_keep_the_label():
+    claim = Guarantee.of(GAUSSIAN, 1e-5)
+    assert "keeps the label" in statement(claim, Spec((1, 8, 8), 2, 4, (2, 2)))["neighbours"]
+    assert "keeps the label" not in statement(claim, Spec((1, 8, 8), 2, 4))["neighbours"]
 
 
 # Spending

@@ -1,48 +1,24 @@
 """The report as files: its facts are those of the release, and its public face knows nothing else."""
 
-import base64
-import errno
-import hashlib
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from specimens import GAUSSIAN, attack, hand, reading
+from specimens import GAUSSIAN, NONE, attack, box, facts, hand, reading, text, yaml
 
-from privot.data.records import Public, Sensitive
-from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.release import NoGuarantee, Release
+from privot.release import Release
 from privot.report import Owner, write
 from privot.report.pictures import uri
 from privot.synthesis import synthesize
 
 PUBLIC = ("report.html", "report.json", "registry.yaml", "README.md")
 INTERNAL = ("internal.html", "internal.json")
-NONE = NoGuarantee("no noise was added: the budget was infinite")
-REGISTRY = {
-    "": {"url_slug", "status", "tier", "deployment"},
-    "deployment": {
-        "basic", "dp_variant", "privacy_loss", "deployment_model", "accounting", "implementation", "administrative",
-    },
-    "basic": {
-        "name", "data_curators", "description", "intended_use", "data_product_type", "data_product_region", "publication_date",
-        "data_product_sector",
-    },
-    "dp_variant": {"variant_name", "data_domain", "unprotected_quantities"},
-    "privacy_loss": {"privacy_unit", "privacy_unit_details", "privacy_parameters", "privacy_parameters_details"},
-    "privacy_parameters": {"epsilon", "delta", "rho"},
-    "deployment_model": {"model_name", "actors", "release_type", "data_source_type", "access_type"},
-    "accounting": {"post_processing", "composition"},
-    "implementation": {"preprocessing_and_hyperparameter_tuning", "mechanisms", "justification"},
-    "administrative": {"registry_authors", "sources", "notes"},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +26,6 @@ def saved(tmp_path_factory):
     """A small release of the digits in its folder, and its ledger."""
     root = tmp_path_factory.mktemp("digits")
     synthesize("digits", "merf", 2.0, settings={"features": 100, "steps": 5}, out=root / "release", ledger=root / "digits.jsonl")
-    return root
-
-
-def box(seed, count=50):
-    images = np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)
-    return Sensitive(images, np.arange(count) % 3, Spec((1, 8, 8), 3), name="box")
-
-
-def facts(folder, name="report.json"):
-    return json.loads((folder / name).read_text())
-
-
-def text(folder, name="report.html"):
-    """What a reader sees."""
-    html = re.sub(r"<(style|title)>.*?</\1>", "", (folder / name).read_text(), flags=re.DOTALL)
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", html))
-
-
-def yaml(source):
-    """Nested ``key: JSON`` lines; anything else fails."""
-    root, stack = {}, []
-    for line in source.splitlines():
-        indent, key, value = re.fullmatch(r"( *)([a-z_]+):(?: (.+))?", line).groups()
-        stack = [*stack[: len(indent) // 2], key]
-        holder = root
-        for each in stack[:-1]:
-            holder = holder[each]
-        holder[key] = json.loads(value) if value else {}
     return root
 
 
@@ -274,140 +222,3 @@ def test_an_internal_attack_breaks_it_for_the_owner_alone(tmp_path):
     assert not facts(tmp_path / "out")["broken"]
     assert facts(tmp_path / "out", "internal.json")["broken"]
     assert write(hand(), tmp_path / "more", name="toy", attacks=found).broken
-
-
-# The records for others
-
-
-@pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
-def test_the_registry_record_has_the_registry_s_keys(tmp_path, claim):
-    release = hand(claim=claim)
-    write(release, tmp_path / "out", name='yes: "no" #1 \\', readings=[reading()])
-    record = yaml((tmp_path / "out" / "registry.yaml").read_text())
-
-    def check(name, value):
-        assert value.keys() <= REGISTRY[name]
-        for key, each in value.items():
-            if isinstance(each, dict):
-                check(key, each)
-
-    check("", record)
-    assert record["deployment"]["basic"]["name"] == 'yes: "no" #1 \\'
-    assert record["deployment"]["basic"]["data_product_type"] == "Synthetic data"
-    assert re.fullmatch(r"[a-z0-9-]+", record["url_slug"])
-    if claim is None:
-        assert record["deployment"]["privacy_loss"]["privacy_parameters"] == {"epsilon": release.guarantee.epsilon, "delta": 1e-5}
-        assert "delta: 1.0e-05" in (tmp_path / "out" / "registry.yaml").read_text()  # a word to readers of YAML 1.1 without its point
-
-
-def test_the_card_has_front_matter_and_obeys_no_name(tmp_path):
-    name = "<img src=x> [a](http://b) *c* | `d` www.e.f"
-    write(hand(), tmp_path / "out", name=name, readings=[reading(name)])
-    card = (tmp_path / "out" / "README.md").read_text()
-    empty, front, body = card.split("---\n", 2)
-    assert empty == ""
-    assert yaml(front)["pretty_name"] == name
-    assert r"&lt;img src=x&gt; \[a\](http\://b) \*c\* \| \`d\` www\.e.f" in body
-    assert "<img" not in body
-
-
-# The folder
-
-
-def test_an_earlier_report_is_replaced_and_nothing_else(tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    write(hand(), out, name="first", owner=Owner())
-    write(hand(), out, name="second")
-    assert facts(out)["name"] == "second"
-    (out / "mine.txt").write_text("mine")
-    with pytest.raises(ReleaseError, match="something else"):
-        write(hand(), out, name="third")
-    assert (out / "mine.txt").read_text() == "mine"
-    assert facts(out)["name"] == "second"
-
-
-def test_what_only_looks_like_a_report_is_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    for name, inside in (("odd", "[]"), ("torn", "{"), ("foreign", '{"name": 1}')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "report.json").write_text(inside)
-    (tmp_path / "card").mkdir()
-    (tmp_path / "card" / "README.md").write_text("mine")
-    (tmp_path / "nested" / "report.html").mkdir(parents=True)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    before = sorted(str(each) for each in tmp_path.rglob("*"))
-    for name in ("file", "odd", "torn", "foreign", "card", "nested", "link"):
-        with pytest.raises(ReleaseError, match="something else"):
-            write(hand(), tmp_path / name, name="toy")
-    assert sorted(str(each) for each in tmp_path.rglob("*")) == before
-
-
-def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path, monkeypatch):
-    out, real = tmp_path / "out", {"write_bytes": Path.write_bytes, "replace": Path.replace}
-
-    def fails(place, turn):
-        left = [turn]
-
-        def maybe(self, *rest):
-            left[0] -= 1
-            if left[0] == 0:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real[place](self, *rest)
-
-        return maybe
-
-    for earlier in (False, True):
-        if earlier:
-            write(hand(), out, name="first")
-        for place, turns in (("write_bytes", 4), ("replace", 2 if earlier else 1)):
-            for turn in range(1, turns + 1):
-                with monkeypatch.context() as broken:
-                    broken.setattr(Path, place, fails(place, turn))
-                    with pytest.raises(OSError, match="No space"):
-                        write(hand(), out, name="second")
-                assert [each.name for each in tmp_path.iterdir()] == (["out"] if earlier else [])
-                assert not earlier or facts(out)["name"] == "first"
-
-
-def test_a_page_of_large_colour_images_stays_small(tmp_path):
-    names = tuple(f"class {place}" for place in range(25))
-    write(hand(shape=(3, 64, 64), classes=25, names=names, each=10), tmp_path / "a", name="toy")
-    assert (tmp_path / "a" / "report.html").stat().st_size < 3e6
-    assert "20 of 25 classes" in text(tmp_path / "a")
-    write(hand(shape=(3, 300, 200), classes=2, names=None, each=2), tmp_path / "b", name="toy")
-    assert (tmp_path / "b" / "report.html").stat().st_size < 3e6
-
-
-def test_a_class_without_images_has_an_empty_row(tmp_path):
-    release = hand()
-    keep = release.product.tensors["labels"] != 1
-    tensors = {key: value[keep] for key, value in release.product.tensors.items()}
-    write(replace(release, product=replace(release.product, tensors=tensors)), tmp_path / "out", name="toy", owner=Owner(box(0)))
-    assert re.search(r"<bdi>dog</bdi></span><div class=\"strip\"><small>none", (tmp_path / "out" / "report.html").read_text())
-
-
-def test_records_of_another_shape_are_refused(tmp_path):
-    other = Public(np.zeros((4, 1, 4, 4), np.uint8), np.arange(4) % 3, Spec((1, 4, 4), 3))
-    with pytest.raises(ReleaseError, match=r"\[1, 4, 4\]"):
-        write(hand(), tmp_path / "out", name="toy", owner=Owner(other))
-
-
-def test_the_policy_names_the_one_style(tmp_path):
-    write(hand(), tmp_path / "out", name="toy")
-    html = (tmp_path / "out" / "report.html").read_text()
-    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'" in html
-    assert not re.search(r"<script|\sstyle=|\son\w+=|https?:", html)
-
-
-def test_readings_survive_as_they_were_given(tmp_path):
-    given = [reading("fid", 50.0, error=float("nan"), better="lower", warning="few samples")]
-    write(hand(), tmp_path / "out", name="toy", readings=given)
-    (found,) = facts(tmp_path / "out")["utility"]["readings"]
-    wanted = {key: value for key, value in asdict(given[0]).items() if key not in ("error", "seconds")}
-    assert found.items() >= wanted.items()
-    assert found["error"] == "nan"
-    assert "few samples" in text(tmp_path / "out")

@@ -1,0 +1,158 @@
+"""What is measured, from wherever it comes; and no test on what was trained on."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from specimens import hand
+
+from privot import files
+from privot.data import Public, Sensitive, Spec, load
+from privot.errors import DataError, PrivotError, SettingError
+from privot.measures import Subject, measure
+from privot.measures.subject import OVERLAP, matching, refuse_overlap, trained_on
+
+
+@pytest.fixture
+def release(tmp_path):
+    return hand(data="digits").save(tmp_path / "merf-eps1.0")
+
+
+def box(kind, images, classes=4, labels=None):
+    images = np.asarray(images)
+    return kind(images, np.arange(len(images)) % classes if labels is None else labels, Spec(images.shape[1:], classes), name="box")
+
+
+def noise(count, seed=0):
+    return np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)
+
+
+def test_a_release_gives_its_samples(release):
+    found = Subject.of(str(release), 9, seed=3)
+    images, labels = found.release.sample(9, seed=3)
+    assert torch.equal(found.images, images)
+    assert torch.equal(found.labels, labels)
+    assert (found.name, found.classes, found.class_names) == ("merf-eps1.0", 3, ("cat", "dog", "ship"))
+    assert found.guarantee == found.release.guarantee
+    assert found.guarantee.epsilon > 0
+
+
+def test_an_npz_is_foreign_output(tmp_path):
+    pixels = (noise(20) * 255).astype(np.uint8)[:, 0]
+    np.savez(tmp_path / "theirs.npz", x=pixels, y=np.arange(20) % 4)
+    found = Subject.of(str(tmp_path / "theirs.npz"), 100)
+    assert (found.name, found.classes, found.release, found.guarantee) == ("theirs", 4, None, None)
+    assert torch.equal((found.images * 255).round().byte()[:, 0], torch.from_numpy(pixels))
+    assert found.labels.tolist() == [each % 4 for each in range(20)]
+
+
+def test_a_folder_of_class_folders_is_foreign_output(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "gan-1.5" / name).mkdir(parents=True)
+        for place in range(3):
+            Image.fromarray(np.full((8, 8), 40 * place, np.uint8)).save(tmp_path / "gan-1.5" / name / f"{place}.png")
+    found = Subject.of(str(tmp_path / "gan-1.5"), 100)
+    assert (found.name, found.classes, found.class_names) == ("gan-1.5", 2, ("cat", "dog"))  # gan-1.0 beside it stays another
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_built_in_is_its_train_split():
+    found, real = Subject.of("digits", 10_000), load("digits", public=True).records()
+    assert (found.name, found.classes, found.guarantee) == ("digits", 10, None)
+    assert torch.equal(found.images, real.images)
+
+
+def test_a_cut_is_drawn_by_the_seed_with_labels_beside_images():
+    one, two, other = (Subject.of("digits", 50, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.images, two.images)
+    assert not torch.equal(one.images, other.images)
+    real = load("digits", public=True).records()
+    for image, label in zip(one.images, one.labels, strict=True):
+        assert label in real.labels[(real.images == image).flatten(1).all(1)]
+    assert len({tuple(image.flatten().tolist()) for image in one.images}) == 50
+
+
+@pytest.mark.parametrize("source", ["digit", "nothing.npz", "", "\0"])
+def test_what_is_not_there_is_refused(source):
+    with pytest.raises(PrivotError):
+        Subject.of(source, 5)
+
+
+def test_a_damaged_release_is_refused(release):
+    (release / "manifest.json").write_text("{}")
+    with pytest.raises(PrivotError, match="digest"):
+        Subject.of(str(release), 5)
+
+
+@pytest.mark.parametrize("kind", [Sensitive, Public])
+def test_a_test_on_the_training_data_is_refused(kind):
+    train = box(kind, noise(200))
+    halves = np.concatenate([noise(200)[:100], noise(100, seed=9)])
+    for test in (train, box(kind, noise(200)[::-1]), box(kind, halves), box(kind, noise(200)[:30])):
+        with pytest.raises(DataError, match="the test data overlaps the training data"):
+            refuse_overlap(test, train, "the training data")
+    refuse_overlap(box(kind, noise(200, seed=1)), train, "the training data")
+
+
+def test_a_few_twins_are_allowed():
+    """Benchmarks hold some; one in a hundred is the limit."""
+    train, fresh = noise(400), noise(400, seed=1)
+    for twins in (0, 3, 4, 5):
+        test = box(Public, np.concatenate([train[:twins], fresh[twins:]]))
+        if twins > OVERLAP * 400:
+            with pytest.raises(DataError, match="overlaps"):
+                refuse_overlap(test, torch.from_numpy(train), "x")
+        else:
+            refuse_overlap(test, torch.from_numpy(train), "x")
+
+
+def test_an_8_bit_copy_is_a_copy():
+    train = noise(50)
+    with pytest.raises(DataError, match="overlaps"):
+        refuse_overlap(box(Public, (train * 255).round().astype(np.uint8)), box(Public, train), "x")
+
+
+def test_overlap_is_refused_before_anything_is_measured(release):
+    digits, test = load("digits", public=True), load("digits", "test", public=True)
+    subject = Subject.of("digits", 100)
+    for wrong, train, words in (
+        (digits, digits, "the training data"), (digits, None, "the released images"), (test, test, "the training data"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=f"overlaps {words}"):
+            measure(subject, wrong, ["logistic"], train=train)
+
+
+def test_the_data_of_a_release_is_found_by_its_name(release):
+    found = trained_on(Subject.of(str(release), 3))
+    assert isinstance(found, Sensitive)
+    assert found.name == "digits"
+
+
+def test_a_release_of_the_digits_is_not_tested_on_what_it_was_trained_on(tmp_path):
+    """Nobody names the training data here; the manifest does."""
+    path = hand(data="digits", classes=10, names=None).save(tmp_path / "release")
+    with pytest.raises(DataError, match="overlaps the training data"):
+        measure(Subject.of(str(path), 30), load("digits", public=True), ["logistic"])
+    assert measure(Subject.of(str(path), 30), load("digits", "test", public=True), ["gaussian_nb"])
+
+
+@pytest.mark.parametrize("data", ["/home/ann/scans.npz", "nothing", "", None, 3, [], ["digits"], {}])
+def test_other_data_is_not_looked_for(data):
+    subject = Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data=data))
+    assert trained_on(subject) is None
+    assert trained_on(Subject("digits", torch.rand(2, 1, 8, 8), torch.arange(2), 3)) is None
+
+
+def test_a_built_in_that_is_not_at_hand_is_no_obstacle(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path])
+    assert trained_on(Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data="mnist"))) is None
+
+
+def test_other_shapes_and_more_classes_are_refused():
+    subject = Subject("x", torch.rand(4, 1, 8, 8), torch.arange(4), 4)
+    matching(subject, box(Public, noise(10), classes=4))
+    matching(subject, box(Public, noise(10), classes=5))
+    with pytest.raises(SettingError, match="x has images of 1x8x8 and 4 classes, the test data of 1x8x8 and 3 classes"):
+        matching(subject, box(Public, noise(10), classes=3))
+    with pytest.raises(SettingError, match="of 3x8x8 and 4 classes"):
+        matching(subject, box(Public, noise(12).reshape(4, 3, 8, 8), classes=4))
