@@ -1,4 +1,4 @@
-"""The whole story once, on the embedded digits: release, samples, use, proof."""
+"""The whole story once, on the embedded digits: release, samples, use, proof, report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from privot import report
 from privot.data import load
 from privot.errors import SettingError
 from privot.export import write
@@ -51,7 +52,8 @@ def run(out: Path, epsilon: float, progress: Progress) -> dict[str, Any]:
         images, labels = release.sample(2000, seed=1)
         readings = downstream(images, labels, load("digits", "test", public=True), progress=progress)
     checked = verify(out / "release")
-    files = {"release": out / "release", "samples": out / "samples.png", "ledger": out / "ledger.jsonl"}
+    page = report.write(release, out / "report", name="digits", readings=readings).files[0]
+    files = {"release": out / "release", "samples": out / "samples.png", "report": page, "ledger": out / "ledger.jsonl"}
     return {
         "guarantee": asdict(release.guarantee),
         "readings": [asdict(each) for each in readings],

@@ -70,6 +70,8 @@ def _lines(console: Console) -> Progress:
 
     def show(stage: str, step: int, of: int, **facts: Any) -> None:
         tenth = 10 * step // max(of, 1)
+        if step <= 1:
+            shown.pop(stage, None)  # the same stage again, of another output
         if shown.get(stage, 0) < tenth:
             shown[stage] = tenth
             console.print(f"{stage}: {step} of {of}  {_words(facts)}", markup=False, highlight=False)

@@ -33,7 +33,7 @@ from privot.cli.terminal import (
     say_guarantee,
 )  # fmt: skip
 from privot.errors import ReleaseError, SettingError
-from privot.show import jsonable, progress_bar, seconds
+from privot.show import Progress, jsonable, progress_bar, seconds
 
 if TYPE_CHECKING:
     from privot.measures.reading import Reading
@@ -65,7 +65,18 @@ def _measured(
     real = load(train, **more) if train else None
     with progress_bar(err_console) as progress:
         bench = Workbench(box, real, weights=weights, runtime=runtime, seed=seed, progress=progress, notice=say_caution)
-        return [(subject, bench.measure(subject, names, known)) for subject in subjects]
+        found = []
+        for subject in subjects:
+            bench.progress = _named(progress, subject.name) if len(subjects) > 1 else progress
+            found.append((subject, bench.measure(subject, names, known)))
+        return found
+
+
+def _named(progress: Progress, name: str) -> Progress:
+    def show(stage: str, step: int, of: int, **facts: Any) -> None:
+        progress(f"{plain(name)}: {stage}", step, of, **facts)
+
+    return show
 
 
 def _paid(

@@ -48,7 +48,7 @@ def frechet(real: Tensor, fake: Tensor, generator: torch.Generator) -> Frechet:
     """
     if min(len(real), len(fake)) < 2:
         raise SettingError("FID: at least two images on each side are needed")
-    metric = _torchmetrics("fid").FrechetInceptionDistance(feature=_Features(real.shape[1])).to(real.device).set_dtype(torch.float64)
+    metric = torchmetrics("fid").FrechetInceptionDistance(feature=_Features(real.shape[1])).to(real.device).set_dtype(torch.float64)
     for features, is_real in ((real, True), (fake, False)):
         for part in features.split(10_000):
             metric.update(part.double(), real=is_real)
@@ -85,7 +85,7 @@ def kernel(real: Tensor, fake: Tensor, generator: torch.Generator, subsets: int 
     The mean over ``subsets`` random subsets of ``size``, at most half of the smaller set. Subsets of s out of m spread as
     :math:`1/s-1/m`, fresh samples as 1/m: from the one the other is read (NaN under 3 samples, of which no half can be taken).
     """
-    kid = _torchmetrics("kid")
+    kid = torchmetrics("kid")
     least = min(len(real), len(fake))
     size = max(2, min(size, least // 2))
     found = []
@@ -96,7 +96,8 @@ def kernel(real: Tensor, fake: Tensor, generator: torch.Generator, subsets: int 
     return values.mean().item(), values.std().item() / (least / size - 1) ** 0.5 if least > size else math.nan
 
 
-def _torchmetrics(name: str) -> Any:
+def torchmetrics(name: str) -> Any:
+    """A part of that optional package."""
     from importlib import import_module
 
     try:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from privot.data.records import Public, Sensitive
 from privot.errors import DataError, SettingError
+from privot.measures.classical import CLASSICAL
 from privot.measures.downstream import CLASSIFIERS, THIRTEEN, downstream
 from privot.measures.features import Ruler, domain, inception
-from privot.measures.frechet import frechet, kernel
+from privot.measures.frechet import frechet, kernel, torchmetrics
 from privot.measures.inception_score import inception_score, judge
 from privot.measures.precision_recall import precision_recall
 from privot.measures.reading import Reading
@@ -95,6 +96,7 @@ class Workbench:
         for trained in (self.train, trained_on(subject), subject.images):
             if trained is not None:
                 refuse_overlap(self.test, trained, "the released images" if trained is subject.images else "the training data")
+        self._ready(names)
         readings = self._features(subject, names)
         if "is" in names:
             readings.append(self._score(subject))
@@ -109,6 +111,17 @@ class Workbench:
             )  # fmt: skip
         public = all(isinstance(each, Public) for each in (self.test, self.train) if each is not None)  # both decide what is refused
         return [replace(each, publishable=each.publishable and public) for each in readings]
+
+    def _ready(self, names: Sequence[str]) -> None:
+        """What is missing is said before an hour is spent."""
+        if {"fid", "kid", "domain"} & set(names):
+            torchmetrics("fid")
+        if "exact" in names:
+            exact_wasserstein(torch.zeros(1, 1), torch.zeros(1, 1))
+        if "xgboost" in names:
+            CLASSICAL["xgboost"](0)
+        if "imagenet_is" in names and self._inception.probabilities is None:
+            raise DataError("imagenet_is: these Inception weights hold no logits; docs/measures.md says how to make a file that does")
 
     # What depends on the real data alone
 
@@ -210,8 +223,7 @@ class Workbench:
     def _imagenet_score(self, subject: Subject) -> Reading:
         """The inception score by ImageNet's classes; it says little about digits."""
         start, ruler = time.perf_counter(), self._inception
-        if ruler.probabilities is None:
-            raise DataError("imagenet_is: these Inception weights hold no logits; docs/measures.md says how to make a file that does")
+        assert ruler.probabilities is not None
         images = subject.images[self._cut(ruler, len(subject.images))]
         value, error = inception_score(ruler.probabilities(images, self.progress), self._generator())
         took = time.perf_counter() - start

@@ -68,5 +68,10 @@ def _real(value: Any) -> float:
 
 def read(path: Path) -> list[Attack]:
     """Attacks from a JSON file, ``{"attacks": [...]}``."""
-    with refusing(ReleaseError, f'{path}: not a file of attacks; it is JSON with a list "attacks"'):
-        return [Attack.from_json(each) for each in json.loads(path.read_text())["attacks"]]
+    wrong = f'{path}: not a file of attacks; it is JSON with a list "attacks"'
+    with refusing(ReleaseError, wrong):
+        found = json.loads(path.read_text())["attacks"]
+    try:
+        return [Attack.from_json(each) for each in found]
+    except (ReleaseError, TypeError) as error:  # of one of them, or of no list at all
+        raise ReleaseError(f"{wrong} ({error})") from None

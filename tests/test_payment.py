@@ -1,0 +1,92 @@
+"""Accuracy bought from a ledger: right on average, charged, noisy, publishable, and refused where the wall says so."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from privot import Budget
+from privot.data import Sensitive, Spec, load
+from privot.errors import BudgetError, SettingError
+from privot.measures import Subject, downstream
+from privot.payment import _hits, paid_accuracy
+from privot.privacy.ledger import Ledger
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return Subject.of("digits", 200)
+
+
+def test_without_noise_to_speak_of_it_is_the_plain_accuracy(subject, ledger):
+    [paid] = paid_accuracy(subject, load("digits", "test"), Budget(1e6), ledger=ledger)
+    [plain] = downstream(subject.images, subject.labels, load("digits", "test", public=True), ["cnn"])
+    assert paid.value == pytest.approx(plain.value, abs=1e-3)
+    assert (paid.name, paid.samples, paid.count, paid.publishable) == ("cnn_accuracy", 200, 359, True)
+
+
+def test_it_is_charged_to_the_test_set_and_says_so(subject, ledger):
+    [reading] = paid_accuracy(subject, load("digits", "test"), Budget(2.0), ledger=ledger)
+    assert ledger.spent().epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert "epsilon 2, delta 1e-05" in reading.ruler
+    noise = 2 * 2.021 / 359  # the analytic Gaussian at epsilon 2 has about this multiplier; one network, public size, replace-one
+    assert reading.error == pytest.approx(math.hypot(noise, math.sqrt(reading.value * (1 - reading.value) / 359)), rel=0.05)
+
+
+def test_the_owner_s_wall_holds(subject, ledger):
+    ledger.limit(Budget(1.0))
+    with pytest.raises(BudgetError, match="does not allow"):
+        paid_accuracy(subject, load("digits", "test"), Budget(2.0), ledger=ledger)
+
+
+def test_an_undeclared_size_is_counted_with_noise_too(subject, ledger):
+    images, labels = load("digits", "test", public=True).records()
+    box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="own")
+    counts = {paid_accuracy(subject, box, Budget(1.0), ledger=Ledger(ledger.path.with_name(f"{turn}.jsonl")))[0].count for turn in range(3)}
+    assert len(counts) > 1 or counts != {359}
+    assert all(abs(count - 359) < 8 * 3.73 * 2 * math.sqrt(2) for count in counts)
+
+
+def test_a_record_s_part_has_the_norm_that_is_claimed():
+    class Net:
+        mean, std = 0.0, 1.0
+
+        def net(self, image):
+            return torch.nn.functional.one_hot(torch.tensor([3]), 10).float() + 0 * image.sum()
+
+    image = torch.zeros(1, 8, 8)
+    for label, hits in ((3, 1.0), (4, 0.0)):
+        assert _hits(image, torch.tensor(label), [Net()] * 3, True).tolist() == [hits] * 3 + [1.0]
+        assert _hits(image, torch.tensor(label), [Net()] * 3, False).tolist() == [hits] * 3
+
+
+def test_what_is_refused(subject, ledger):
+    box = load("digits", "test")
+    for names in (("logistic",), (), ("cnn", "lda")):
+        with pytest.raises(SettingError, match="of networks"):
+            paid_accuracy(subject, box, Budget(1.0), names, ledger=ledger)
+    nameless = Sensitive(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]), Spec((1, 8, 8), 10))
+    with pytest.raises(SettingError, match="which ledger"):
+        paid_accuracy(subject, nameless, Budget(1.0))
+    assert ledger.entries() == []
+
+
+def test_seeded_or_free_numbers_are_not_publishable(subject, ledger):
+    box = load("digits", "test")
+    assert not paid_accuracy(subject, box, Budget(5.0), ledger=ledger, insecure_seed=3)[0].publishable
+    assert not paid_accuracy(subject, box, Budget(math.inf), ledger=ledger)[0].publishable
+
+
+def test_nothing_is_said_of_the_records_on_the_way(subject, ledger):
+    seen = []
+    paid_accuracy(subject, load("digits", "test"), Budget(1.0), ledger=ledger, progress=lambda *step, **more: seen.append((step[0], more)))
+    assert {stage for stage, _ in seen} == {"training cnn"}
