@@ -259,6 +259,18 @@ def test_measure_refuses_a_test_on_the_training_data(privot, said, release, tmp_
         assert (code, "overlaps the training data" in err) == (2, True)
 
 
+def test_a_number_can_be_bought(privot, said, release):
+    words = ("measure", release, "--test", "digits", "--count", 60, "--pay", 3, "--ledger", "paid.jsonl")
+    [reading] = said(*words)["readings"]
+    assert (reading["name"], reading["publishable"]) == ("cnn_accuracy", True)
+    assert "through the gate at epsilon 3" in reading["ruler"]
+    assert said("ledger", "digits", "--ledger", "paid.jsonl")["spent_epsilon"] == pytest.approx(3, rel=1e-6)
+    for more, name in ((("--public",), "--pay"), (("--only", "lda"), "of networks"), (("--pay", 0), "epsilon=0")):
+        code, _, err = privot(*words, *more)
+        assert (code, name in err) == (2, True)
+    assert len(said("ledger", "digits", "--ledger", "paid.jsonl")["runs"]) == 1
+
+
 def test_compare(privot, said, release, tmp_path):
     np.savez(tmp_path / "theirs.npz", x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8), y=np.arange(60) % 10)
     words = ("compare", release, "theirs.npz", "--test", "digits", "--only", "gaussian_nb,cnn", "--count", 60)
@@ -385,7 +397,7 @@ def test_demo(privot, said, quick_demo, tmp_path):
     code, out, err = privot("demo")
     assert code == 0
     words = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
-    assert words == ["guarantee", "logistic_accuracy", "verified", "release", "samples", "ledger"]
+    assert words == ["guarantee", "logistic_accuracy", "verified", "release", "samples", "report", "ledger"]
     result = said("demo", "--epsilon", 2)  # what the demo made, the demo may replace
     assert result["verified_epsilon"] == pytest.approx(2, rel=1e-6)
     assert all(Path(where).exists() for where in result["files"].values())
