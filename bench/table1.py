@@ -88,7 +88,8 @@ def released(row: str, seed: int, device: str) -> tuple[Release, dict[str, Any]]
     method, epsilon = what.split("@")
     place = file_of(row).with_suffix("")
     if place.exists():
-        return Release.load(place), {}
+        release = Release.load(place)
+        return release, {"guarantee": jsonable(asdict(release.guarantee)), "seed": release.facts["seed"]}
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         release = privot.synthesize(
@@ -119,7 +120,7 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str) -> None:
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(row)} to start it anew"
                 )
             release, facts = released(row, seed, device)
-            subject = Subject(row, *release.sample(60_000, seed=seed), release.spec.classes)
+            subject = Subject.sampled(release, row, 60_000, seed)
         for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
@@ -130,7 +131,9 @@ def halves(train: Public) -> tuple[Subject, Public]:
     images, labels = train.records()
     one, two = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(2)
     spec = privot.Spec(train.spec.shape, train.spec.classes)
-    return Subject("half", images[one], labels[one], spec.classes), Public(images[two], labels[two], spec, name=f"{train.name}, other half")
+    return Subject("half", images[one], labels[one], spec.classes, public=True), Public(
+        images[two], labels[two], spec, name=f"{train.name}, other half"
+    )
 
 
 def values(row: str) -> dict[str, float]:

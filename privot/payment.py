@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privot.data import catalogue
 from privot.data.records import Sensitive
-from privot.errors import SettingError
+from privot.errors import BudgetError, SettingError
 from privot.measures.downstream import NETWORKS, shortened
 from privot.measures.reading import Reading
 from privot.measures.subject import Subject, matching
@@ -44,6 +45,10 @@ def paid_accuracy(
     runtime, start = runtime or Runtime(), time.perf_counter()
     plan = Plan((Stage("hits", "sum", 1.0),), Neighbours.REPLACE).calibrated(budget)
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(test.name))
+    if (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
+        raise BudgetError(
+            f"the budget of the test data, epsilon {limit.epsilon:g}, does not allow this (privot ledger shows what is spent)"
+        )
     gate = Gate(test, plan, book, budget, method="paid accuracy", runtime=runtime, insecure_seed=insecure_seed)
     classifiers, rulers = [], []
     for name in networks:
@@ -55,15 +60,16 @@ def paid_accuracy(
     answer = gate.sum("hits", _hits, classifiers, counted, bound=bound).double().cpu()
     size = max(1.0, answer[-1].item()) if test.spec.size is None else float(test.spec.size)
     noise = plan.stages[0].noise * 2 * bound / size
-    paid = f"through the gate at epsilon {plan.cost().epsilon(budget.delta):.3g}, delta {budget.delta:g}, replace neighbours"
-    publishable, found = insecure_seed is None and plan.stages[0].noise > 0, []
+    price = float(plan.cost().epsilon(budget.delta))
+    spent = math.ceil(price * 1000 - 1e-3) / 1000 if price < math.inf else price  # never less than was charged
+    paid = f"through the gate at epsilon {spent:g} of the test data, delta {budget.delta:g}, replace neighbours"
+    name_of = test.name if test.name.removesuffix("/test") in catalogue() else "the owner's test data"  # a file's name may tell too much
+    publishable, found = subject.public and insecure_seed is None and plan.stages[0].noise > 0, []
     for place, name in enumerate(networks):
         value = min(1.0, max(0.0, answer[place].item() / size))
         error = math.sqrt(value * (1 - value) / size + noise**2 * (1 + value**2 * counted))
         took, ruler = time.perf_counter() - start, f"{rulers[place]}; {paid}"
-        found.append(
-            Reading(f"{name}_accuracy", value, error, len(subject.labels), test.name, round(size), publishable, ruler, seconds=took)
-        )
+        found.append(Reading(f"{name}_accuracy", value, error, len(subject.labels), name_of, round(size), publishable, ruler, seconds=took))
     return found
 
 

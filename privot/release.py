@@ -107,22 +107,26 @@ class Release:
             return release
 
 
+def proved(release: Release, name: Any = "the release") -> tuple[Plan, Guarantee | None]:
+    """The plan of a release and what its events prove; raises where the manifest claims anything else."""
+    plan, claim, again = Plan.from_json(release.facts.get("plan")), release.guarantee, None
+    if str(plan.event()) != release.facts.get("event"):
+        raise ReleaseError(f"{name}: the recorded events are not those of its plan")
+    if isinstance(claim, Guarantee):
+        again = Guarantee.of(plan, claim.delta)
+        said, shown = _flat(claim), _flat(again)
+        if wrong := said.keys() ^ shown.keys() or {key for key in shown if not _agree(said[key], shown[key])}:
+            raise ReleaseError(f"{name}: claims {(key := min(wrong))} {said.get(key)}, but its events prove {shown.get(key)}")
+    return plan, again
+
+
 def verify(folder: str | Path) -> dict[str, Any]:
     """Prove a release again without the data: digests, then epsilon and attack power from the recorded events."""
     release = Release.load(folder)
     with refusing(ReleaseError, BROKEN.format(folder)):
-        plan, claim = Plan.from_json(release.facts.get("plan")), release.guarantee
-        if str(plan.event()) != release.facts.get("event"):
-            raise ReleaseError(f"{folder}: the recorded events are not those of its plan")
-        result = {"release": str(folder), "digests": "ok", "method": release.facts.get("method"), "guarantee": asdict(claim)}
-        if isinstance(claim, Guarantee):
-            again = Guarantee.of(plan, claim.delta)
-            said, proved = _flat(claim), _flat(again)
-            if wrong := said.keys() ^ proved.keys() or {key for key in proved if not _agree(said[key], proved[key])}:
-                key = min(wrong)
-                raise ReleaseError(f"{folder}: claims {key} {said.get(key)}, but its events prove {proved.get(key)}")
-            result["epsilon_from_events"] = again.epsilon
-        return result
+        _, again = proved(release, folder)
+        result = {"release": str(folder), "digests": "ok", "method": release.facts.get("method"), "guarantee": asdict(release.guarantee)}
+        return result | ({"epsilon_from_events": again.epsilon} if again else {})
 
 
 def _flat(claim: Guarantee) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_without_noise_to_speak_of_it_is_the_plain_accuracy(subject, ledger):
 def test_it_is_charged_to_the_test_set_and_says_so(subject, ledger):
     [reading] = paid_accuracy(subject, load("digits", "test"), Budget(2.0), ledger=ledger)
     assert ledger.spent().epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
-    assert "epsilon 2, delta 1e-05" in reading.ruler
+    assert "epsilon 2 of the test data, delta 1e-05" in reading.ruler
     noise = 2 * 2.021 / 359  # the analytic Gaussian at epsilon 2 has about this multiplier; one network, public size, replace-one
     assert reading.error == pytest.approx(math.hypot(noise, math.sqrt(reading.value * (1 - reading.value) / 359)), rel=0.05)
 
@@ -84,6 +84,20 @@ def test_seeded_or_free_numbers_are_not_publishable(subject, ledger):
     box = load("digits", "test")
     assert not paid_accuracy(subject, box, Budget(5.0), ledger=ledger, insecure_seed=3)[0].publishable
     assert not paid_accuracy(subject, box, Budget(math.inf), ledger=ledger)[0].publishable
+
+
+def test_a_sensitive_file_is_not_named(subject, ledger):
+    images, labels = load("digits", "test", public=True).records()
+    box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="/home/ann/ward-7/patients.npz")
+    [reading] = paid_accuracy(subject, box, Budget(1.2349), ledger=ledger)
+    assert "patients" not in str(reading)
+    assert "epsilon 1.235 of" in reading.ruler  # never less than was charged
+
+
+def test_numbers_about_unprotected_images_are_not_publishable(ledger):
+    images, labels = load("digits", public=True).records()
+    bare = Subject("scans", images[:60], labels[:60], 10)
+    assert not paid_accuracy(bare, load("digits", "test"), Budget(1.0), ledger=ledger)[0].publishable
 
 
 def test_nothing_is_said_of_the_records_on_the_way(subject, ledger):

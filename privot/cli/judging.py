@@ -6,7 +6,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +43,7 @@ Test = Annotated[str, typer.Option(help="Real data to test on; of a built-in nam
 Train = Annotated[str | None, typer.Option(help="Real training data: for the inception score, and to compare features with.")]
 Only = Annotated[str, typer.Option(help="Measures, with commas: fid, kid, precision, is, domain, sliced, thirteen, cnn, ... or default.")]
 Count = Annotated[int, typer.Option(min=2, help="Samples of each output.")]
-IsPublic = Annotated[bool, typer.Option("--public", help="The real data named here is public, so the numbers may be published.")]
+IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is public, so the numbers may be published.")]
 Weights = Annotated[Path | None, typer.Option(help="A safetensors file of the 2015 Inception network.")]
 
 
@@ -59,7 +60,7 @@ def _measured(
 
     names, runtime = chosen([each.strip() for each in only.split(",")]), Runtime(device)
     known = read(ceiling) if ceiling else []
-    subjects = [Subject.of(each, count, seed) for each in sources]
+    subjects = [Subject.of(each, count, seed, public=public) for each in sources]
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
     box = load(test, "test", classes=None if len(subjects) > 1 else _declared(test, subjects[0].classes), **more)
     real = load(train, **more) if train else None
@@ -123,21 +124,44 @@ def measure(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """How good the images are: features against real data, classifiers trained on them and tested on real data."""
-    if out and os.path.lexists(out):
+    if pay is not None and (train or ceiling or weights):
+        raise SettingError("--pay counts hits on the test data alone: --train, --ceiling and --weights have no part in it")
+    with _held(out) as keep:
+        if pay is None:
+            [(found, readings)] = _measured(
+                [subject], test, train, only, count, public, ceiling, weights, device, seed, label, resize, download
+            )  # fmt: skip
+        else:
+            found, readings = _paid(subject, test, only, count, public, pay, delta, ledger, device, seed, label, resize, download)
+        _show(found, readings, as_json)  # first of all: what was paid for is seen, whatever the disk does next
+        keep(json.dumps(_json(found, readings), indent=1))
+
+
+@contextmanager
+def _held(out: Path | None) -> Iterator[Callable[[str], None]]:
+    """A file that can be written when the work is done: what stands against it is said before."""
+    if out is None:
+        yield lambda text: None
+        return
+    if os.path.lexists(out):
         raise SettingError(f"--out {out} is there already: name another file, or remove it")
-    if pay is None:
-        [(found, readings)] = _measured(
-            [subject], test, train, only, count, public, ceiling, weights, device, seed, label, resize, download
-        )  # fmt: skip
-    else:
-        found, readings = _paid(subject, test, only, count, public, pay, delta, ledger, device, seed, label, resize, download)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(f".{out.name}.part")
-        part.write_text(json.dumps(_json(found, readings), indent=1))
-        part.replace(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part")
+    try:
+        part.touch()
+
+        def keep(text: str) -> None:
+            part.write_text(text)
+            part.replace(out)
+
+        yield keep
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _show(subject: Any, readings: Sequence[Reading], as_json: bool) -> None:
     if as_json:
-        return emit(_json(found, readings))
+        return emit(_json(subject, readings))
     table = Table("measure", "value", "error", "samples", "real records", "publishable", "time")
     for each in readings:
         error = "" if math.isnan(each.error) else f"±{each.error:.2g}"

@@ -38,7 +38,7 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
         if shape not in (None, tuple(entry["shape"])) or classes not in (None, entry["classes"]):
             known = "x".join(map(str, entry["shape"]))
             raise SettingError(f"{source} has {known} pixels and {entry['classes']} classes, not those declared: declare these, or none")
-        facts = {"shape": entry["shape"], "classes": entry["classes"], "size": part["size"], "class_names": entry.get("class_names")}
+        facts = {key: entry.get(key) for key in ("shape", "classes", "class_names")}
         return Spec.from_json(facts | {"size": found.get("size", part["size"])})
     existing(source)
     if shape is None or classes is None:

@@ -53,5 +53,4 @@ class Spec:
     @classmethod
     def from_json(cls, value: Any) -> Spec:
         with refusing(DataError, "not a spec"):
-            plain: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
-            return cls(**plain)
+            return cls(**{key: tuple(each) if isinstance(each, list) else each for key, each in value.items()})  # type: ignore[arg-type]

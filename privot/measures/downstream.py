@@ -79,7 +79,11 @@ def downstream(
         took = math.fsum(right[name][1] for name in THIRTEEN)
         found.append(reading("avg_accuracy", hits.mean(0), f"mean over {len(THIRTEEN)} classifiers", took))
         known = {each.name.removesuffix("_accuracy"): each for each in ceiling}
-        if set(known) >= set(THIRTEEN):
+        if ceiling:
+            rulers = {reading.name: (reading.ruler, reading.reference) for reading in found}
+            alike = all(name in known and (known[name].ruler, known[name].reference) == rulers[f"{name}_accuracy"] for name in THIRTEEN)
+            if not alike or min(known[name].value for name in THIRTEEN) <= 0:
+                raise SettingError("ceiling: readings of the same thirteen classifiers on the same test data are needed, all above 0")
             scale = torch.tensor([known[name].value for name in THIRTEEN], dtype=torch.float64)
             ruler, public = "mean of ratios to real training data", all(known[name].publishable for name in THIRTEEN)
             found.append(reading("calibrated_accuracy", (hits / scale[:, None]).mean(0), ruler, took, public))

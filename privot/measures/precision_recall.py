@@ -43,7 +43,7 @@ def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> Quality:
     if real.ndim != 2 or fake.ndim != 2 or real.shape[1] != fake.shape[1]:
         raise SettingError(f"features are {list(real.shape)} and {list(fake.shape)}: [n, d] and [m, d] are needed, with the same d")
     if not 1 <= k < min(len(real), len(fake)):
-        raise SettingError(f"k={k}: at least 1, and fewer than the {min(len(real), len(fake))} points of the smaller set")
+        raise SettingError(f"k={k}: at least 1, and fewer than the points of either set")
     if not (real.isfinite().all() and fake.isfinite().all()):
         raise SettingError("features hold NaN or infinite values")
     real, fake = real.double(), fake.to(real.device).double()

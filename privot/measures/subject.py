@@ -19,7 +19,10 @@ OVERLAP = 0.01  # of the test records; benchmarks hold a few twins across their 
 
 @dataclass(frozen=True)
 class Subject:
-    """Images [count, channels, height, width] in [0, 1] with labels [count]; ``release`` is None for foreign output."""
+    """Images [count, channels, height, width] in [0, 1] with labels [count]; ``release`` is None for foreign output.
+
+    ``public``: numbers about it may be published, since a guarantee covers it or all that went into it is public anyway.
+    """
 
     name: str
     images: Tensor
@@ -27,30 +30,35 @@ class Subject:
     classes: int
     class_names: tuple[str, ...] | None = None
     release: Release | None = None
+    public: bool = False
 
     @property
     def guarantee(self) -> Guarantee | NoGuarantee | None:
         return self.release.guarantee if self.release else None
 
     @classmethod
-    def of(cls, source: str, count: int, seed: int = 0, classes: int | None = None) -> Subject:
+    def sampled(cls, release: Release, name: str, count: int, seed: int = 0) -> Subject:
+        """Samples of a release."""
+        drawn, spec, public = release.sample(count, seed=seed), release.spec, isinstance(release.guarantee, Guarantee)
+        return cls(name, *drawn, spec.classes, spec.class_names, release, public)
+
+    @classmethod
+    def of(cls, source: str, count: int, seed: int = 0, classes: int | None = None, public: bool = False) -> Subject:
         """Samples of a release folder, or foreign output: a folder of class folders, .npz with x and y, .parquet, a built-in's train split.
 
-        Foreign output is cut to ``count`` images, drawn by ``seed``.
+        Foreign output is cut to ``count`` images, drawn by ``seed``; that numbers about it are ``public`` is for the caller to say.
         """
-        path = Path(source)
+        path, known = Path(source), source in catalogue()
         if (path / "manifest.json").exists():
-            release = Release.load(path)
-            images, labels = release.sample(count, seed=seed)
-            return cls(path.resolve().name, images, labels, release.spec.classes, release.spec.class_names, release)
-        box = load(source, public=True, classes=None if source in catalogue() else classes)
+            return cls.sampled(Release.load(path), path.resolve().name, count, seed)
+        box = load(source, public=True, classes=None if known else classes)
         assert isinstance(box, Public)
         records = box.records()
         if len(records.labels) > count:
             chosen = torch.randperm(len(records.labels), generator=torch.Generator().manual_seed(seed))[:count]
             records = type(records)(records.images[chosen], records.labels[chosen])
-        name = source if source in catalogue() else path.resolve().name if path.is_dir() else path.resolve().stem
-        return cls(name, *records, box.spec.classes, box.spec.class_names)
+        name = source if known else path.resolve().name if path.is_dir() else path.resolve().stem
+        return cls(name, *records, box.spec.classes, box.spec.class_names, public=public or known)
 
 
 def refuse_overlap(test: Sensitive | Public, trained: Sensitive | Public | Tensor, what: str) -> None:

@@ -74,7 +74,7 @@ class Workbench:
     """Real data and rulers, for any number of outputs; what depends on the real data alone is computed once.
 
     Classifiers are tested on ``test``. Features are compared with ``train`` where it is given, as GS-WGAN's table does, else with
-    ``test``; the judge of the inception score is trained on ``train``. Numbers are publishable if both are public.
+    ``test``; the judge of the inception score is trained on ``train``. Numbers are publishable if both are public, and so is the subject.
     """
 
     test: Sensitive | Public
@@ -109,7 +109,8 @@ class Workbench:
                 subject.images, subject.labels, self.test, classifiers, ceiling=ceiling, runtime=self.runtime, seed=self.seed,
                 progress=self.progress,
             )  # fmt: skip
-        public = all(isinstance(each, Public) for each in (self.test, self.train) if each is not None)  # both decide what is refused
+        # Both real sets decide what is refused, and what the images were made of is in every number.
+        public = subject.public and all(isinstance(each, Public) for each in (self.test, self.train) if each is not None)
         return [replace(each, publishable=each.publishable and public) for each in readings]
 
     def _ready(self, names: Sequence[str]) -> None:

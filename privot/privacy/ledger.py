@@ -26,7 +26,7 @@ from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.plan import Budget, Plan
 
-START = hashlib.sha256(b"privot ledger 1").hexdigest()
+START = hashlib.sha256(b"privot ledger 2").hexdigest()
 
 
 class Ledger:

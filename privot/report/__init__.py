@@ -22,7 +22,8 @@ from privot.report.pictures import grid
 
 __all__ = ["Attack", "Owner", "Written", "compare", "write"]
 
-FILES = frozenset({"report.html", "report.json", "registry.yaml", "README.md", "internal.html", "internal.json"})
+PUBLIC = frozenset({"report.html", "report.json", "registry.yaml", "README.md"}), "report.json"
+INTERNAL = frozenset({"internal.html", "internal.json"}), "internal.json"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Written:
-    """The files of a report. ``broken``: a measured attack, internal ones included, lies above the certificate."""
+    """The files of a report, public ones first. ``broken``: a measured attack, internal ones included, lies above the certificate."""
 
     files: tuple[Path, ...]
     broken: bool
@@ -51,10 +52,14 @@ def write(
     attacks: Sequence[Attack] = (),
     owner: Owner | None = None,
 ) -> Written:
-    """Write the report of a release into the folder ``out``: the public face, and with ``owner`` the internal one.
+    """Write the public face of a release's report into the folder ``out``, and with ``owner`` the internal one into ``out``-internal.
 
     The public face (report.html, report.json, registry.yaml, README.md) depends on the release, its ``name`` and publishable
-    numbers alone, byte for byte. An earlier report is replaced, anything else refused; files come whole or not at all.
+    numbers alone, byte for byte. The internal one (internal.html, internal.json) lies in a folder that its user alone can read. An
+    earlier report is replaced, anything else refused; each folder comes whole or not at all.
+
+    When an attack that is not publishable refutes the certificate, and no publishable one does, the public face would be clean and
+    false: then none is written, an earlier one in ``out`` is removed, and ``broken`` says why.
 
     >>> import tempfile, torch
     >>> from privot import NoGuarantee, Spec
@@ -63,6 +68,10 @@ def write(
     >>> [path.name for path in write(release, Path(tempfile.mkdtemp()) / "report", name="toy").files]
     ['report.html', 'report.json', 'registry.yaml', 'README.md']
     """
+    out = folder.check(Path(out), *PUBLIC)
+    aside = out.with_name(f"{out.name}-internal")
+    if owner:
+        folder.check(aside, *INTERNAL)
     known, rows = facts.known(release, name), grid(release)
     shown = facts.public(known, readings, attacks)
     files = {
@@ -72,6 +81,7 @@ def write(
         "README.md": cards.card(shown).encode(),
     }
     whole = facts.face(known, "internal", readings, attacks)
+    inside: dict[str, bytes] = {}
     if owner:
         pairs: list[dict[str, Any]] = []
         if owner.data is not None:
@@ -79,9 +89,14 @@ def write(
         if owner.ledger is not None:
             delta = release.guarantee.delta if isinstance(release.guarantee, Guarantee) else 1e-5
             whole["history"] = history(owner.ledger, delta, str(shown["ledger"].get("head")))
-        files |= {"internal.html": page(whole, rows, pairs), "internal.json": _json(whole)}
+        inside = {"internal.html": page(whole, rows, pairs), "internal.json": _json(whole)}
+    hidden = whole["broken"] and not shown["broken"]
+    if hidden:
+        folder.remove(out, *PUBLIC)
+    private = folder.replace(aside, inside, *INTERNAL, private=True) if owner else []
+    public = [] if hidden else folder.replace(out, files, *PUBLIC)
     left = 0 if owner else sum(not each.publishable for each in readings) + sum(not each.publishable for each in attacks)
-    return Written(tuple(folder.replace(Path(out), files, FILES, "report.json")), whole["broken"], left)
+    return Written((*public, *private), whole["broken"], left)
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -19,7 +19,8 @@ class Attack:
     """True-positive rates ``tpr`` of a membership attack at false-positive rates ``fpr``, three tuples of one length.
 
     ``lower`` holds lower confidence bounds of ``tpr`` (such as Clopper-Pearson), valid together at ``confidence``. A rate in ``fpr``
-    must be known or bounded from above: a measured 0 may stand for a small true rate, and would then accuse an honest release.
+    must be known or bounded from above: a measured 0 may stand for a small true rate, and would then accuse an honest release, so
+    a 0 with a lower bound above 0 is refused.
     ``publishable`` is False when sensitive records had a part in the numbers.
 
     >>> attack = Attack("nearest", (0.01, 0.1), (0.03, 0.2), (0.012, 0.15), 0.95, True)
@@ -44,6 +45,8 @@ class Attack:
             raise ReleaseError("attack: rates lie in 0 to 1, the confidence strictly between")
         if any(low > rate for low, rate in zip(self.lower, self.tpr, strict=True)):
             raise ReleaseError("attack: a lower bound lies above the rate that it bounds")
+        if any(rate == 0 < low for rate, low in zip(self.fpr, self.lower, strict=True)):
+            raise ReleaseError("attack: fpr 0 was measured, not known: give an upper bound of the false-positive rate")
 
     def over(self, bound: Callable[[float], float]) -> tuple[bool, ...]:
         """For each point, whether even the lower bound lies above ``bound`` at its false-positive rate."""

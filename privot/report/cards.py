@@ -8,6 +8,8 @@ from typing import Any
 
 from privot.report.words import measured, number
 
+BROKEN = "Implementation broken: a measured attack is stronger than the certificate allows"
+PRICE = "paid, with an epsilon of its own on the test data"
 NOISE = "Gaussian noise from operating-system entropy, in double precision, rounded to a public grid"
 
 
@@ -31,20 +33,25 @@ def yaml(value: dict[str, Any], indent: int = 0) -> str:
     return "".join(lines)
 
 
+def trusted(facts: dict[str, Any]) -> bool:
+    """Whether there is a guarantee, and no attack refutes it."""
+    return facts["verdict"]["kind"] == "Guarantee" and not facts["broken"]
+
+
 def registry(facts: dict[str, Any]) -> dict[str, Any]:
     """A draft record with the registry's own keys; what only the owner knows is left empty."""
-    proved = facts["verdict"]["kind"] == "Guarantee"
+    proved, line = trusted(facts), BROKEN if facts["broken"] else facts["verdict"]["line"]
     slug = re.sub(r"[^a-z0-9]+", "-", facts["name"].lower()).strip("-") or "synthetic-images"
     about = f"Synthetic labelled images of {facts['data']['classes']} classes, {'x'.join(map(str, facts['data']['shape']))} pixels."
     basic = {
-        "name": facts["name"], "data_curators": [""], "description": f"{about} {facts['verdict']['line']}.", "intended_use": "",
+        "name": facts["name"], "data_curators": [""], "description": f"{about} {line}.", "intended_use": "",
         "data_product_type": "Machine learning model" if facts["product"] == "generator" else "Synthetic data",
         "data_product_region": "", "publication_date": "", "data_product_sector": "",
     }  # fmt: skip
     notes = f"sha256 of manifest.json: {facts['provenance']['digests']['manifest.json']}; checked by `privot verify`."
     administrative = {"registry_authors": [""], "sources": "", "notes": notes}
     if not proved:
-        administrative["notes"] = f"{facts['verdict']['line']}. Not a differentially private deployment: do not submit. {notes}"
+        administrative["notes"] = f"{line}. Not a differentially private deployment: do not submit. {notes}"
         return {"url_slug": slug, "status": "Draft", "tier": 1, "deployment": {"basic": basic, "administrative": administrative}}
     claim, said = facts["guarantee"], facts["statement"]
     declared = next(each for each in said["not_covered"] if each.startswith("What the owner declared"))
@@ -98,28 +105,35 @@ def inert(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~@$#]|:(?=//)|(?<=www)\.)", r"\\\1", text, flags=re.IGNORECASE)
 
 
+def _ruler(reading: dict[str, Any]) -> str:
+    said = [inert(reading["ruler"]) or "no ruler named"]
+    said += [f"**{PRICE}**: {inert(reading['paid'])}"] if reading["paid"] else []
+    said += [f"**warning**: {inert(reading['warning'])}"] if reading["warning"] else []
+    return "; ".join(said)
+
+
 def card(facts: dict[str, Any]) -> str:
     """A data card: YAML front matter, then what it is, what is promised, what it is good for."""
     front = {
         "pretty_name": facts["name"], "license": "unknown", "task_categories": ["image-classification"],
-        "tags": ["synthetic", "images", *(["differential-privacy"] if facts["verdict"]["kind"] == "Guarantee" else [])],
+        "tags": ["synthetic", "images", *(["differential-privacy"] if trusted(facts) else [])],
     }  # fmt: skip
     data, said = facts["data"], facts["statement"]
     source = f", made from {inert(data['name'])}" if data["name"] else ""
     shape = "x".join(map(str, data["shape"]))
-    lines = [f"# {inert(facts['name'])}", "", f"**{inert(facts['verdict']['line'])}**", ""]
-    lines += ["**Implementation broken: a measured attack is stronger than the certificate allows.**", ""] if facts["broken"] else []
+    lines = [f"# {inert(facts['name'])}", ""]
+    lines += [f"**{BROKEN}.** What the release claims is refuted:", ""] if facts["broken"] else []
+    lines += [f"**{inert(facts['verdict']['line'])}**", ""]
     lines += [f"Synthetic labelled images ({data['classes']} classes, {shape} pixels{source}) by {inert(facts['method']['name'])}.", ""]
     lines += ["## Privacy", "", *(f"- {inert(each)}" for each in [*said["promise"], said["neighbours"], *said["checks"]] if each), ""]
     if said["not_covered"]:
         lines += ["Not covered:", "", *(f"- {inert(each)}" for each in said["not_covered"]), ""]
     if facts["utility"]["readings"]:
-        lines += ["## Use", "", "| measure | value | samples | reference |", "|---|---|---|---|"]
+        lines += ["## Use", "", "| measure | value | samples | reference | measured with |", "|---|---|---|---|---|"]
         for each in facts["utility"]["readings"]:
             value = measured(each["name"], float(each["value"]), float(each["error"]))
-            lines += [
-                f"| {inert(each['name'])} | {value} | {number(each['samples'])} | {inert(each['reference'])}, {number(each['count'])} |"
-            ]
+            against = f"{inert(each['reference'])}, {number(each['count'])}"
+            lines += [f"| {inert(each['name'])} | {value} | {number(each['samples'])} | {against} | {_ruler(each)} |"]
         lines += [""]
     lines += ["## Verify", "", "`privot verify FOLDER` recomputes the claim from the recorded events; it needs no data.", ""]
     lines += [f"- {inert(name)}: `{digest}`" for name, digest in facts["provenance"]["digests"].items()]

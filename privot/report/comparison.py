@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from privot.release import Guarantee
 from privot.report import charts, folder
 from privot.report.page import render
 from privot.report.pictures import BYTES, CLASSES, columns, labelled, uri
+from privot.report.spending import recorded
 from privot.report.statement import verdict
-from privot.report.utility import placeless
-from privot.report.words import clean, measured
+from privot.report.utility import row
+from privot.report.words import clean, measured, number
 from privot.show import jsonable
 
 FILES = frozenset({"comparison.html", "comparison.json"})
@@ -49,6 +49,8 @@ def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
     held = []
     for each, readings in subjects:
         claim = each.guarantee
+        if each.release and isinstance(claim, Guarantee):
+            recorded(each.release, clean(each.name, 60))  # a promise that nothing proves is not shown beside others
         power = next((reading.value for reading in readings if reading.name == "cnn_accuracy"), None)
         held.append(
             {
@@ -57,9 +59,10 @@ def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
                 "kind": type(claim).__name__ if claim else "foreign",
                 "neighbours": claim.neighbours if isinstance(claim, Guarantee) else "",
                 "epsilon": claim.epsilon if isinstance(claim, Guarantee) else None,
+                "delta": claim.delta if isinstance(claim, Guarantee) else None,
                 "accuracy": power,
                 "count": len(each.labels),
-                "readings": [{**asdict(reading), "reference": placeless(reading.reference)} for reading in readings],
+                "readings": [row(reading) for reading in readings],
             }
         )
     relations = {each["neighbours"] for each in held if each["neighbours"]}
@@ -68,6 +71,7 @@ def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
             "privot": {"comparison": 1},
             "internal": any(not reading.publishable for _, readings in subjects for reading in readings),
             "relations": sorted(relations),
+            "deltas": sorted({each["delta"] for each in held if each["delta"] is not None}),
             "subjects": held,
             "measures": [_measure(name, subjects) for name in dict.fromkeys(each.name for _, readings in subjects for each in readings)],
         }
@@ -78,7 +82,8 @@ def _measure(name: str, subjects: Sequence[Measured]) -> dict[str, Any]:
     """A row: one cell a subject, the best of them by the readings' own word, and whether all were measured alike."""
     found = [next((each for each in readings if each.name == name), None) for _, readings in subjects]
     there = [each for each in found if each is not None]
-    alike = len({(each.ruler, each.reference, each.better) for each in there}) == 1
+    same = len({(each.ruler, each.reference, each.better) for each in there}) == 1
+    alike = same and len({(each.samples, each.count) for each in there}) == 1
     sign = -1 if there[0].better == "lower" else 1
     values = [sign * each.value for each in there if math.isfinite(each.value)]
     best = max(values) if alike and len(there) > 1 and values else None
@@ -87,13 +92,17 @@ def _measure(name: str, subjects: Sequence[Measured]) -> dict[str, Any]:
             "text": measured(each.name, each.value, each.error),
             "best": best is not None and sign * each.value == best,
             "internal": not each.publishable,
-            "ruler": clean(each.ruler, 100) if each.ruler else "",
+            "ruler": row(each)["ruler"],
+            "sizes": f"{number(each.samples)} images, {number(each.count)} records",
+            "warning": row(each)["warning"],
+            "paid": row(each)["paid"],
         }
         if each
         else None
         for each in found
     ]
-    return {"name": clean(name, 60), "better": clean(there[0].better, 20), "comparable": alike, "cells": cells}
+    apart = "" if alike else "on different numbers of images or records" if same else "with different rulers"
+    return {"name": clean(name, 60), "better": clean(there[0].better, 20), "comparable": alike, "apart": apart, "cells": cells}
 
 
 def _grid(subject: Subject, budget: int) -> list[dict[str, Any]]:

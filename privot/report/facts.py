@@ -37,7 +37,7 @@ class Known:
 
 def known(release: Release, name: str) -> Known:
     """The facts that a release itself carries; accounting is done here, once."""
-    claim, plan, facts = release.guarantee, recorded(release), release.facts
+    claim, plan, facts = release.guarantee, recorded(release, clean(name)), release.facts
     bound, drawn, steps = None, None, []
     if plan and isinstance(claim, Guarantee):
         cost = remembering(plan.cost())
@@ -64,7 +64,8 @@ def known(release: Release, name: str) -> Known:
 def face(base: Known, kind: str, readings: Sequence[Reading], attacks: Sequence[Attack]) -> dict[str, Any]:
     """The facts of one face (``public`` or ``internal``) with these readings and attacks."""
     claim, data = base.release.guarantee, base.release.facts.get("data")
-    free = all(stage["noise"] == 0 for stage in base.facts["plan"].get("stages", ()))
+    stages = base.facts["plan"].get("stages")
+    free = stages and all(stage["noise"] == 0 for stage in stages)  # no plan says nothing of noise
     epsilon = claim.epsilon if isinstance(claim, Guarantee) else math.inf if free else None
     held = [_attack(each, base.bound) for each in attacks]
     return jsonable(

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from privot.errors import ReleaseError
 
 
-def replace(out: Path, files: Mapping[str, bytes], allowed: frozenset[str], mark: str) -> list[Path]:
-    """Write ``files`` (name -> content) as the folder ``out``; a folder that is there must hold ``mark`` and nothing but ``allowed``."""
+def replace(out: Path, files: Mapping[str, bytes], allowed: frozenset[str], mark: str, *, private: bool = False) -> list[Path]:
+    """Write ``files`` (name -> content) as the folder ``out``; a folder that is there must hold ``mark`` and nothing but ``allowed``.
+
+    ``private``: for the user alone, whatever the umask (modes 0700 and 0600).
+    """
     out = check(out, allowed, mark)
-    part, old = (out.with_name(f".{out.name}.{word}") for word in ("part", "old"))
-    for each in (part, old):
-        shutil.rmtree(each, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".privot-", dir=out.parent))  # a new name: nothing of a neighbour's is touched
+    part, old = beside / "part", beside / "old"
     try:
-        part.mkdir(parents=True)
+        part.mkdir(0o700 if private else 0o777)
         for name, content in files.items():
+            (part / name).touch(0o600 if private else 0o666)
             (part / name).write_bytes(content)
         if out.exists():
             out.replace(old)
@@ -30,9 +35,19 @@ def replace(out: Path, files: Mapping[str, bytes], allowed: frozenset[str], mark
                 old.replace(out)
             raise
     finally:
-        for each in (part, old):
-            shutil.rmtree(each, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
     return [out / name for name in files]
+
+
+def remove(out: Path, allowed: frozenset[str], mark: str) -> None:
+    """Take away an earlier folder that `replace` would replace; it goes whole."""
+    out = check(out, allowed, mark)
+    if out.exists():
+        beside = Path(tempfile.mkdtemp(prefix=".privot-", dir=out.parent))
+        try:
+            out.replace(beside / "old")
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def check(out: Path, allowed: frozenset[str], mark: str) -> Path:

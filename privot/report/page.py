@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from privot.report import charts
-from privot.report.words import clean, measured, number, percent, up
+from privot.report.cards import PRICE
+from privot.report.words import clean, down, measured, number, percent, up
 
 POLICY = "default-src 'none'; img-src data:; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
 NAMES = {
@@ -28,7 +29,8 @@ NAMES = {
 def environment() -> Environment:
     """Templates of this folder, escaping always on."""
     made = Environment(loader=PackageLoader("privot.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    made.filters |= {"number": number, "percent": percent, "up": up, "short": short, "plain": plain, "reading": reading, "sampler": sampler}
+    made.filters |= {"number": number, "percent": percent, "up": up, "down": down, "short": short, "plain": plain, "reading": reading, "sampler": sampler}
+    made.globals |= {"price": PRICE}
     made.globals |= {"figure": lambda name, value: "–" if value is None else measured(name, value)}
     return made
 
@@ -54,7 +56,7 @@ def page(facts: dict[str, Any], rows: Sequence[dict[str, Any]], pairs: Sequence[
         near=facts.get("nearest"),
         history=facts.get("history"),
         sandwich=charts.sandwich(facts["curve"], facts["attacks"]),
-        growth=charts.growth(steps) if steps and math.isfinite(float(steps[-1]["epsilon"])) else None,
+        growth=charts.growth(steps) if steps and math.isfinite(float(steps[-1]["epsilon"])) and steps[-1]["steps"] < 1e15 else None,
         strongest=[(each, strongest(each)) for each in facts["attacks"]],
     )
 
@@ -87,6 +89,8 @@ def short(value: Any) -> str:
     """
     try:
         return up(float(value))
+    except OverflowError:  # of a whole number
+        return number(value)
     except (TypeError, ValueError):
         return clean(value, 30)
 

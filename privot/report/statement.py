@@ -8,7 +8,7 @@ from typing import Any
 
 from privot.data.spec import Spec
 from privot.release import Guarantee, NoGuarantee
-from privot.report.words import clean, number, percent, share, up
+from privot.report.words import clean, percent, share, up
 
 NEIGHBOURS = {
     "replace": "Two data sets are neighbours when one record of the first is another in the second; both have the same number of records.",
@@ -25,7 +25,7 @@ def verdict(claim: Guarantee | NoGuarantee) -> str:
     """
     if isinstance(claim, NoGuarantee):
         return f"No guarantee: {clean(claim.reason, 300)}"
-    return f"(epsilon {up(claim.epsilon)}, delta {number(claim.delta)})-differential privacy of {clean(claim.unit, 40)}"
+    return f"(epsilon {up(claim.epsilon)}, delta {up(claim.delta)})-differential privacy of {clean(claim.unit, 40)}"
 
 
 def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
     promise = [
         f"The unit of privacy is {clean(claim.unit, 40)}.",
         f"Whatever is seen in this release is at most {times} (e to the power epsilon) as likely as it would be on a neighbouring data set"
-        f"; a remaining probability of {number(claim.delta)} ({share(claim.delta)}) is outside this bound.",
+        f"; a remaining probability of {up(claim.delta)} ({share(claim.delta)}) is outside this bound.",
         f"At false-alarm rates of {_listed(map(percent, map(float, claim.max_tpr)))}, no membership attack finds more than "
         f"{_listed(map(percent, claim.max_tpr.values()))} of the records that were used.",
     ]
@@ -77,9 +77,14 @@ def _outside(claim: Guarantee, spec: Spec) -> list[str]:
     return [
         "Facts about the population: what holds with or without any one record may be learned, also about people who are in the data.",
         *several,
-        f"What the owner declared public: {', '.join(declared)}.",
-        "Other releases of the same data: the ledger counts those made with it, and nobody counts the rest.",
+        f"What the owner declared public: {', '.join(declared)}. Declared numbers are constants of the promise, also where a neighbour"
+        " has one record more or less.",
+        "Other releases of the same data: its ledger counts those made with it, and nobody counts the rest. A copy of the data under"
+        " another name or path has a ledger of its own.",
         "Side knowledge: the promise bounds what this release adds to it, not what was known before.",
         "Choices that a person made after looking at the data, such as settings tuned on it.",
-        "Running time, memory use, and anyone who can read the machine or edit the ledger.",
+        "Whether loading succeeded: a file that is refused is refused in front of its owner, and nothing is released.",
+        "Numbers measured on sensitive data: they are for the owner, not for publication. One that was bought through a gate has an"
+        " epsilon of its own, on the data it was measured on.",
+        "Running time, memory use and power, and anyone who can read the process or edit the ledger and its backups.",
     ]

@@ -14,6 +14,8 @@ from typing import Any
 from privot.measures.reading import Reading
 from privot.report.words import clean
 
+PAID = "through the gate at epsilon"  # so a ruler says that its number was bought
+
 
 @cache
 def published() -> dict[str, list[dict[str, Any]]]:
@@ -56,17 +58,20 @@ def placeless(reference: str) -> str:
     return re.split(r"[/\\]+", reference.rstrip("/\\"))[-1]
 
 
+def row(reading: Reading) -> dict[str, Any]:
+    """A reading as facts: text that can be shown, and ``paid``, the price of a number bought on sensitive data (empty for others)."""
+    held = {key: clean(value, 240) if isinstance(value, str) and value else value for key, value in dataclasses.asdict(reading).items()}
+    del held["seconds"]  # says something of the machine, nothing of the release
+    price = reading.ruler.find(PAID)
+    paid = clean(reading.ruler[price:], 100) if price >= 0 else ""
+    return {**held, "name": clean(reading.name, 60), "reference": clean(placeless(reading.reference), 60), "paid": paid}
+
+
 def utility(readings: Sequence[Reading], data: str, epsilon: float | None) -> dict[str, Any]:
     """All that the page says about use."""
     names = list(dict.fromkeys(reading.name for reading in readings))
     top = ceiling(data)
-    rows = []
-    for reading in readings:
-        words = {key: clean(value, 160) if value else "" for key, value in dataclasses.asdict(reading).items() if isinstance(value, str)}
-        words |= {"name": clean(reading.name, 60), "reference": clean(placeless(reading.reference), 60)}
-        row = {**dataclasses.asdict(reading), **words, "real_data": top.get("figures", {}).get(reading.name)}
-        del row["seconds"]  # says something of the machine, nothing of the release
-        rows.append(row)
+    rows = [{**row(reading), "real_data": top.get("figures", {}).get(reading.name)} for reading in readings]
     others = beside(data, epsilon, names)
     columns = [name for name in names if any(name in row["figures"] for row in others)]
     return {"readings": rows, "published": others, "published_measures": columns, "real_data_source": top.get("source", "")}

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 JOINERS = "\u200c\u200d"  # part of ordinary spelling in some languages
@@ -51,14 +52,16 @@ def block(text: str, most: int = 4000) -> str:
 def number(value: Any, digits: int = 4) -> str:
     """A number in few digits.
 
-    >>> number(1e-05), number(0.90512), number(60000), number(float("nan"))
-    ('1e-5', '0.9051', '60,000', 'unknown')
+    >>> number(1e-05), number(0.90512), number(60000), number(float("nan")), number(10**400)
+    ('1e-5', '0.9051', '60,000', 'unknown', 'more than 1e300')
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return clean(value, 30)
     if isinstance(value, float) and not math.isfinite(value):
         return "unknown" if math.isnan(value) else "infinite"
-    if float(value).is_integer() and abs(value) < 1e15:
+    if abs(value) > 1e300:  # whole numbers have no end, floats have
+        return f"{'more' if value > 0 else 'less'} than {'' if value > 0 else '-'}1e300"
+    if abs(value) < 1e15 and float(value).is_integer():
         return f"{int(value):,}"
     return re.sub(r"e([-+])0+(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{value:.{digits}g}")
 
@@ -69,31 +72,46 @@ def up(value: float, digits: int = 4) -> str:
     >>> up(0.72604), up(0.9999999), up(1.00001), up(1e-05)
     ('0.7261', '1', '1.001', '1e-5')
     """
-    if not math.isfinite(value) or abs(value) < 1e-290:
+    return _stepped(value, digits, lambda steps: math.ceil(steps - 1e-6))
+
+
+def down(value: float, digits: int = 4) -> str:
+    """The same, rounded down: what was measured is never more than what was seen.
+
+    >>> down(0.72609), down(0.99999), down(0.29), down(1.0)
+    ('0.726', '0.9999', '0.29', '1')
+    """
+    return _stepped(value, digits, lambda steps: math.floor(steps + 1e-9))
+
+
+def _stepped(value: float, digits: int, whole: Callable[[float], int]) -> str:
+    if not 1e-290 < abs(value) < 1e300:
         return number(value)
     step = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    return number(float(f"{math.ceil(value / step - 1e-6) * step:.{digits}g}"), digits)
+    return number(float(f"{whole(value / step) * step:.{digits}g}"), digits)
 
 
-def percent(value: float, digits: int = 3) -> str:
-    """A probability as a percentage, rounded up.
+def percent(value: float, digits: int = 3, way: str = "up") -> str:
+    """A probability as a percentage: what is certified ``up``, lower bounds and confidence ``down``, measured rates to the ``nearest``.
 
     >>> percent(0.0241), percent(1.0), percent(0.0000123)
     ('2.41 %', '100 %', '0.00123 %')
+    >>> percent(0.9999), percent(0.9999, way="down"), percent(0.12341, way="nearest")
+    ('100 %', '99.9 %', '12.3 %')
     """
-    shown = up(100 * value, digits)
+    shown = {"up": up, "down": down, "nearest": number}[way](100 * value, digits)
     if "e" in shown and value > 1e-9:
         shown = f"{float(shown):.12f}".rstrip("0")
     return f"{shown} %"
 
 
 def share(value: float) -> str:
-    """A probability as one in so many.
+    """A probability as one in so many, rounded up.
 
     >>> share(1e-5), share(0.3)
     ('1 in 100,000', '0.3')
     """
-    return f"1 in {math.floor(1 / value + 1e-6):,}" if 0 < value <= 0.1 else number(value)
+    return f"1 in {number(math.floor(1 / value + 1e-6))}" if 1e-300 < value <= 0.1 else up(value)
 
 
 def measured(name: str, value: float, error: float = math.nan) -> str:

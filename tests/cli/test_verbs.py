@@ -271,6 +271,29 @@ def test_a_number_can_be_bought(privot, said, release):
     assert len(said("ledger", "digits", "--ledger", "paid.jsonl")["runs"]) == 1
 
 
+def test_what_was_paid_for_is_not_lost(privot, release, tmp_path):
+    (tmp_path / "file").write_text("x")
+    words = ("measure", release, "--test", "digits", "--count", 60, "--pay", 3, "--ledger", "paid.jsonl")
+    code, _, _ = privot(*words, "--out", "file/x.json")  # said before anything is charged
+    assert code == 2
+    assert not (tmp_path / "paid.jsonl").exists()
+    code, out, _ = privot(*words, "--out", "deep/x.json")
+    assert code == 0
+    assert "cnn_accuracy" in out
+    assert [each.name for each in (tmp_path / "deep").iterdir()] == ["x.json"]
+    code, _, err = privot(*words, "--train", "digits")
+    assert (code, "--train" in err) == (2, True)
+
+
+def test_the_ledger_of_a_test_split_can_be_seen_and_limited(privot, said, release):
+    privot("measure", release, "--test", "digits", "--count", 60, "--pay", 3)
+    assert said("ledger", "digits/test")["spent_epsilon"] == pytest.approx(3, rel=1e-6)
+    assert said("ledger", "digits")["spent_epsilon"] != pytest.approx(3, rel=1e-6)
+    said("ledger", "digits/test", "--limit", 4)
+    code, _, err = privot("measure", release, "--test", "digits", "--count", 60, "--pay", 3)
+    assert (code, "does not allow" in err, "training" in err) == (2, True, False)  # before the work
+
+
 def test_compare(privot, said, release, tmp_path):
     np.savez(tmp_path / "theirs.npz", x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8), y=np.arange(60) % 10)
     words = ("compare", release, "theirs.npz", "--test", "digits", "--only", "gaussian_nb,cnn", "--count", 60)
@@ -386,11 +409,8 @@ def test_cite(privot, said):
 @pytest.fixture
 def quick_demo(monkeypatch):
     """The demo itself, with less training, and one classifier on few samples."""
-    measure = demo.downstream
     monkeypatch.setattr(demo, "SETTINGS", {"features": 200, "steps": 20})
-    monkeypatch.setattr(
-        demo, "downstream", lambda images, labels, *rest, **more: measure(images[:200], labels[:200], *rest, ("logistic",), **more)
-    )
+    monkeypatch.setattr(demo, "CLASSIFIERS", ("logistic",))
 
 
 def test_demo(privot, said, quick_demo, tmp_path):

@@ -117,13 +117,16 @@ def test_a_number_that_rests_on_a_secret_ceiling_is_secret(train, test_set, thir
     }  # fmt: skip
 
 
-def test_fewer_than_thirteen_have_neither_and_half_a_ceiling_is_none(train, test_set, thirteen, monkeypatch):
+def test_fewer_than_thirteen_have_neither_and_another_ceiling_is_refused(train, test_set, thirteen, monkeypatch):
     small = train.images[:100], train.labels[:100]
     names = [each.name for each in downstream(*small, test_set, ("lda", "gaussian_nb"), ceiling=thirteen[1])]
     assert names == ["lda_accuracy", "gaussian_nb_accuracy"]
     monkeypatch.setitem(downstream.__globals__, "THIRTEEN", ("gaussian_nb", "lda"))
-    found = downstream(*small, test_set, ("gaussian_nb", "lda"), ceiling=[each for each in thirteen[1] if each.name != "lda_accuracy"])
-    assert found[-1].name == "avg_accuracy"
+    sound = [each for each in thirteen[1] if each.name in ("lda_accuracy", "gaussian_nb_accuracy")]
+    assert downstream(*small, test_set, ("gaussian_nb", "lda"), ceiling=sound)[-1].name == "calibrated_accuracy"
+    for wrong in ({"reference": "mnist/test"}, {"ruler": "another"}, {"value": 0.0}, {"name": "svm_accuracy"}):
+        with pytest.raises(SettingError, match="ceiling"):
+            downstream(*small, test_set, ("gaussian_nb", "lda"), ceiling=[dataclasses.replace(sound[0], **wrong), sound[1]])
 
 
 def test_long_protocols_shrink_on_large_sets_and_drops_with_them():

@@ -1,5 +1,6 @@
 """All measures through one pipeline: names, what is refused, what may be published, and what nobody may watch."""
 
+import dataclasses
 import json
 import math
 from dataclasses import asdict
@@ -7,6 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from specimens import hand
 
 from privot import files
 from privot.data import Public, Sensitive, Spec
@@ -17,6 +19,7 @@ from privot.measures.features import STANDARD, Ruler
 from privot.measures.suite import GROUPS, Workbench, chosen
 from privot.measures.training import Recipe
 from privot.nets.convnet import ConvNet
+from privot.release import NoGuarantee
 from privot.show import jsonable
 
 DOMAIN = ["domain_fd", "domain_kd", "domain_precision", "domain_recall", "domain_density", "domain_coverage"]
@@ -58,7 +61,8 @@ def box(kind=Public, count=90, seed=0, size=None, name="box", ordered=False):
 
 
 def output(count=60, seed=7):
-    return Subject("noise", torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed)), torch.arange(count) % 3, 3)
+    images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return Subject("noise", images, torch.arange(count) % 3, 3, public=True)
 
 
 def names(readings):
@@ -227,6 +231,12 @@ def test_a_number_is_publishable_only_if_all_real_data_is_public(stand_in, test,
     found = measure(output(), box(test, seed=1), only, train=real)
     assert len(found) == 16 + bool(train)
     assert {each.publishable for each in found} == {Sensitive not in (test, train)}
+
+
+def test_numbers_about_unprotected_images_are_not_publishable():
+    for bare in (dataclasses.replace(output(), public=False), Subject.sampled(hand(claim=NoGuarantee("none")), "x", 60)):
+        assert not measure(bare, box(Public, seed=1), ["gaussian_nb"])[0].publishable
+    assert measure(Subject.sampled(hand(), "x", 60), box(Public, seed=1), ["gaussian_nb"])[0].publishable
 
 
 @pytest.mark.parametrize("weights", [True, False])
