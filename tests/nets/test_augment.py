@@ -1,0 +1,108 @@
+"""Augmentations are what the papers say, each by its own numbers, and gradients pass through them."""
+
+import math
+
+import pytest
+import torch
+
+from privot.nets.augment import OPERATIONS, Drawn, apply, draw
+
+SIDE = 16
+
+
+@pytest.fixture
+def images():
+    return torch.rand(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+
+
+def still(count=4):
+    return Drawn(torch.eye(2, 3).repeat(count, 1, 1), torch.zeros(count, 4), torch.tensor([0.0, 1.0, 1.0]).repeat(count, 1))
+
+
+def only(name, count=4, seed=0):
+    return draw(count, SIDE, torch.Generator().manual_seed(seed), (name,))
+
+
+def test_nothing_drawn_changes_nothing(images):
+    torch.testing.assert_close(apply(images, still()), images, rtol=1e-4, atol=1e-4)
+
+
+def test_a_crop_is_a_shift_by_whole_pixels_with_black_from_outside(images):
+    for seed in range(8):
+        drawn = only("crop", seed=seed)
+        moved = apply(images, drawn)
+        for image, result, plane in zip(images, moved, drawn.plane, strict=True):
+            right, down = (round(float(each) * SIDE / 2) for each in plane[:, 2])
+            assert max(abs(right), abs(down)) <= 2
+            wanted = torch.zeros_like(image)
+            rows, columns = range(max(0, -down), min(SIDE, SIDE - down)), range(max(0, -right), min(SIDE, SIDE - right))
+            for row in rows:
+                for column in columns:
+                    wanted[:, row, column] = image[:, row + down, column + right]
+            torch.testing.assert_close(result, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_flip_is_a_mirror_or_nothing(images):
+    found = set()
+    for seed in range(6):
+        for image, result in zip(images, apply(images, only("flip", seed=seed)), strict=True):
+            kind = [torch.allclose(result, each, atol=1e-3) for each in (image, image.flip(2))]
+            assert any(kind)
+            found.add(kind.index(True))
+    assert found == {0, 1}
+
+
+def test_a_cutout_is_a_black_square_of_half_a_side(images):
+    for seed in range(6):
+        drawn = only("cutout", seed=seed)
+        for image, result, (top, left, bottom, right) in zip(images + 1, apply(images + 1, drawn), drawn.hole.int().tolist(), strict=True):
+            assert bottom - top <= SIDE // 2 >= right - left
+            mask = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+            mask[top:bottom, left:right] = True
+            assert (result[:, mask] == 0).all()
+            torch.testing.assert_close(result[:, ~mask], image[:, ~mask], rtol=1e-3, atol=1e-3)
+
+
+def test_colours_are_brightness_then_saturation_then_contrast(images):
+    drawn = only("colour")
+    for image, result, (bright, vivid, sharp) in zip(images, apply(images, drawn), drawn.colour.tolist(), strict=True):
+        assert -0.5 <= bright <= 0.5
+        assert 0 <= vivid <= 2
+        assert 0.5 <= sharp <= 1.5
+        wanted = image + bright
+        wanted = (wanted - wanted.mean(0)) * vivid + wanted.mean(0)
+        wanted = (wanted - wanted.mean()) * sharp + wanted.mean()
+        torch.testing.assert_close(result, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_scales_and_turns_stay_in_their_range():
+    for plane in draw(500, SIDE, torch.Generator().manual_seed(0), ("scale",)).plane:
+        assert 1 / 1.2 <= plane[0, 0] <= 1.2
+        assert 1 / 1.2 <= plane[1, 1] <= 1.2
+        assert plane[0, 1] == plane[1, 0] == 0
+    for plane in draw(500, SIDE, torch.Generator().manual_seed(0), ("rotate",)).plane:
+        turn = plane[:, :2]
+        torch.testing.assert_close(turn @ turn.T, torch.eye(2), rtol=1e-5, atol=1e-5)
+        assert abs(math.asin(turn[1, 0])) <= math.pi / 12 + 1e-6
+
+
+def test_one_operation_is_drawn_for_each_and_all_are_drawn_alike():
+    drawn = draw(6000, SIDE, torch.Generator().manual_seed(0))
+    plain = still(6000)
+    moved = ~(drawn.plane == plain.plane).all(2).all(1)
+    holed, coloured = drawn.hole[:, 2] > 0, ~(drawn.colour == plain.colour).all(1)
+    assert not (moved & holed).any()
+    assert not (moved & coloured).any()
+    assert not (holed & coloured).any()
+    assert coloured.double().mean().item() == pytest.approx(1 / len(OPERATIONS), abs=0.02)
+    assert drawn.hole[:, 2].gt(0).double().mean().item() == pytest.approx(1 / len(OPERATIONS), abs=0.02)
+
+
+def test_each_image_has_its_own_and_gradients_pass(images):
+    images.requires_grad_()
+    drawn = draw(4, SIDE, torch.Generator().manual_seed(3))
+    result = apply(images, drawn)
+    for place in range(4):
+        torch.testing.assert_close(result[place], apply(images[place : place + 1], drawn.chosen(torch.tensor([place])))[0])
+    result.sum().backward()
+    assert images.grad.abs().sum() > 0
