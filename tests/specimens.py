@@ -19,12 +19,12 @@ NONE = NoGuarantee("no noise was added: the budget was infinite")
 NAMES = ("cat", "dog", "ship")
 
 
-def hand(plan=GAUSSIAN, claim=None, shape=(1, 8, 8), classes=3, names=NAMES, each=4, **facts):
+def hand(plan=GAUSSIAN, claim=None, shape=(1, 8, 8), classes=3, names=NAMES, each=4, delta=1e-5, **facts):
     """A set of noise images, ``each`` of a class, with a certificate that its plan proves."""
     images = torch.rand(each * classes, *shape, generator=torch.Generator().manual_seed(0))
     product = Product.set(images, torch.arange(each * classes) % classes)
     known = {"method": "handmade", "plan": plan.to_json(), "event": str(plan.event()), "seed": 0, "data": "mnist", **facts}
-    return Release(product, claim or Guarantee.of(plan, 1e-5), Spec(shape, classes, class_names=names), known)
+    return Release(product, claim or Guarantee.of(plan, delta), Spec(shape, classes, class_names=names), known)
 
 
 def reading(name="cnn_accuracy", value=0.9, publishable=True, **more):
@@ -39,6 +39,11 @@ def attack(name="nearest", fpr=(0.01, 0.1), tpr=(0.012, 0.12), lower=(0.001, 0.0
 def box(seed, count=50):
     images = np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)
     return Sensitive(images, np.arange(count) % 3, Spec((1, 8, 8), 3), name="box")
+
+
+def beside(folder):
+    """The folder of the internal face."""
+    return folder.with_name(f"{folder.name}-internal")
 
 
 def facts(folder, name="report.json"):

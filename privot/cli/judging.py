@@ -182,10 +182,15 @@ def compare(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """The same measures for several outputs, ours or foreign, on one page."""
+    from privot.release import Release
     from privot.report import compare as write
     from privot.report import comparison, folder
+    from privot.report.spending import recorded
 
     folder.check(out, comparison.FILES, "comparison.json")
+    for each in subjects:  # a claim that nothing proves is refused before the work
+        if (Path(each) / "manifest.json").exists():
+            recorded(Release.load(each), plain(each))
     found = _measured(subjects, test, train, only, count, public, ceiling, weights, device, seed, label, resize, download)
     page = write(found, out)
     if as_json:
@@ -234,9 +239,10 @@ def report(
     else:
         for path in done.files:
             say(f"{path}")
-        say_guarantee(asdict(loaded.guarantee))
+        if not done.broken:
+            say_guarantee(asdict(loaded.guarantee))
         if done.left_out:
             say_caution(f"{done.left_out} numbers are not publishable and were left out: --internal shows them to the owner")
     if done.broken:
-        say("privot: implementation broken: a measured attack lies above the certified curve", err_console, "red")
+        say("privot: implementation broken: a measured attack lies above the certified curve; do not publish", err_console, "red")
         sys.exit(3)

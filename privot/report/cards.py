@@ -107,7 +107,7 @@ def inert(text: str) -> str:
 
 def _ruler(reading: dict[str, Any]) -> str:
     said = [inert(reading["ruler"]) or "no ruler named"]
-    said += [f"**{PRICE}**: {inert(reading['paid'])}"] if reading["paid"] else []
+    said += [f"**{PRICE}**"] if reading["paid"] else []
     said += [f"**warning**: {inert(reading['warning'])}"] if reading["warning"] else []
     return "; ".join(said)
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from privot.report import charts
 from privot.report.cards import PRICE
-from privot.report.words import clean, down, measured, number, percent, up
+from privot.report.words import clean, measured, number, percent, up
 
 POLICY = "default-src 'none'; img-src data:; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
 NAMES = {
@@ -29,9 +29,8 @@ NAMES = {
 def environment() -> Environment:
     """Templates of this folder, escaping always on."""
     made = Environment(loader=PackageLoader("privot.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    made.filters |= {"number": number, "percent": percent, "up": up, "down": down, "short": short, "plain": plain, "reading": reading, "sampler": sampler}
-    made.globals |= {"price": PRICE}
-    made.globals |= {"figure": lambda name, value: "–" if value is None else measured(name, value)}
+    made.filters |= {"number": number, "percent": percent, "up": up, "short": short, "plain": plain, "reading": reading, "sampler": sampler}
+    made.globals |= {"price": PRICE, "figure": lambda name, value: "–" if value is None else measured(name, value)}
     return made
 
 

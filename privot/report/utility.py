@@ -59,12 +59,10 @@ def placeless(reference: str) -> str:
 
 
 def row(reading: Reading) -> dict[str, Any]:
-    """A reading as facts: text that can be shown, and ``paid``, the price of a number bought on sensitive data (empty for others)."""
-    held = {key: clean(value, 240) if isinstance(value, str) and value else value for key, value in dataclasses.asdict(reading).items()}
+    """A reading as facts: text that can be shown, and ``paid``: bought on sensitive data, at the price that its ruler names."""
+    held = {key: clean(value, 400) if isinstance(value, str) and value else value for key, value in dataclasses.asdict(reading).items()}
     del held["seconds"]  # says something of the machine, nothing of the release
-    price = reading.ruler.find(PAID)
-    paid = clean(reading.ruler[price:], 100) if price >= 0 else ""
-    return {**held, "name": clean(reading.name, 60), "reference": clean(placeless(reading.reference), 60), "paid": paid}
+    return {**held, "name": clean(reading.name, 60), "reference": clean(placeless(reading.reference), 60), "paid": PAID in reading.ruler}
 
 
 def utility(readings: Sequence[Reading], data: str, epsilon: float | None) -> dict[str, Any]:

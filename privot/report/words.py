@@ -63,7 +63,7 @@ def number(value: Any, digits: int = 4) -> str:
         return f"{'more' if value > 0 else 'less'} than {'' if value > 0 else '-'}1e300"
     if abs(value) < 1e15 and float(value).is_integer():
         return f"{int(value):,}"
-    return re.sub(r"e([-+])0+(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{value:.{digits}g}")
+    return re.sub(r"e([-+])0*(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{value:.{digits}g}")
 
 
 def up(value: float, digits: int = 4) -> str:

@@ -336,7 +336,7 @@ def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
     found = said("report", release, "--internal", "--data", "digits", "--ledger", book, "--readings", "internal.json", "--out", "both")
     assert [Path(each).name for each in found["files"]] == [*PUBLIC, "internal.html", "internal.json"]
     assert found["left_out"] == 0
-    facts = json.loads((tmp_path / "both" / "internal.json").read_text())
+    facts = json.loads((tmp_path / "both-internal" / "internal.json").read_text())
     assert [each["name"] for each in facts["utility"]["readings"]] == ["gaussian_nb_accuracy"]
     assert facts["history"]["holds_head"]
     assert "gaussian_nb" not in (tmp_path / "both" / "report.json").read_text()

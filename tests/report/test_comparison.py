@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from specimens import hand, reading
+from specimens import GAUSSIAN, NONE, hand, reading
 
 from privot.errors import ReleaseError
 from privot.measures import Subject
+from privot.privacy.plan import Neighbours
 from privot.release import NoGuarantee
 from privot.report import compare
 
 
-def subject(name, claim=None, readings=(), count=12):
+def subject(name, release=None, readings=(), count=12):
     images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    release = replace(hand(), guarantee=claim) if claim else None
     return Subject(name, images, torch.arange(count) % 3, 3, ("cat", "dog", "ship"), release), tuple(readings)
 
 
@@ -30,8 +30,8 @@ def bests(page):
 
 def test_the_best_is_bold_by_the_reading_s_own_word(tmp_path):
     low = {"better": "lower"}
-    one = subject("one", hand().guarantee, [reading(value=0.8), reading("fid", 20.0, **low)])
-    two = subject("two", NoGuarantee("none"), [reading(value=0.9), reading("fid", 30.0, **low), reading("is", 3.0)])
+    one = subject("one", hand(), [reading(value=0.8), reading("fid", 20.0, **low)])
+    two = subject("two", hand(claim=NONE), [reading(value=0.9), reading("fid", 30.0, **low), reading("is", 3.0)])
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {"cnn_accuracy": [False, True], "fid": [True, False], "is": [False, False]}
     assert page.read_text().count('<span class="best">') == 2
@@ -48,19 +48,48 @@ def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
 
 
 def test_each_says_what_it_promises(tmp_path):
-    claim = hand().guarantee
-    page = compare([subject("one", claim), subject("two", NoGuarantee("seeded")), subject("three")], tmp_path / "out")
+    sound = hand()
+    page = compare([subject("one", sound), subject("two", hand(claim=NoGuarantee("seeded"))), subject("three")], tmp_path / "out")
     assert [each["verdict"] for each in facts(page)["subjects"]][1:] == ["No guarantee: seeded", "foreign: no certificate"]
-    assert facts(page)["subjects"][0]["epsilon"] == claim.epsilon
-    mixed = compare([subject("one", claim), subject("two", replace(claim, neighbours="add-remove"))], tmp_path / "out")
-    assert "do not compare directly" in mixed.read_text()
-    assert "do not compare directly" not in compare([subject("one", claim)] * 2, tmp_path / "out").read_text()
+    assert facts(page)["subjects"][0]["epsilon"] == sound.guarantee.epsilon
+    other = hand(replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE))
+    for two, words in ((other, "different neighbours (add-remove, replace)"), (hand(delta=1e-6), "different delta (1e-6, 1e-5)")):
+        mixed = compare([subject("one", sound), subject("two", two)], tmp_path / "out").read_text()
+        assert mixed.count("do not compare directly") == 1
+        assert words in mixed
+    assert "do not compare directly" not in compare([subject("one", sound)] * 2, tmp_path / "out").read_text()
+
+
+def test_a_promise_that_nothing_proves_is_not_compared(tmp_path):
+    sound = hand()
+    false = replace(sound, guarantee=replace(sound.guarantee, epsilon=0.01))
+    for release in (false, replace(sound, facts={}), replace(sound, facts={**sound.facts, "event": "none"})):
+        with pytest.raises(ReleaseError, match=r"^the liar: "):
+            compare([subject("sound", sound), subject("the liar", release)], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", [{"samples": 100}, {"count": 9999}])
+def test_readings_of_different_numbers_have_no_best(tmp_path, other):
+    one, two = subject("one", None, [reading(value=0.8)]), subject("two", None, [reading(value=0.9, **other)])
+    page = compare([one, two], tmp_path / "out")
+    assert bests(page) == {"cnn_accuracy": [False, False]}
+    assert "different numbers of images or records: not comparable" in page.read_text()
+    assert "6,000 images, 10,000 records" in page.read_text()
+
+
+def test_warnings_prices_and_odd_characters_of_readings(tmp_path):
+    ruler = "LeNet \ud800; through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
+    page = compare([subject("one", None, [reading(warning="few samples", ruler=ruler, reference="scans\ud800")])], tmp_path / "out")
+    assert "few samples" in page.read_text()
+    assert "epsilon of its own on the test data" in page.read_text()
+    assert facts(page)["subjects"][0]["readings"][0]["reference"] == "scans"
 
 
 def test_the_chart_holds_those_with_epsilon_and_accuracy(tmp_path):
-    claim, accuracy = hand().guarantee, [reading()]
-    known = [subject("one", claim, accuracy), subject("two", replace(claim, epsilon=8.0), accuracy)]
-    page = compare([*known, subject("no accuracy", claim), subject("foreign", None, accuracy)], tmp_path / "out")
+    sound, accuracy = hand(), [reading()]
+    known = [subject("one", sound, accuracy), subject("two", hand(GAUSSIAN.scaled(0.2)), accuracy)]
+    page = compare([*known, subject("no accuracy", sound), subject("foreign", None, accuracy)], tmp_path / "out")
     assert re.findall(r'<text class="name"[^>]*>(.*?)</text>', page.read_text()) == ["1", "2"]
     assert re.findall(r"<li><bdi>(.*?)</bdi>", page.read_text()) == ["one", "two"]
     assert "<svg" not in compare([subject("foreign", None, accuracy)], tmp_path / "out").read_text()

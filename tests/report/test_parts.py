@@ -20,11 +20,11 @@ from privot.release import Guarantee
 from privot.report import nearest
 from privot.report.attack import Attack, read
 from privot.report.charts import growth, sandwich
-from privot.report.page import sampler
+from privot.report.page import sampler, short
 from privot.report.spending import RATES, by_step, curve, remembering
 from privot.report.statement import statement
 from privot.report.utility import beside, published
-from privot.report.words import clean, number, percent, up
+from privot.report.words import clean, down, number, percent, up
 
 SAMPLED = Plan((Stage("warm up", "sum", 20.0), Stage("steps", "sum", 3.0, 60, Poisson(0.02))), Neighbours.ADD_REMOVE)
 
@@ -51,6 +51,25 @@ def test_a_claim_is_never_rounded_down(value):
 @given(st.floats(1e-15, 1))
 def test_a_percentage_is_never_rounded_down(value):
     assert float(percent(value).rstrip(" %")) >= 100 * value * (1 - 1e-8)
+
+
+@given(st.floats(1e-12, 1e12))
+def test_what_was_measured_is_never_rounded_up(value):
+    shown = float(down(value).replace(",", ""))
+    assert value * 0.9989 <= shown <= value * (1 + 1e-9)
+
+
+@given(st.floats(1e-12, 1))
+def test_a_lower_bound_is_never_rounded_up(value):
+    assert float(percent(value, way="down").rstrip(" %")) <= 100 * value * (1 + 1e-9)
+    assert (percent(value, way="down") == "100 %") is (value > 1 - 1e-11)
+
+
+def test_whole_numbers_without_end_are_shown():
+    assert [number(10**400), number(-(10**400)), short(10**400), up(10**400)] == [f"{more} than {sign}1e300" for more, sign in (
+        ("more", ""), ("less", "-"), ("more", ""), ("more", ""),
+    )]  # fmt: skip
+    assert number(10**20) == "1e20"
 
 
 def test_numbers_that_are_none_are_said_so():
@@ -190,6 +209,12 @@ def test_a_file_that_holds_no_attacks_is_refused(tmp_path, inside):
         read(tmp_path / "attacks.json")
 
 
+def test_a_measured_rate_of_zero_accuses_nobody():
+    with pytest.raises(ReleaseError, match="give an upper bound of the false-positive rate"):
+        attack(fpr=(0.0, 0.1))
+    assert attack(fpr=(0.0, 0.1), lower=(0.0, 0.08)).over(lambda rate: rate) == (False, False)
+
+
 def test_rates_of_zero_are_drawn_on_the_edge():
     found = {**asdict(attack(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))), "above": [False, False]}
     assert "nan" not in str(sandwich(None, [found]))
@@ -203,6 +228,7 @@ def test_published_figures_are_shares_and_scores():
     assert {row["data"] for row in known["figures"]} == {"mnist", "fashion-mnist", "celeba"}
     for row in [*known["figures"], *known["real"]]:
         assert row["source"]
+        assert ("delta not known" in row["source"]) is (row["data"] == "celeba")
         for name, value in row["figures"].items():
             assert 0 < value <= 1 if name.endswith("accuracy") else 1 <= value < 500
     best = {row["method"]: row["figures"] for row in known["figures"] if (row["data"], row["source"]) == ("mnist", "GS-WGAN, Table 1")}

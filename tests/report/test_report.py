@@ -11,7 +11,7 @@ from specimens import GAUSSIAN, NONE, attack, box, facts, hand, reading, text, y
 from privot.errors import ReleaseError
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
-from privot.privacy.sampling import Poisson
+from privot.privacy.sampling import Fixed, Poisson
 from privot.release import Release
 from privot.report import Owner, write
 from privot.report.pictures import uri
@@ -58,7 +58,8 @@ def test_the_page_tells_its_story_in_order(saved, tmp_path):
     owner = Owner(box(0), Ledger(saved / "digits.jsonl"))
     write(hand(), tmp_path / "out", name="toy", readings=[reading()], owner=owner)
     heads = [
-        re.findall(r"<h2>(.*?)(?:<small>.*)?</h2>", (tmp_path / "out" / name).read_text()) for name in ("report.html", "internal.html")
+        re.findall(r"<h2>(.*?)(?:<small>.*)?</h2>", path.read_text())
+        for path in (tmp_path / "out" / "report.html", tmp_path / "out-internal" / "internal.html")
     ]
     story = ["Samples", "What is promised", "Attack power", "Epsilon by step", "Use", "Method", "Ledger", "Provenance"]
     assert heads[0] == story
@@ -105,11 +106,83 @@ def test_no_guarantee_prints_no_promise(tmp_path):
 )
 def test_a_claim_that_the_events_do_not_prove_gets_no_page(tmp_path, claim):
     release = hand()
-    with pytest.raises(ReleaseError, match=r"claims epsilon|not sound"):
+    with pytest.raises(ReleaseError, match=r"toy: (claims|its guarantee is not sound)"):
         write(replace(release, guarantee=replace(release.guarantee, **claim)), tmp_path / "out", name="toy")
     with pytest.raises(ReleaseError, match="no plan"):
         write(replace(release, facts={}), tmp_path / "out", name="toy")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
+@pytest.mark.parametrize("event", [None, "GaussianDpEvent(noise_multiplier=1.0)", 3])
+def test_events_that_are_not_those_of_the_plan_get_no_page(tmp_path, claim, event):
+    with pytest.raises(ReleaseError, match="toy: the recorded events"):
+        write(hand(claim=claim, event=event), tmp_path / "out", name="toy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_infinite_epsilon_is_no_guarantee(tmp_path):
+    with pytest.raises(ReleaseError, match=r"toy: .*infinite"):
+        write(hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE)), tmp_path / "out", name="toy")
+
+
+def test_without_a_plan_nothing_is_said_of_noise(tmp_path):
+    bare = replace(hand(claim=NONE), facts={"data": "mnist"})
+    write(bare, tmp_path / "bare", name="toy", readings=[reading()])
+    assert facts(tmp_path / "bare")["utility"]["published"] == []
+    write(hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE), NONE), tmp_path / "free", name="toy", readings=[reading()])
+    assert "without noise" in text(tmp_path / "free")
+
+
+@pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
+def test_a_hostile_release_gets_a_page_or_one_line(tmp_path, claim):
+    huge = 10**400
+    plan = Plan((Stage("a\ud800", "sum\udfff", 8.0), Stage("b\ud800", "sum", 20.0, 40)), Neighbours.REPLACE)
+    release = hand(plan, claim, ledger={"head": "\ud800", "spent_epsilon": huge}, seed=huge)
+    release = replace(release, spec=replace(release.spec, size=huge))
+    write(release, tmp_path / "out", name="a\ud800", readings=[reading(samples=huge, count=huge)], owner=Owner())
+    assert "more than 1e300" in text(tmp_path / "out")
+    assert [each["name"] for each in facts(tmp_path / "out")["plan"]["stages"]] == ["a", "b"]
+    sampled = Stage("steps", "sum", 0.0, huge, Fixed(5, huge))
+    write(hand(Plan((sampled,), Neighbours.REPLACE), NONE), tmp_path / "long", name="toy")
+    assert "5 of more than 1e300" in text(tmp_path / "long")
+    lie = hand(Plan((replace(sampled, noise=1.0),), Neighbours.REPLACE), hand().guarantee)
+    with pytest.raises(ReleaseError, match="toy: "):
+        write(lie, tmp_path / "lie", name="toy")
+
+
+def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
+    price = "through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
+    found = [reading(ruler=f"LeNet, {'many words, ' * 20}; {price}"), reading("fid", 50.0, ruler="2015 | network", warning="few samples")]
+    write(hand(), tmp_path / "out", name="toy", readings=found)
+    for name in ("report.html", "README.md"):
+        seen = text(tmp_path / "out", name)
+        assert seen.count("paid, with an epsilon of its own on the test data") == seen.count(price) == 1
+        assert "few samples" in seen
+    assert r"2015 \| network; **warning**: few samples |" in (tmp_path / "out" / "README.md").read_text()
+    assert [each["paid"] for each in facts(tmp_path / "out")["utility"]["readings"]] == [True, False]
+
+
+def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
+    write(hand(), tmp_path / "out", name="toy")
+    for words in (
+        "memory use and power", "ledger and its backups", "constants of the promise", "several records", "after looking at the data",
+        "Whether loading succeeded", "Numbers measured on sensitive data", "under another name or path",
+    ):  # fmt: skip
+        assert words in text(tmp_path / "out")
+        assert words in text(tmp_path / "out", "README.md")
+
+
+def test_measured_numbers_are_not_flattered(tmp_path):
+    release = hand(delta=1.00001e-5, ledger={"head": "00", "spent_epsilon": 3.0})
+    found = attack(fpr=(0.5,), tpr=(0.50049,), lower=(0.49999,), confidence=0.9999)
+    write(release, tmp_path / "out", name="toy", attacks=[found])
+    seen = text(tmp_path / "out")
+    assert "at 99.9 % confidence" in seen
+    assert re.search(r"50 %\s*50 %\s*49\.9 %", seen)
+    assert "delta 1.001e-5)-differential" in seen
+    assert "1e-5" not in seen.replace("1.001e-5", "")
+    assert "replace-one where runs of several relations meet" in seen
 
 
 @pytest.mark.parametrize("junk", [None, True, -1, 1e308, "x", "\x00", [], [[]], {}, {"a": [None]}], ids=repr)
@@ -146,7 +219,7 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
         write(release, tmp_path / f"out{turn}", name="toy", readings=[*secret, reading()], attacks=[*leaks, attack()], owner=owner)
         faces.append([(tmp_path / f"out{turn}" / name).read_bytes() for name in PUBLIC])
     assert faces[0] == faces[1] == faces[2]
-    internal = [(tmp_path / f"out{turn}" / "internal.html").read_bytes() for turn in (1, 2)]
+    internal = [(tmp_path / f"out{turn}-internal" / "internal.html").read_bytes() for turn in (1, 2)]
     assert internal[0] != internal[1]
 
 
@@ -158,7 +231,8 @@ def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
     done = write(hand(), tmp_path / "out", name="toy", **numbers, owner=Owner(data, book))
     assert [path.name for path in done.files] == [*PUBLIC, *INTERNAL]
     assert done.left_out == 0
-    public, internal = ("".join(text(tmp_path / "out", name) for name in names) for names in (PUBLIC, INTERNAL))
+    assert [path.parent.name for path in done.files] == ["out"] * 4 + ["out-internal"] * 2
+    public, internal = ("".join(text(path.parent, path.name) for path in paths) for paths in (done.files[:4], done.files[4:]))
     for words in (
         "Internal: not for publication",
         "Nearest real records",
@@ -169,7 +243,7 @@ def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
         assert words in internal
         assert words not in public
     real = {uri(image) for image in data._take(slice(None)).images}
-    shown = [set(re.findall(r'src="(data:[^"]+)"', (tmp_path / "out" / name).read_text())) for name in ("report.html", "internal.html")]
+    shown = [set(re.findall(r'src="(data:[^"]+)"', path.read_text())) for path in (done.files[0], done.files[4])]
     assert not real & shown[0]
     assert real & shown[1]
     assert write(hand(), tmp_path / "out", name="toy", **numbers).left_out == 2
@@ -191,8 +265,8 @@ def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
     release = Release.load(saved / "release")
     for name, holds in ((saved / "digits.jsonl", True), (tmp_path / "other.jsonl", False)):
         write(release, tmp_path / "out", name="toy", owner=Owner(ledger=Ledger(name)))
-        assert facts(tmp_path / "out", "internal.json")["history"]["holds_head"] is holds
-    assert "charged to another one" in text(tmp_path / "out", "internal.html")
+        assert facts(tmp_path / "out-internal", "internal.json")["history"]["holds_head"] is holds
+    assert "charged to another one" in text(tmp_path / "out-internal", "internal.html")
 
 
 # The sandwich
@@ -211,14 +285,37 @@ def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
         assert done.broken is broken
         assert facts(tmp_path / "out")["broken"] is broken
         assert facts(tmp_path / "out")["attacks"][0]["above"] == [False, broken]
-        for name in ("report.html", "README.md"):
+        for name in ("report.html", "README.md", "registry.yaml"):
             assert ("implementation broken" in text(tmp_path / "out", name).lower()) is broken
+        assert ("- differential-privacy" in _tags(tmp_path / "out")) is not broken
+        record = yaml((tmp_path / "out" / "registry.yaml").read_text())
+        assert ("privacy_loss" in record["deployment"]) is not broken
+        assert ("do not submit" in record["deployment"]["administrative"]["notes"]) is broken
+        assert ("differential privacy" in record["deployment"]["basic"]["description"]) is not broken
 
 
-def test_an_internal_attack_breaks_it_for_the_owner_alone(tmp_path):
-    found = [attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)]
-    done = write(hand(), tmp_path / "out", name="toy", attacks=found, owner=Owner())
-    assert done.broken
-    assert not facts(tmp_path / "out")["broken"]
-    assert facts(tmp_path / "out", "internal.json")["broken"]
-    assert write(hand(), tmp_path / "more", name="toy", attacks=found).broken
+def _tags(folder):
+    return [f"- {each}" for each in yaml((folder / "README.md").read_text().split("---\n")[1])["tags"]]
+
+
+def test_an_internal_attack_lets_no_clean_page_stand(tmp_path):
+    found = [attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False), attack()]
+    for owner in (Owner(), None):
+        write(hand(), tmp_path / "out", name="toy", attacks=[attack()])
+        done = write(hand(), tmp_path / "out", name="toy", attacks=found, owner=owner)
+        assert done.broken
+        assert [path.name for path in done.files] == (list(INTERNAL) if owner else [])
+        assert done.left_out == (0 if owner else 1)
+        assert [each.name for each in tmp_path.iterdir()] == ["out-internal"]
+    assert facts(tmp_path / "out-internal", "internal.json")["broken"]
+    known = [replace(found[0], publishable=True), found[0]]
+    assert write(hand(), tmp_path / "out", name="toy", attacks=known).broken
+    assert "Implementation broken" in text(tmp_path / "out")
+
+
+def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("mine")
+    with pytest.raises(ReleaseError, match="something else"):
+        write(hand(), tmp_path / "out", name="toy", attacks=[attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)])
+    assert (tmp_path / "out" / "README.md").read_text() == "mine"

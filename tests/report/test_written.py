@@ -3,13 +3,14 @@
 import base64
 import errno
 import hashlib
+import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from specimens import NONE, box, facts, hand, reading, text, yaml
+from specimens import NONE, beside, box, facts, hand, reading, text, yaml
 
 from privot.data.records import Public
 from privot.data.spec import Spec
@@ -79,11 +80,46 @@ def test_an_earlier_report_is_replaced_and_nothing_else(tmp_path):
     write(hand(), out, name="first", owner=Owner())
     write(hand(), out, name="second")
     assert facts(out)["name"] == "second"
+    assert facts(beside(out), "internal.json")["name"] == "first"
     (out / "mine.txt").write_text("mine")
     with pytest.raises(ReleaseError, match="something else"):
         write(hand(), out, name="third")
     assert (out / "mine.txt").read_text() == "mine"
     assert facts(out)["name"] == "second"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o000])
+def test_the_internal_face_is_for_its_owner_alone(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        done = write(hand(), tmp_path / "out", name="toy", owner=Owner(box(0)))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (*done.files, tmp_path / "out", beside(tmp_path / "out"))}
+    assert (modes.pop("out"), modes.pop("out-internal")) == (0o777 & ~mask, 0o700)
+    assert set(modes.values()) == {0o666 & ~mask, 0o600}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {"internal.html", "internal.json"}
+
+
+def test_a_foreign_folder_beside_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "out-internal").mkdir()
+    (tmp_path / "out-internal" / "mine.txt").write_text("mine")
+    with pytest.raises(ReleaseError, match=r"out-internal holds something else"):
+        write(hand(), tmp_path / "out", name="toy", owner=Owner())
+    assert not (tmp_path / "out").exists()
+    write(hand(), tmp_path / "out", name="toy")
+    assert (tmp_path / "out-internal" / "mine.txt").read_text() == "mine"
+
+
+def test_neighbours_of_the_folder_are_left_alone(tmp_path):
+    for name in (".out.part", ".out.old", ".out-internal.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("mine")
+    before = sorted(str(each) for each in tmp_path.rglob("*"))
+    for _ in range(2):
+        write(hand(), tmp_path / "out", name="toy", owner=Owner())
+    assert sorted(str(each) for each in tmp_path.rglob(".*")) == [each for each in before if not each.endswith(".txt")]
+    assert all((tmp_path / name / "mine.txt").exists() for name in (".out.part", ".out.old", ".out-internal.part"))
 
 
 def test_what_only_looks_like_a_report_is_refused(tmp_path):
