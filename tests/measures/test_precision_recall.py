@@ -97,7 +97,7 @@ def test_what_is_refused():
     with pytest.raises(SettingError, match=r"\[5, 2\] and \[5, 3\]"):
         precision_recall(x, points(5, 3, 1))
     for k in (0, 5):
-        with pytest.raises(SettingError, match=f"k={k}.*fewer than the 5"):
+        with pytest.raises(SettingError, match=f"k={k}.*fewer than the points"):
             precision_recall(x, points(9, 2, 1), k)
     with pytest.raises(SettingError, match="NaN"):
         precision_recall(x, x / 0)

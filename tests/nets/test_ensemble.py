@@ -60,8 +60,11 @@ def test_the_seed_decides_and_nets_differ():
 
 
 def test_the_first_weights_have_the_usual_law():
+    """Uniform within one over the root of the inputs, as PyTorch draws them; norms begin as the identity."""
     nets = Ensemble(20, (3, 32, 32), 10, width=32, generator=torch.Generator().manual_seed(0))
-    usual = ConvNet((3, 32, 32), 10, width=32)
-    for ours, theirs in ((nets.conv1, usual.layers[4].weight), (nets.head, usual.head.weight), (nets.bias1, usual.layers[4].bias)):
-        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.15)
-        assert ours.abs().max().item() <= theirs.abs().max().item() * 1.1
+    for weights, inputs in ((nets.conv0, 27), (nets.conv1, 288), (nets.bias1, 288), (nets.head, 512), (nets.tail, 512)):
+        assert weights.abs().max().item() <= inputs**-0.5
+        assert weights.std().item() == pytest.approx((3 * inputs) ** -0.5, rel=0.1)
+        assert weights.mean().item() == pytest.approx(0, abs=0.2 * inputs**-0.5)
+    assert (nets.gain0 == 1).all()
+    assert (nets.shift0 == 0).all()
