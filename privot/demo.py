@@ -53,8 +53,13 @@ def run(out: Path, epsilon: float, progress: Progress) -> dict[str, Any]:
         subject, test = Subject.sampled(release, "digits", 2000, seed=1), load("digits", "test", public=True)
         readings = measure(subject, test, CLASSIFIERS, progress=progress)
     checked = verify(out / "release")
-    page = report.write(release, out / "report", name="digits", readings=readings).files[0]
-    files = {"release": out / "release", "samples": out / "samples.png", "report": page, "ledger": out / "ledger.jsonl"}
+    report.write(release, out / "report", name="digits", readings=readings)
+    files = {
+        "release": out / "release",
+        "samples": out / "samples.png",
+        "report": out / "report" / "report.html",
+        "ledger": out / "ledger.jsonl",
+    }
     return {
         "guarantee": asdict(release.guarantee),
         "readings": [asdict(each) for each in readings],
