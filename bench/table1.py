@@ -168,7 +168,10 @@ def table() -> str:
     text = ["| method | epsilon | " + " | ".join(heads) + " | source |", "|" + "---|" * (len(heads) + 3)]
     published = tomllib.loads((Path(privot.__file__).parent / "report" / "published.toml").read_text())
     text.append(line("real data", "-", [values(f"{data}/real") for data in SETS], "**privot**"))
-    said = [next(each["figures"] for each in published["real"] if each["data"] == data) for data in SETS]
+    said = [
+        next(each["figures"] for each in published["real"] if each["data"] == data and each["source"].startswith("GS-WGAN"))
+        for data in SETS
+    ]
     text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
     for epsilon in EPSILONS:
         for name in methods():
