@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from privot.cli.terminal import (
     Delta,
@@ -34,7 +34,7 @@ from privot.cli.terminal import (
     say_guarantee,
 )  # fmt: skip
 from privot.errors import ReleaseError, SettingError
-from privot.show import Progress, jsonable, progress_bar, seconds
+from privot.show import Progress, jsonable, progress_bar
 
 if TYPE_CHECKING:
     from privot.measures.reading import Reading
@@ -162,11 +162,12 @@ def _held(out: Path | None) -> Iterator[Callable[[str], None]]:
 def _show(subject: Any, readings: Sequence[Reading], as_json: bool) -> None:
     if as_json:
         return emit(_json(subject, readings))
-    table = Table("measure", "value", "error", "samples", "real records", "publishable", "time")
+    table = Table(Column("measure", no_wrap=True), Column("value", no_wrap=True), "samples", "real records", "publish")
     for each in readings:
-        error = "" if math.isnan(each.error) else f"±{each.error:.2g}"
-        row = (each.name, f"{each.value:.4g}", error, f"{each.samples}", f"{each.count} of {plain(each.reference)}")
-        table.add_row(*row, "yes" if each.publishable else "no: internal", seconds(each.seconds))
+        value = f"{each.value:.4g}" + ("" if math.isnan(each.error) else f" ±{each.error:.2g}")
+        table.add_row(
+            each.name, value, f"{each.samples}", f"{each.count} of {plain(each.reference)}", "yes" if each.publishable else "internal"
+        )
     out_console.print(table, soft_wrap=False)
     for ruler in dict.fromkeys(each.ruler for each in readings if each.ruler):
         say(f"{', '.join(each.name for each in readings if each.ruler == ruler)}: {ruler}")
@@ -196,7 +197,7 @@ def compare(
     if as_json:
         return emit({"page": str(page), "subjects": [_json(*each) for each in found]})
     names = list(dict.fromkeys(each.name for _, readings in found for each in readings))
-    table = Table("measure", *(plain(subject.name) for subject, _ in found))
+    table = Table(Column("measure", no_wrap=True), *(plain(subject.name) for subject, _ in found))
     for name in names:
         cells = [next((f"{each.value:.4g}" for each in readings if each.name == name), "") for _, readings in found]
         table.add_row(name, *cells)
