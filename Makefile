@@ -14,7 +14,7 @@ demo: $(READY)
 	$(BIN)/privot demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -m 'not slow' --cov=privot --cov-report=term:skip-covered --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --cov=privot --cov-report=term:skip-covered --durations=15
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
