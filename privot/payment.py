@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +13,10 @@ from torch import Tensor
 from privot.data import catalogue
 from privot.data.records import Sensitive
 from privot.errors import BudgetError, SettingError
-from privot.measures.downstream import NETWORKS, shortened
+from privot.measures.downstream import NETWORKS, trained
 from privot.measures.reading import Reading
 from privot.measures.subject import Subject, matching
-from privot.measures.training import Classifier, train
+from privot.measures.training import Classifier
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
@@ -50,14 +49,10 @@ def paid_accuracy(
             f"the budget of the test data, epsilon {limit.epsilon:g}, does not allow this (privot ledger shows what is spent)"
         )
     gate = Gate(test, plan, book, budget, method="paid accuracy", runtime=runtime, insecure_seed=insecure_seed)
-    classifiers, rulers = [], []
-    for name in networks:
-        build, recipe = NETWORKS[name][0], shortened(NETWORKS[name][1], len(subject.labels))
-        made: Any = (subject.images, subject.labels, test.spec.classes, recipe, runtime.target)
-        classifiers.append(train(build, *made, seed=seed, progress=progress, stage=f"training {name}"))
-        rulers.append(f"{build.__name__}, {recipe}")
-    counted, bound = test.spec.size is None, math.sqrt(len(networks) + (test.spec.size is None))
-    answer = gate.sum("hits", _hits, classifiers, counted, bound=bound).double().cpu()
+    made = [trained(name, subject.images, subject.labels, test.spec.classes, runtime.target, seed, progress) for name in networks]
+    counted = test.spec.size is None
+    bound = math.sqrt(len(networks) + counted)
+    answer = gate.sum("hits", _hits, [net for net, _ in made], counted, bound=bound).double().cpu()
     size = max(1.0, answer[-1].item()) if test.spec.size is None else float(test.spec.size)
     noise = plan.stages[0].noise * 2 * bound / size
     price = float(plan.cost().epsilon(budget.delta))
@@ -68,7 +63,7 @@ def paid_accuracy(
     for place, name in enumerate(networks):
         value = min(1.0, max(0.0, answer[place].item() / size))
         error = math.sqrt(value * (1 - value) / size + noise**2 * (1 + value**2 * counted))
-        took, ruler = time.perf_counter() - start, f"{rulers[place]}; {paid}"
+        took, ruler = time.perf_counter() - start, f"{made[place][1]}; {paid}"
         found.append(Reading(f"{name}_accuracy", value, error, len(subject.labels), name_of, round(size), publishable, ruler, seconds=took))
     return found
 

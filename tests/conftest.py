@@ -9,7 +9,15 @@ import pytest
 from privot.cli import main
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
+from privot.demo import threads
 from privot.privacy.ledger import Ledger
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Networks as small as these are slower on two, the more so when the machine is busy."""
+    with threads(1):
+        yield
 
 
 @pytest.fixture

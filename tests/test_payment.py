@@ -13,13 +13,7 @@ from privot.measures import Subject, downstream
 from privot.payment import _hits, paid_accuracy
 from privot.privacy.ledger import Ledger
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from privot.data.records import Public, Records, Sensitive
 from privot.errors import SettingError
 from privot.measures.classical import CLASSICAL, run_all
 from privot.measures.reading import Reading
-from privot.measures.training import Recipe, train
+from privot.measures.training import Classifier, Recipe, train
 from privot.nets.convnet import ConvNet
 from privot.nets.lenet import LeNet
 from privot.nets.resnet import ResNet18
@@ -61,10 +61,8 @@ def downstream(
     right: dict[str, tuple[Tensor, float, str]] = {}
     for name in (each for each in only if each in NETWORKS):
         start = time.perf_counter()
-        build, recipe = NETWORKS[name]
-        recipe = shortened(recipe, len(labels))
-        net = train(build, images, labels, classes, recipe, device, seed=seed, progress=progress, stage=f"training {name}")
-        right[name] = (net.guesses(real.images) == real.labels, time.perf_counter() - start, f"{build.__name__}, {recipe}")
+        net, ruler = trained(name, images, labels, classes, device, seed, progress)
+        right[name] = (net.guesses(real.images) == real.labels, time.perf_counter() - start, ruler)
     classical = [each for each in only if each in CLASSICAL]
     for name, (guesses, seconds) in run_all(classical, Records(images, labels), real.images, classes, seed, progress=progress).items():
         right[name] = (guesses == real.labels, seconds, "scikit-learn type on 8-bit pixels, settings of GS-WGAN's evaluation")
@@ -88,6 +86,15 @@ def downstream(
             ruler, public = "mean of ratios to real training data", all(known[name].publishable for name in THIRTEEN)
             found.append(reading("calibrated_accuracy", (hits / scale[:, None]).mean(0), ruler, took, public))
     return found
+
+
+def trained(
+    name: str, images: Tensor, labels: Tensor, classes: int, device: torch.device, seed: int = 0, progress: Progress = silent
+) -> tuple[Classifier, str]:
+    """A network of the list, trained on released images by its protocol, and the words for it."""
+    build, recipe = NETWORKS[name][0], shortened(NETWORKS[name][1], len(labels))
+    net = train(build, images, labels, classes, recipe, device, seed=seed, progress=progress, stage=f"training {name}")
+    return net, f"{build.__name__}, {recipe}"
 
 
 def shortened(recipe: Recipe, count: int) -> Recipe:

@@ -22,7 +22,7 @@ class Ensemble(nn.Module):
 
     def __init__(
         self, nets: int, shape: tuple[int, int, int], classes: int, width: int = 128, depth: int = 3, *,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator,
     ):  # fmt: skip
         super().__init__()
         channels, height, across = shape
@@ -41,7 +41,7 @@ class Ensemble(nn.Module):
         self._add("head", (nets, self.numbers, classes), 1 / math.sqrt(self.numbers), generator)
         self._add("tail", (nets, 1, classes), 1 / math.sqrt(self.numbers), generator)
 
-    def _add(self, name: str, shape: tuple[int, ...], reach: float, generator: torch.Generator | None) -> None:
+    def _add(self, name: str, shape: tuple[int, ...], reach: float, generator: torch.Generator) -> None:
         self.register_parameter(name, nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * reach))
 
     def chosen(self, index: Tensor) -> dict[str, Tensor]:

@@ -11,14 +11,7 @@ from privot.errors import SettingError
 from privot.measures import Reading, downstream
 from privot.measures.downstream import NETWORKS, STEPS, THIRTEEN, shortened
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are slower on two, the more so when the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

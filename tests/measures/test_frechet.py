@@ -11,13 +11,7 @@ import torch
 from privot.errors import SettingError
 from privot.measures.frechet import frechet, kernel
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def seeded(seed=0):

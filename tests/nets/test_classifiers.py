@@ -9,13 +9,7 @@ from privot.nets.lenet import LeNet
 from privot.nets.resnet import ResNet18
 from privot.nets.vgg import VGG11
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def size(net):
