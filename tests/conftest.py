@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
+from privot import files
 from privot.cli import main
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -18,6 +19,13 @@ def one_thread():
     """Networks as small as these are slower on two, the more so when the machine is busy."""
     with threads(1):
         yield
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """An empty PRIVOT_DATA, cache and system folder."""
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
+    return tmp_path
 
 
 @pytest.fixture

@@ -109,13 +109,6 @@ def test_a_split_is_train_or_test():
             look("digits", "validation")
 
 
-@pytest.fixture
-def nowhere(tmp_path, monkeypatch):
-    """An empty PRIVOT_DATA, cache and system folder."""
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
-    return tmp_path
-
-
 def test_a_missing_data_set_says_where_to_put_it(nowhere):
     with pytest.raises(DataError) as told:
         load("mnist")

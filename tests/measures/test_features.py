@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from privot import files
 from privot.data import Public, Sensitive, Spec, load
 from privot.errors import DataError
 from privot.measures import features
@@ -19,12 +18,6 @@ CPU = torch.device("cpu")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def nowhere(monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
-    return tmp_path
 
 
 @pytest.fixture
