@@ -16,7 +16,7 @@ from privot.errors import BudgetError, SettingError
 from privot.measures.downstream import NETWORKS, trained
 from privot.measures.reading import Reading
 from privot.measures.subject import Subject, matching
-from privot.measures.training import Classifier
+from privot.nets.training import Classifier
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
@@ -49,7 +49,8 @@ def paid_accuracy(
             f"the budget of the test data, epsilon {limit.epsilon:g}, does not allow this (privot ledger shows what is spent)"
         )
     gate = Gate(test, plan, book, budget, method="paid accuracy", runtime=runtime, insecure_seed=insecure_seed)
-    made = [trained(name, subject.images, subject.labels, test.spec.classes, runtime.target, seed, progress) for name in networks]
+    released = (subject.images, subject.labels, test.spec.classes)
+    made = [trained(name, *released, runtime.target, seed, progress, soft=subject.soft) for name in networks]
     counted = test.spec.size is None
     bound = math.sqrt(len(networks) + counted)
     answer = gate.sum("hits", _hits, [net for net, _ in made], counted, bound=bound).double().cpu()

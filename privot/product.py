@@ -12,12 +12,14 @@ from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.nets import NETS
 
+KEPT = "kept."
 MOST = 10_000_000  # samples at a time
+TOLERANCE = 1e-3  # of the sum of an image's soft labels: float32 and a softmax in half precision stay well within
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a method made: a generator (a net by name, its arguments and weights) or a set (images and labels)."""
+    """What a method made: a generator (a net by name, its arguments and weights) or a set (images, labels, perhaps soft labels)."""
 
     kind: str
     tensors: dict[str, Tensor]
@@ -29,9 +31,19 @@ class Product:
         return cls("generator", {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}, name, arguments)
 
     @classmethod
-    def set(cls, images: Tensor, labels: Tensor) -> Product:
-        """``images`` float in [0, 1], [count, channels, height, width]; ``labels`` [count]."""
-        return cls("set", {"images": images.detach().cpu().float().contiguous(), "labels": labels.detach().cpu().long().contiguous()})
+    def set(cls, images: Tensor, labels: Tensor, soft: Tensor | None = None, kept: dict[str, Tensor] | None = None) -> Product:
+        """``images`` float in [0, 1], [count, channels, height, width]; ``labels`` [count]; ``soft`` probabilities [count, classes].
+
+        ``kept`` is what the method needs to make a set of another size later: answers and what came of them, all public.
+        """
+        made = {"images": images.float(), "labels": labels.long(), **({} if soft is None else {"soft": soft.float()})}
+        made |= {KEPT + name: value for name, value in (kept or {}).items()}
+        return cls("set", {key: value.detach().cpu().contiguous() for key, value in made.items()})
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """What the method kept for later, by its own names."""
+        return {name.removeprefix(KEPT): value for name, value in self.tensors.items() if name.startswith(KEPT)}
 
     def known(self) -> bool:
         """Whether this version can rebuild it."""
@@ -48,13 +60,7 @@ class Product:
         if len(labels) != count or labels.min() < 0 or labels.max() >= spec.classes:
             raise ReleaseError(f"labels: {count} of them in 0 to {spec.classes - 1} are needed")
         if self.kind == "set":
-            own, turn = self.tensors["labels"], torch.zeros(count, dtype=torch.int64)
-            for label in labels.unique():
-                places, wanted = (own == label).nonzero().flatten(), labels == label
-                if not len(places):
-                    raise ReleaseError(f"the set has no image of class {label}")
-                turn[wanted] = places[torch.arange(int(wanted.sum())) % len(places)]
-            return self.tensors["images"][turn], labels
+            return self.tensors["images"][self.places(labels)], labels
         net: Any = self.build()
         codes = torch.randn(count, net.code, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
@@ -62,6 +68,16 @@ class Product:
         if not images.isfinite().all():
             raise ReleaseError("the generator gives values that are not finite: its training diverged; train again at a lower rate")
         return images, labels
+
+    def places(self, labels: Tensor) -> Tensor:
+        """Where in a set the images lie that `sample` gives for these labels: [count]; those of a class take turns."""
+        own, turn = self.tensors["labels"], torch.zeros(len(labels), dtype=torch.int64)
+        for label in labels.unique():
+            places, wanted = (own == label).nonzero().flatten(), labels == label
+            if not len(places):
+                raise ReleaseError(f"the set has no image of class {label}")
+            turn[wanted] = places[torch.arange(int(wanted.sum())) % len(places)]
+        return turn
 
     def build(self) -> nn.Module:
         """The generator, ready to sample."""
@@ -71,11 +87,19 @@ class Product:
 
     def fits(self, spec: Spec) -> bool:
         """Whether the tensors are those that the spec and the net ask for; the net is only outlined, so a huge one costs nothing."""
-        found = {key: (tuple(value.shape), value.dtype) for key, value in self.tensors.items()}
+        kept = self.kept if self.kind == "set" else {}
+        found = {key: (tuple(value.shape), value.dtype) for key, value in self.tensors.items() if key.removeprefix(KEPT) not in kept}
         if self.kind == "set":
+            if not all(value.is_floating_point() and value.isfinite().all() for value in kept.values()):
+                return False
             labels = self.tensors["labels"]
             wanted = {"images": ((len(labels), *spec.shape), torch.float32), "labels": ((len(labels),), torch.int64)}
-            return found == wanted and int(labels.min()) >= 0 and int(labels.max()) < spec.classes
+            if (soft := self.tensors.get("soft")) is not None:
+                wanted["soft"] = ((len(labels), spec.classes), torch.float32)
+            if found != wanted or int(labels.min()) < 0 or int(labels.max()) >= spec.classes:
+                return False
+            # comparisons with NaN are false, so what is not finite does not pass
+            return soft is None or bool((soft >= 0).all() and ((soft.double().sum(1) - 1).abs() <= TOLERANCE).all())
         with torch.device("meta"):
             net: Any = NETS[self.net](**self.arguments)
         wanted = {key: (tuple(value.shape), value.dtype) for key, value in net.state_dict().items()}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from privot.errors import SettingError
+from privot.errors import ReleaseError, SettingError, refusing
 from privot.show import Progress, silent
 
 __all__ = ["Progress", "Runtime", "Streams", "silent"]
@@ -17,10 +22,10 @@ class Runtime:
     """Where and in what portions to compute. No field of it changes a plan, an event or the law of an answer."""
 
     device: str = "auto"
-    microbatch: int = 1000
+    microbatch: int | None = None  # records at a time; None: 1000, or 4000 on a GPU
 
     def __post_init__(self) -> None:
-        if self.microbatch < 1:
+        if self.microbatch is not None and self.microbatch < 1:
             raise SettingError(f"microbatch={self.microbatch}: at least 1 is needed")
         if self.device != "auto":
             try:
@@ -34,6 +39,11 @@ class Runtime:
         name = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         return torch.device(name)
 
+    @property
+    def portion(self) -> int:
+        """Records at a time."""
+        return self.microbatch or (4000 if self.target.type == "cuda" else 1000)
+
 
 @dataclass(frozen=True)
 class Streams:
@@ -41,8 +51,29 @@ class Streams:
 
     seed: int
     runtime: Runtime = field(default_factory=Runtime)
+    folder: Path | None = None  # of an unfinished run, on the public side
 
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """An independent generator for a named purpose."""
-        offset = int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little")
+        raw = name.encode()
+        offset = int.from_bytes(raw if len(raw) <= 8 else hashlib.sha256(raw).digest()[:8], "little")
         return torch.Generator(device).manual_seed((self.seed * 1_000_003 + offset) % 2**63)
+
+    def once(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """What ``make`` gives, kept with the unfinished run: when it goes on, this is as it was; a GPU would not repeat it to the bit.
+
+        A later query may depend on it, so the answers kept by the gate belong to these very tensors.
+
+        >>> Streams(0).once("start", lambda: {"x": torch.zeros(2)})
+        {'x': tensor([0., 0.])}
+        """
+        if self.folder is None:
+            return make()
+        file, device = self.folder / f"{name.replace(' ', '-')}.public.safetensors", self.runtime.target
+        if file.exists():
+            with refusing(ReleaseError, f"{file}: this part of an unfinished run was altered; start anew, at a new charge"):
+                return {key: value.to(device) for key, value in load_file(file).items()}
+        made = make()
+        save_file({key: value.detach().cpu().contiguous() for key, value in made.items()}, part := file.with_suffix(".part"))
+        part.replace(file)
+        return made

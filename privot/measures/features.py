@@ -14,9 +14,9 @@ from torch import Tensor
 from privot.data.records import Public, Sensitive
 from privot.errors import DataError, refusing
 from privot.files import find, home
-from privot.measures.training import Recipe, train
 from privot.nets.convnet import ConvNet
 from privot.nets.inception import Inception
+from privot.nets.training import Recipe, train
 from privot.runtime import Progress, silent
 
 STANDARD = "fid-inception-2015-12-05-pool.fp16.safetensors"

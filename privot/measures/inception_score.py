@@ -16,7 +16,7 @@ from torch import Tensor
 from privot.data.records import Public, Sensitive
 from privot.errors import DataError, refusing
 from privot.files import home
-from privot.measures.training import Classifier, Recipe, train
+from privot.nets.training import Classifier, Recipe, train
 from privot.nets.vgg import VGG11
 from privot.runtime import Progress, silent
 

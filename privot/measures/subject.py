@@ -22,6 +22,7 @@ class Subject:
     """Images [count, channels, height, width] in [0, 1] with labels [count]; ``release`` is None for foreign output.
 
     ``public``: numbers about it may be published, since a guarantee covers it or all that went into it is public anyway.
+    ``soft``: the soft labels of a released set that has them, [count, classes], each beside its image.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Subject:
     class_names: tuple[str, ...] | None = None
     release: Release | None = None
     public: bool = False
+    soft: Tensor | None = None
 
     @property
     def guarantee(self) -> Guarantee | NoGuarantee | None:
@@ -38,9 +40,14 @@ class Subject:
 
     @classmethod
     def sampled(cls, release: Release, name: str, count: int, seed: int = 0) -> Subject:
-        """Samples of a release."""
-        drawn, spec, public = release.sample(count, seed=seed), release.spec, isinstance(release.guarantee, Guarantee)
-        return cls(name, *drawn, spec.classes, spec.class_names, release, public)
+        """Samples of a release. A set of no more than ``count`` images is measured as it is, none of them twice, in its own order."""
+        product, spec, public = release.product, release.spec, isinstance(release.guarantee, Guarantee)
+        if product.kind == "set" and len(product.tensors["labels"]) <= count:
+            drawn, soft = (product.tensors["images"], product.tensors["labels"]), product.tensors.get("soft")
+        else:
+            drawn, soft = release.sample(count, seed=seed), product.tensors.get("soft") if product.kind == "set" else None
+            soft = None if soft is None else soft[product.places(drawn[1])]
+        return cls(name, *drawn, spec.classes, spec.class_names, release, public, soft)
 
     @classmethod
     def of(cls, source: str, count: int, seed: int = 0, classes: int | None = None, public: bool = False) -> Subject:

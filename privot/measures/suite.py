@@ -24,8 +24,8 @@ from privot.measures.inception_score import inception_score, judge
 from privot.measures.precision_recall import precision_recall
 from privot.measures.reading import Reading
 from privot.measures.subject import Subject, matching, refuse_overlap, trained_on
-from privot.measures.training import Classifier
 from privot.measures.wasserstein import exact_wasserstein, sliced_wasserstein
+from privot.nets.training import Classifier
 from privot.runtime import Progress, Runtime, silent
 
 FEATURES = ("fid", "kid", "precision")  # precision brings recall, density and coverage
@@ -106,8 +106,8 @@ class Workbench:
         classifiers = [name for name in names if name in CLASSIFIERS]
         if classifiers:
             readings += downstream(
-                subject.images, subject.labels, self.test, classifiers, ceiling=ceiling, runtime=self.runtime, seed=self.seed,
-                progress=self.progress,
+                subject.images, subject.labels, self.test, classifiers, soft=subject.soft, ceiling=ceiling, runtime=self.runtime,
+                seed=self.seed, progress=self.progress,
             )  # fmt: skip
         # Both real sets decide what is refused, and what the images were made of is in every number.
         public = subject.public and all(isinstance(each, Public) for each in (self.test, self.train) if each is not None)

@@ -31,39 +31,44 @@ class Drawn(NamedTuple):
         return Drawn(*(each.to(device) for each in self))
 
 
-def draw(count: int, side: int, generator: torch.Generator, operations: tuple[str, ...] = OPERATIONS) -> Drawn:
+def draw(count: int, side: int | tuple[int, int], generator: torch.Generator, operations: tuple[str, ...] = OPERATIONS) -> Drawn:
     """Draw one operation for each of ``count``: colour, crop (shift by 1/8), cutout (half a side), flip, scale (1.2), rotate (15 degrees).
+
+    ``side`` is that of the images, or (height, width). Numbers lie where the generator does, and drawing never waits for a device.
 
     >>> draw(3, 28, torch.Generator().manual_seed(0)).plane.shape
     torch.Size([3, 2, 3])
     """
+    height, width = (side, side) if isinstance(side, int) else side
+    device = generator.device
 
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(count, *shape, generator=generator, dtype=torch.float64)
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64, device=device)
 
-    kind = torch.randint(len(operations), (count,), generator=generator)
-    on = {name: kind == operations.index(name) if name in operations else torch.zeros(count, dtype=torch.bool) for name in OPERATIONS}
-    reach = round(side / 8)
-    shift = torch.randint(-reach, reach + 1, (count, 2), generator=generator) * 2 / side
-    scale, angle = uniform(1 / 1.2, 1.2, 2), uniform(-math.pi / 12, math.pi / 12)
-    mirrored = torch.rand(count, generator=generator) < 0.5
-    plane = torch.zeros(count, 2, 3, dtype=torch.float64)
-    plane[:, 0, 0] = plane[:, 1, 1] = 1
-    plane[:, :, 2] = torch.where(on["crop"][:, None], shift.double(), 0)
-    plane[:, [0, 1], [0, 1]] = torch.where(on["scale"][:, None], scale, plane[:, [0, 1], [0, 1]])
-    turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], 1).view(-1, 2, 2)
-    plane[:, :, :2] = torch.where(on["rotate"][:, None, None], turn, plane[:, :, :2])
-    plane[:, 0, 0] = torch.where(on["flip"] & mirrored, -1, plane[:, 0, 0])
-    middle, half = torch.randint(side + 1, (count, 2), generator=generator), side // 4
-    hole = torch.cat([(middle - half).clamp(min=0), (middle + half).clamp(max=side)], 1)
-    hole = torch.where(on["cutout"][:, None], hole, 0)
-    plain = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
-    colour = torch.stack([uniform(-0.5, 0.5), uniform(0, 2), uniform(0.5, 1.5)], 1)
-    return Drawn(plane.float(), hole.float(), torch.where(on["colour"][:, None], colour, plain).float())
+    def whole(low: int, high: int) -> Tensor:
+        return torch.randint(low, high + 1, (count,), generator=generator, device=device)
+
+    kind = whole(0, len(operations) - 1)
+    on = {name: kind == operations.index(name) if name in operations else torch.zeros_like(kind, dtype=torch.bool) for name in OPERATIONS}
+    right, down = (torch.where(on["crop"], whole(-round(each / 8), round(each / 8)) * 2 / each, 0.0) for each in (width, height))
+    wide, high = (torch.where(on["scale"], uniform(1 / 1.2, 1.2), 1.0) for _ in range(2))
+    angle = torch.where(on["rotate"], uniform(-math.pi / 12, math.pi / 12), 0.0)
+    mirrored = torch.where(on["flip"] & (uniform(0, 1) < 0.5), -1.0, 1.0)
+    # Sides are 2 long whatever their pixels, so a turn of an oblong image is squeezed by its proportions.
+    rows = [angle.cos() * wide * mirrored, -angle.sin() * height / width, right, angle.sin() * width / height, angle.cos() * high, down]
+    middles = [whole(0, each) for each in (height, width)]
+    hole = [(each - side // 4).clamp(min=0) for each, side in zip(middles, (height, width), strict=True)]
+    hole += [(each + side // 4).clamp(max=side) for each, side in zip(middles, (height, width), strict=True)]
+    colour = [torch.where(on["colour"], uniform(*reach), plain) for reach, plain in (((-0.5, 0.5), 0.0), ((0, 2), 1.0), ((0.5, 1.5), 1.0))]
+    return Drawn(
+        torch.stack(rows, 1).view(-1, 2, 3).float(),
+        torch.where(on["cutout"][:, None], torch.stack(hole, 1), 0).float(),
+        torch.stack(colour, 1).float(),
+    )
 
 
 def apply(images: Tensor, drawn: Drawn) -> Tensor:
-    """Augment images [count, channels, side, side] each by its own numbers; what comes from outside an image is 0.
+    """Augment images [count, channels, height, width] each by its own numbers; what comes from outside an image is 0.
 
     >>> images = torch.rand(2, 1, 8, 8)
     >>> still = Drawn(torch.eye(2, 3).expand(2, 2, 3), torch.zeros(2, 4), torch.tensor([0.0, 1.0, 1.0]).expand(2, 3))
@@ -76,7 +81,8 @@ def apply(images: Tensor, drawn: Drawn) -> Tensor:
     images = (images - grey) * vivid + grey
     level = images.mean((1, 2, 3), keepdim=True)
     images = (images - level) * sharp + level
-    grid = affine_grid(drawn.plane.to(images.dtype), list(images.shape), align_corners=False)
+    with torch.autocast(images.device.type, enabled=False):  # places in half precision would be off by a tenth of a pixel
+        grid = affine_grid(drawn.plane.to(images.dtype), list(images.shape), align_corners=False)
     images = grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     top, left, bottom, right = (each.view(-1, 1, 1, 1) for each in drawn.hole.unbind(1))
     rows = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
+
+from privot.nets.blocks import block
 
 
 class ConvNet(nn.Module):
@@ -23,17 +26,20 @@ class ConvNet(nn.Module):
         channels, height, width_in = shape
         padded = 4 if (height, width_in) == (28, 28) else 0
         sides = [height + padded, width_in + padded]
-        layers: list[nn.Module] = []
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
         for _ in range(min(depth, int(math.log2(min(sides))) - 1)):
-            pad = 3 if not layers and padded else 1
-            norm = nn.GroupNorm(width, width, affine=True)
-            layers += [nn.Conv2d(channels, width, 3, padding=pad), norm, nn.ReLU(inplace=True), nn.AvgPool2d(2)]
+            self.convs.append(nn.Conv2d(channels, width, 3, padding=3 if not len(self.convs) and padded else 1))
+            self.norms.append(nn.GroupNorm(width, width))
             channels, sides = width, [side // 2 for side in sides]
-        self.layers, self.head = nn.Sequential(*layers, nn.Flatten()), nn.Linear(channels * math.prod(sides), classes)
+        self.head = nn.Linear(channels * math.prod(sides), classes)
 
     def features(self, images: Tensor) -> Tensor:
         """[count, width * height' * width'], 2048 for 28 and 32 pixels at the usual size."""
-        return self.layers(images)
+        conv: Any
+        norm: Any
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            images = block(images, conv.weight, conv.bias, norm.weight, norm.bias, padding=conv.padding[0])
+        return images.flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))

@@ -1,4 +1,8 @@
-"""Many small ConvNets as one computation: their channels lie side by side, and convolutions run in groups."""
+"""Many small ConvNets as one computation.
+
+Where each sees few images, or all see the same, their channels lie side by side and convolutions run in groups; where each has many of
+its own, or on a GPU, they take turns with dense convolutions, which are quicker then. The numbers are the same up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,11 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, conv2d, group_norm
+from torch.nn.functional import adaptive_avg_pool2d
+
+from privot.nets.blocks import block
+
+DENSE = 64  # images of its own from which a net's convolutions are dense: enough to fill a device without company
 
 
 class Ensemble(nn.Module):
@@ -29,13 +37,13 @@ class Ensemble(nn.Module):
         self.nets, self.shape, self.classes, self.width = nets, tuple(shape), classes, width
         self.pad = 3 if (height, across) == (28, 28) else 1
         sides = [side + 2 * (self.pad - 1) for side in (height, across)]
-        self.blocks = min(depth, int(math.log2(min(sides))) - 1)
-        for block in range(self.blocks):
+        self.blocks = max(0, min(depth, int(math.log2(min(sides))) - 1))
+        for number in range(self.blocks):
             reach = 1 / math.sqrt(channels * 9)
-            self._add(f"conv{block}", (nets, width, channels, 3, 3), reach, generator)
-            self._add(f"bias{block}", (nets, width), reach, generator)
-            self.register_parameter(f"gain{block}", nn.Parameter(torch.ones(nets, width)))
-            self.register_parameter(f"shift{block}", nn.Parameter(torch.zeros(nets, width)))
+            self._add(f"conv{number}", (nets, width, channels, 3, 3), reach, generator)
+            self._add(f"bias{number}", (nets, width), reach, generator)
+            self.register_parameter(f"gain{number}", nn.Parameter(torch.ones(nets, width)))
+            self.register_parameter(f"shift{number}", nn.Parameter(torch.zeros(nets, width)))
             channels, sides = width, [side // 2 for side in sides]
         self.numbers = channels * math.prod(sides)
         self._add("head", (nets, self.numbers, classes), 1 / math.sqrt(self.numbers), generator)
@@ -48,21 +56,75 @@ class Ensemble(nn.Module):
         """Parameters of some of the nets, for `torch.func.functional_call` or `features`."""
         return {name: value[index] for name, value in self.named_parameters()}
 
+    def follow(self, other: Ensemble) -> None:
+        """Take over the blocks of another's nets, in turn; the last layer stays."""
+        theirs = [place % other.nets for place in range(self.nets)]
+        with torch.no_grad():
+            for name, value in self.named_parameters():
+                if name not in ("head", "tail"):
+                    value.copy_(other.get_parameter(name)[theirs])
+
+    @property
+    def work(self) -> int:
+        """Floating-point operations of one image's way through one net: its convolutions."""
+        sides = [side + 2 * (self.pad - 1) for side in self.shape[1:]]
+        sizes = [self.get_parameter(f"conv{number}")[0].numel() for number in range(self.blocks)]
+        return sum(2 * size * math.prod(side >> number for side in sides) for number, size in enumerate(sizes))
+
     def features(self, images: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
         """What lies before the last layer: [nets, count, numbers]."""
-        known = weights or dict(self.named_parameters())
+        return self._maps(images, weights or dict(self.named_parameters()), slice(-1, None))[0].flatten(2)
+
+    def layers(self, images: Tensor, weights: dict[str, Tensor] | None = None, *, side: int) -> list[Tensor]:
+        """What lies after each block, averaged to ``side`` x ``side`` places (or as many as there are): each [nets, count, numbers]."""
+        pooled = []
+        for maps in self._maps(images, weights or dict(self.named_parameters()), slice(None)):
+            places = (min(side, maps.shape[-2]), min(side, maps.shape[-1]))
+            pooled.append(adaptive_avg_pool2d(maps.flatten(0, 1), places).flatten(1).unflatten(0, maps.shape[:2]))
+        return pooled
+
+    def _maps(self, images: Tensor, known: dict[str, Tensor], wanted: slice) -> list[Tensor]:
+        """What lies after the blocks ``wanted``, each [nets, count, channels, height, width]; without any block, the images."""
         nets = len(known["tail"])
-        shared = images.ndim == 4
-        x = images if shared else images.transpose(0, 1).flatten(1, 2)
-        for block in range(self.blocks):
-            groups = 1 if shared and block == 0 else nets
-            pad = self.pad if block == 0 else 1
-            x = conv2d(x, known[f"conv{block}"].flatten(0, 1), known[f"bias{block}"].flatten(), padding=pad, groups=groups)
-            x = group_norm(x, x.shape[1], known[f"gain{block}"].flatten(), known[f"shift{block}"].flatten()).relu()
-            x = avg_pool2d(x, 2)
-        return x.unflatten(1, (nets, -1)).flatten(2).transpose(0, 1)
+        if images.ndim == 5 and (images.is_cuda or images.shape[1] >= DENSE):
+            # One unbind of each parameter: its gradient is one stack, where slices would fill the whole tensor once a net.
+            parts = (dict(zip(known, each, strict=True)) for each in zip(*(value.unbind() for value in known.values()), strict=True))
+            walks = [self._walk(own, part, 1)[wanted] for own, part in zip(images.unbind(), parts, strict=True)]
+            return [torch.stack(level) for level in zip(*walks, strict=True)]
+        x = images.expand(nets, *images.shape) if images.ndim == 4 and not self.blocks else images
+        x = x if x.ndim == 4 else x.transpose(0, 1).flatten(1, 2)
+        return [level.unflatten(1, (nets, -1)).transpose(0, 1) for level in self._walk(x, known, nets)[wanted]]
+
+    def _walk(self, x: Tensor, known: dict[str, Tensor], groups: int) -> list[Tensor]:
+        """What lies after each block, [count, groups * width, height, width]; the images are one net's, all nets' or shared."""
+        levels = [] if self.blocks else [x]
+        for number in range(self.blocks):
+            shared = number == 0 and x.shape[1] == self.shape[0]
+            bias, gain, shift = (known[f"{part}{number}"].flatten() for part in ("bias", "gain", "shift"))
+            conv, pad = known[f"conv{number}"].flatten(0, -4), self.pad if number == 0 else 1
+            x = block(x, conv, bias, gain, shift, pad, 1 if shared else groups)
+            levels.append(x)
+        return levels
 
     def forward(self, images: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
         """Logits [nets, count, classes]."""
         known = weights or dict(self.named_parameters())
         return self.features(images, known) @ known["head"] + known["tail"]
+
+
+class Frozen:
+    """The nets of an ensemble once they no longer change, laid out for speed: on a GPU in half precision and channels last.
+
+    Indexing gives the weights of some of them, for `Ensemble.features`; an index may be a tensor on the device.
+    """
+
+    def __init__(self, nets: Ensemble):
+        half = bool(nets.head.is_cuda)
+        self._own = {name: value.detach() for name, value in nets.named_parameters()}
+        for name, value in self._own.items():
+            if name.startswith("conv"):
+                self._own[name] = (value.bfloat16() if half else value).permute(0, 1, 3, 4, 2).contiguous()
+        self.nets, self.dtype = nets.nets, torch.bfloat16 if half else torch.float32
+
+    def __getitem__(self, index: Tensor | slice) -> dict[str, Tensor]:
+        return {name: value[index].permute(0, 1, 4, 2, 3) if value.ndim == 5 else value[index] for name, value in self._own.items()}

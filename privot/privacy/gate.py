@@ -64,7 +64,7 @@ class Gate:
         self.spec, self.plan, self.ticket, self.opened = data.spec, plan, ticket, ""
         self.insecure = insecure_seed is not None
         self._data, self._ledger, self._method, self._folder = data, ledger, method, folder
-        self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.microbatch
+        self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.portion
         self._secret, self._vault = Secret(insecure_seed), {}  # type: tuple[Secret, dict[str, Any]]
         self._stages, self._done = {stage.name: stage for stage in plan.stages}, dict.fromkeys((s.name for s in plan.stages), 0)
         self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._done}  # asked before a crash

@@ -10,6 +10,8 @@ from privot.data import Public, Sensitive, Spec, load
 from privot.errors import SettingError
 from privot.measures import Reading, downstream
 from privot.measures.downstream import NETWORKS, STEPS, THIRTEEN, shortened
+from privot.nets.augment import OPERATIONS
+from privot.nets.training import Classifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -124,7 +126,7 @@ def test_fewer_than_thirteen_have_neither_and_another_ceiling_is_refused(train, 
 
 def test_long_protocols_shrink_on_large_sets_and_drops_with_them():
     long = NETWORKS["convnet"][1]
-    assert shortened(long, 500) == long
+    assert shortened(long, 500) == shortened(long, 11 * 256) == long
     found = shortened(long, 60_000)
     assert found.epochs * (60_000 // long.batch) == pytest.approx(STEPS, rel=0.02)
     assert found.drops[0] / found.epochs == pytest.approx(0.5, abs=0.02)
@@ -142,3 +144,90 @@ def test_what_is_refused(train, test_set):
         downstream(train.images[:3], torch.zeros(3, dtype=torch.int64), test_set)
     with pytest.raises(SettingError, match="two classes"):
         downstream(train.images[:3], train.labels[:2], test_set)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The ConvNets' protocol cut to two trainings of a few epochs."""
+    build, recipe = NETWORKS["convnet"]
+    monkeypatch.setitem(NETWORKS, "convnet", (build, dataclasses.replace(recipe, epochs=8, drops=(6,), repeats=2)))
+
+
+def test_the_convnet_s_number_is_the_mean_of_its_trainings_and_their_spread(train, test_set, quick, monkeypatch):
+    seen, guesses = [], Classifier.guesses
+    monkeypatch.setattr(Classifier, "guesses", lambda self, images: seen.append(guesses(self, images)) or seen[-1])
+    [found] = downstream(train.images[:100], train.labels[:100], test_set, ["convnet"])
+    [guessed] = seen
+    values = (guessed == test_set.records().labels).double().mean(1)
+    assert values.shape == (2,)
+    assert found.value == pytest.approx(values.mean().item())
+    assert found.value > 0.4
+    assert found.error == pytest.approx(values.std().item())
+    assert found.error > 0
+    assert found.count == 359
+    assert found.ruler == (
+        "ConvNet, 8 epochs, batch 256, SGD 0.01 momentum 0.9, decay 0.0005, x0.1 after 6, augmented by colour/crop/cutout/scale/rotate, "
+        "2 trainings; mean over the trainings, the error is their standard deviation"
+    )
+
+
+def test_the_convnet_s_protocol_is_the_condensation_papers():
+    recipe = NETWORKS["convnet"][1]
+    assert (recipe.epochs, recipe.drops, recipe.batch, recipe.repeats, recipe.augment) == (1000, (500,), 256, 5, OPERATIONS)
+    assert (recipe.rate, recipe.momentum, recipe.decay, recipe.adam, recipe.even) == (0.01, 0.9, 5e-4, False, True)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `train` is asked for in place of a training: name of the network -> (labels, recipe)."""
+    seen = {}
+
+    class Blind:
+        def guesses(self, images):
+            return torch.zeros(seen["ConvNet"][1].repeats if seen.keys() == {"ConvNet"} else 1, len(images)).squeeze(0).long()
+
+    def train(build, images, labels, classes, recipe, device, **more):
+        seen[build.__name__] = (labels, recipe)
+        return Blind()
+
+    monkeypatch.setitem(downstream.__globals__, "train", train)
+    return seen
+
+
+def test_grey_images_are_not_mirrored_and_colour_ones_are(asked):
+    for channels, operations in ((1, ("colour", "crop", "cutout", "scale", "rotate")), (3, OPERATIONS)):
+        images, labels = torch.rand(20, channels, 8, 8), torch.arange(20) % 10
+        test = Public(np.zeros((4, channels, 8, 8), np.float32), np.arange(4), Spec((channels, 8, 8), 10), name="x")
+        downstream(images, labels, test, ["convnet"])
+        assert asked["ConvNet"][1].augment == operations
+
+
+def test_networks_learn_soft_labels_and_classical_classifiers_hard_ones(train, test_set, asked, monkeypatch):
+    soft, known = torch.rand(40, 8).softmax(1), {}
+    labels = torch.arange(40) % 8
+    run_all = downstream.__globals__["run_all"]
+
+    def spy(names, records, *rest, **more):
+        known["labels"] = records.labels
+        return run_all(names, records, *rest, **more)
+
+    monkeypatch.setitem(downstream.__globals__, "run_all", spy)
+    found = downstream(train.images[:40], labels, test_set, ("cnn", "resnet", "gaussian_nb"), soft=soft)
+    for name in ("LeNet", "ResNet18"):
+        assert torch.equal(asked[name][0][:, :8], soft)
+        assert asked[name][0].shape == (40, 10)  # the test data has two classes more, which have no part in it
+        assert asked[name][0][:, 8:].abs().sum() == 0
+    assert torch.equal(known["labels"], labels)
+    assert ["soft labels" in each.ruler for each in found] == [True, True, False]
+    assert not any("soft" in each.ruler for each in downstream(train.images[:40], labels, test_set, ("cnn", "gaussian_nb")))
+    for wrong in (soft[:39], torch.rand(40, 11).softmax(1)):
+        with pytest.raises(SettingError, match="soft labels"):
+            downstream(train.images[:40], labels, test_set, ("cnn",), soft=wrong)
+
+
+def test_soft_labels_decide_what_a_network_says(train, test_set):
+    """Hard labels of nonsense beside soft ones that are right."""
+    soft = torch.nn.functional.one_hot(train.labels[:400], 10) * 0.9 + 0.01
+    nonsense = train.labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+    [found] = downstream(train.images[:400], nonsense, test_set, ("cnn",), soft=soft)
+    assert found.value > 0.8

@@ -10,8 +10,8 @@ from privot.data import Public, Sensitive, Spec, load
 from privot.errors import DataError
 from privot.measures import inception_score as module
 from privot.measures.inception_score import inception_score, judge
-from privot.measures.training import Recipe
 from privot.nets.convnet import ConvNet
+from privot.nets.training import Recipe
 
 CPU = torch.device("cpu")
 

@@ -1,16 +1,23 @@
 """What is measured, from wherever it comes; and no test on what was trained on."""
 
+import dataclasses
+import hashlib
+import json
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from specimens import hand
 
 from privot import files
 from privot.data import Public, Sensitive, Spec, load
-from privot.errors import DataError, PrivotError, SettingError
+from privot.errors import DataError, PrivotError, ReleaseError, SettingError
 from privot.measures import Subject, measure
 from privot.measures.subject import OVERLAP, matching, refuse_overlap, trained_on
+from privot.product import Product
+from privot.release import Release
 
 
 @pytest.fixture
@@ -156,3 +163,67 @@ def test_other_shapes_and_more_classes_are_refused():
         matching(subject, box(Public, noise(10), classes=3))
     with pytest.raises(SettingError, match="of 3x8x8 and 4 classes"):
         matching(subject, box(Public, noise(12).reshape(4, 3, 8, 8), classes=4))
+
+
+# Sets
+
+
+def softened(soft="drawn"):
+    """A set of 7 images, 4 of class 0, 1 of class 1, 2 of class 2, with soft labels unless ``soft`` is something else."""
+    images, labels = torch.rand(7, 1, 8, 8), torch.tensor([0, 0, 2, 1, 0, 2, 0])
+    soft = torch.rand(7, 3).softmax(1) if isinstance(soft, str) else soft
+    return dataclasses.replace(hand(), product=Product.set(images, labels, soft))
+
+
+def test_a_set_is_measured_as_it_is_and_no_image_twice():
+    release = softened()
+    own = release.product.tensors
+    for count in (7, 100):
+        found = Subject.sampled(release, "x", count, seed=count)
+        assert all(torch.equal(getattr(found, name), own[name]) for name in ("images", "labels", "soft"))
+
+
+def test_soft_labels_stay_beside_their_images_when_a_set_is_cut():
+    release = softened()
+    found, own = Subject.sampled(release, "x", 6), release.product.tensors
+    assert found.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    for image, soft in zip(found.images, found.soft, strict=True):
+        place = (own["images"] == image).flatten(1).all(1).nonzero().item()
+        assert torch.equal(soft, own["soft"][place])
+
+
+def test_what_has_no_soft_labels_has_none(release, tmp_path):
+    assert Subject.of(str(release), 5).soft is None
+    assert Subject.sampled(softened(None), "x", 100).soft is None
+    assert Subject.of("digits", 10).soft is None
+
+
+def test_soft_labels_go_to_disk_and_back_and_reach_the_networks(tmp_path):
+    release = softened()
+    release.save(tmp_path / "set")
+    found = Subject.of(str(tmp_path / "set"), 100)
+    assert torch.equal(found.soft, release.product.tensors["soft"])
+    readings = measure(found, box(Public, noise(20), classes=3), ["cnn", "gaussian_nb"])
+    assert ["soft labels" in each.ruler for each in readings] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda soft: soft[:6], lambda soft: soft[:, :2], lambda soft: soft.double(), lambda soft: soft * 1.01,
+        lambda soft: soft.index_fill(0, torch.tensor([3]), float("nan")), lambda soft: soft.index_fill(0, torch.tensor([3]), float("inf")),
+        lambda soft: soft + torch.tensor([2.0, -2.0, 0.0]),
+    ],
+    ids=["rows", "columns", "precision", "sum", "nan", "inf", "negative"],
+)  # fmt: skip
+def test_soft_labels_that_are_no_probabilities_are_refused(tmp_path, harm):
+    folder, release = tmp_path / "set", softened()
+    assert release.product.fits(release.spec)
+    release.save(folder)
+    save_file({**release.product.tensors, "soft": harm(release.product.tensors["soft"]).contiguous()}, folder / "tensors.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = {"tensors.safetensors": hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()}
+    (folder / "manifest.json").write_text(text := json.dumps(manifest))
+    (folder / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
+    with pytest.raises(ReleaseError, match="not those that its manifest describes"):
+        Release.load(folder)

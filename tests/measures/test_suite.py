@@ -17,8 +17,8 @@ from privot.measures import Reading, Subject, inception_score, measure, suite
 from privot.measures.downstream import CLASSIFIERS, THIRTEEN
 from privot.measures.features import STANDARD, Ruler
 from privot.measures.suite import GROUPS, Workbench, chosen
-from privot.measures.training import Recipe
 from privot.nets.convnet import ConvNet
+from privot.nets.training import Recipe
 from privot.release import NoGuarantee
 from privot.show import jsonable
 

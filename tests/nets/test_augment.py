@@ -106,3 +106,26 @@ def test_each_image_has_its_own_and_gradients_pass(images):
         torch.testing.assert_close(result[place], apply(images[place : place + 1], drawn.chosen(torch.tensor([place])))[0])
     result.sum().backward()
     assert images.grad.abs().sum() > 0
+
+
+def test_an_oblong_image_is_moved_by_whole_pixels_and_turned_without_shear():
+    images = torch.rand(40, 1, 8, 24, generator=torch.Generator().manual_seed(0))
+    drawn = draw(40, (8, 24), torch.Generator().manual_seed(0), ("crop",))
+    moves = drawn.plane[:, :, 2] * torch.tensor([24, 8]) / 2  # right and down, in pixels
+    torch.testing.assert_close(moves, moves.round(), rtol=0, atol=1e-4)
+    assert moves.abs().amax(0).round().tolist() == [3, 1]
+    assert apply(images, drawn).shape == images.shape
+    pixels = torch.diag(torch.tensor([24.0, 8.0]))  # the same map between places in pixels
+    for plane in draw(40, (8, 24), torch.Generator().manual_seed(0), ("rotate",)).plane:
+        turn = pixels @ plane[:, :2] @ pixels.inverse()
+        torch.testing.assert_close(turn @ turn.T, torch.eye(2), rtol=1e-5, atol=1e-5)
+    top, left, bottom, right = draw(400, (8, 24), torch.Generator().manual_seed(0), ("cutout",)).hole.unbind(1)
+    assert ((bottom - top).max().item(), (right - left).max().item()) == (4, 12)
+    assert (bottom.max().item(), right.max().item()) == (8, 24)
+
+
+def test_half_precision_around_it_moves_no_pixel(images):
+    drawn = draw(4, SIDE, torch.Generator().manual_seed(2), ("rotate",))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = apply(images, drawn)
+    torch.testing.assert_close(found, apply(images, drawn), rtol=1e-5, atol=1e-5)

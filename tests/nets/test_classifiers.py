@@ -32,7 +32,7 @@ def test_images_of_any_size_get_a_logit_a_class(build, shape):
 def test_tiny_images_get_fewer_blocks(side):
     net = ConvNet((1, side, side), 3)
     assert net(torch.rand(2, 1, side, side)).shape == (2, 3)
-    assert sum(isinstance(each, nn.Conv2d) for each in net.layers) == (1 if side == 4 else 0)
+    assert sum(isinstance(each, nn.Conv2d) for each in net.convs) == (1 if side == 4 else 0)
 
 
 def test_sizes_are_those_of_the_papers():

@@ -2,20 +2,22 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import avg_pool2d, cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
+from privot.nets import blocks, ensemble
 from privot.nets.convnet import ConvNet
-from privot.nets.ensemble import Ensemble
+from privot.nets.ensemble import Ensemble, Frozen
 
 
 def alone(nets, place):
     """The ConvNet with the weights of one net of the ensemble."""
     net = ConvNet(nets.shape, nets.classes, width=nets.width)
     state = {}
-    for block in range(nets.blocks):
-        for layer, names in ((4 * block, ("conv", "bias")), (4 * block + 1, ("gain", "shift"))):
+    for number in range(nets.blocks):
+        for layer, names in (("convs", ("conv", "bias")), ("norms", ("gain", "shift"))):
             state |= {
-                f"layers.{layer}.{part}": getattr(nets, f"{name}{block}")[place]
+                f"{layer}.{number}.{part}": getattr(nets, f"{name}{number}")[place]
                 for part, name in zip(("weight", "bias"), names, strict=True)
             }
     net.load_state_dict(state | {"head.weight": nets.head[place].T, "head.bias": nets.tail[place, 0]})
@@ -43,7 +45,7 @@ def test_each_net_learns_as_if_alone():
     for place in range(3):
         net = alone(nets, place)
         cross_entropy(net(images), labels, reduction="sum").backward()
-        torch.testing.assert_close(nets.conv0.grad[place], net.layers[0].weight.grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(nets.conv0.grad[place], net.convs[0].weight.grad, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(nets.head.grad[place], net.head.weight.grad.T, rtol=1e-3, atol=1e-5)
 
 
@@ -68,3 +70,134 @@ def test_the_first_weights_have_the_usual_law():
         assert weights.mean().item() == pytest.approx(0, abs=0.2 * inputs**-0.5)
     assert (nets.gain0 == 1).all()
     assert (nets.shift0 == 0).all()
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """Of every convolution that was done."""
+    seen, conv2d = [], blocks.conv2d
+    monkeypatch.setattr(blocks, "conv2d", lambda *given, **named: seen.append(named["groups"]) or conv2d(*given, **named))
+    return seen
+
+
+def test_nets_with_many_images_of_their_own_take_turns(groups):
+    nets, many = made((1, 8, 8)), torch.rand(3, ensemble.DENSE, 1, 8, 8)
+    for images, wanted in ((many, [1] * 6), (many[:, :-1], [3, 3]), (many[0], [1, 3])):
+        groups.clear()
+        nets.features(images)
+        assert groups == wanted
+
+
+def test_taking_turns_changes_no_number_and_no_gradient(monkeypatch):
+    found = []
+    for least in (1, 10**9):
+        monkeypatch.setattr(ensemble, "DENSE", least)
+        nets, images = made(), torch.rand(3, 6, 1, 28, 28, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        logits, levels = nets(images), nets.layers(images, side=2)
+        (logits.square().sum() + sum(each.square().sum() for each in levels)).backward()
+        found.append([logits, *levels, images.grad, *(each.grad for each in nets.parameters())])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("least", [1, 10**9])
+def test_every_block_can_be_asked_for(monkeypatch, least):
+    monkeypatch.setattr(ensemble, "DENSE", least)
+    nets, images = made(), torch.rand(3, 6, 1, 28, 28)
+    walk, maps, x = alone(nets, 1), [], images[1]
+    for conv, norm in zip(walk.convs, walk.norms, strict=True):
+        x = avg_pool2d(norm(conv(x)).relu(), 2)
+        maps.append(x)
+    assert [each.shape[-1] for each in maps] == [16, 8, 4]
+    for side in (1, 2, 4):
+        for level, wanted in zip(nets.layers(images, side=side), maps, strict=True):
+            blocks = wanted.unflatten(3, (side, -1)).unflatten(2, (side, -1)).mean((3, 5))
+            torch.testing.assert_close(level[1], blocks.flatten(1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(nets.layers(images, side=9)[-1], nets.features(images))  # no more places than there are
+    some = nets.chosen(torch.tensor([2, 1]))
+    torch.testing.assert_close(nets.layers(images[:2], some, side=2)[0][1], nets.layers(images[1], side=2)[0][1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("least", [1, 10**9])
+@pytest.mark.parametrize("last", [False, True])
+def test_half_precision_and_channels_last_change_roundings_alone(monkeypatch, least, last):
+    monkeypatch.setattr(ensemble, "DENSE", least)
+    nets, images = made((3, 32, 32)), torch.rand(3, 6, 3, 32, 32)
+    wanted, shown = nets(images).detach(), images
+    if last:
+        shown = torch.stack([each.contiguous(memory_format=torch.channels_last) for each in images])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, maps = nets(shown), nets.layers(shown, side=4)
+    assert {each.dtype for each in maps} == {torch.bfloat16}
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
+    found.float().square().sum().backward()
+    assert all(each.grad.dtype == torch.float32 and each.grad.isfinite().all() for each in nets.parameters())
+
+
+def test_images_too_small_for_a_block_are_features_themselves():
+    nets, images = made((1, 3, 3)), torch.rand(4, 1, 3, 3)
+    torch.testing.assert_close(nets.features(images), images.flatten(1).expand(3, 4, 9))
+    torch.testing.assert_close(nets(images)[2], alone(nets, 2)(images))
+
+
+def test_a_query_of_one_record_can_ask_for_features():
+    """The gate maps a query over records; each then sees one image, which all nets share or each has augmented its own way."""
+    nets, images = made(), torch.rand(5, 1, 28, 28)
+    weights = nets.chosen(torch.arange(3))
+    found = torch.func.vmap(lambda image: nets.features(image[None], weights)[:, 0])(images)
+    torch.testing.assert_close(found.transpose(0, 1), nets.features(images), rtol=1e-4, atol=1e-5)
+    found = torch.func.vmap(lambda image: nets.layers(image.expand(3, 1, 1, 28, 28), weights, side=2)[1][:, 0])(images)
+    torch.testing.assert_close(found.transpose(0, 1), nets.layers(images, side=2)[1], rtol=1e-4, atol=1e-5)
+
+
+# Nets that no longer change, nets that go on from others, and what a net costs
+
+
+@pytest.mark.parametrize("index", [slice(None), slice(1, 3), torch.tensor([2, 0]), torch.tensor([1, 1])])
+def test_frozen_nets_see_what_they_saw(index):
+    nets, images = made((3, 32, 32)), torch.rand(4, 3, 32, 32)
+    weights = Frozen(nets)[index]
+    torch.testing.assert_close(nets.features(images, weights), nets.features(images)[index], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(nets(images, weights), nets(images)[index], rtol=1e-4, atol=1e-5)
+    assert {name: value.shape[1:] for name, value in weights.items()} == {name: each.shape[1:] for name, each in nets.named_parameters()}
+    assert not any(each.requires_grad for each in weights.values())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: frozen nets are in half precision on one alone")
+def test_frozen_nets_on_a_gpu_differ_by_the_rounding_of_half_precision():
+    nets, images = Ensemble(3, (3, 32, 32), 5, width=64, generator=torch.Generator().manual_seed(0)).cuda(), torch.rand(8, 3, 32, 32).cuda()
+    weights = Frozen(nets)[:]
+    assert weights["conv0"].dtype == torch.bfloat16
+    found = nets.features(images.bfloat16(), weights).float()
+    wanted = nets.double().features(images.double()).float()
+    assert ((found - wanted).norm(dim=2) < 0.03 * wanted.norm(dim=2)).all()
+
+
+def test_followers_take_over_blocks_in_turn_and_keep_their_last_layer():
+    first, second = made(count=2), made(count=5, seed=1)
+    heads = second.head.clone(), second.tail.clone()
+    images = torch.rand(4, 1, 28, 28)
+    second.follow(first)
+    wanted = first.features(images)
+    for place in range(5):
+        torch.testing.assert_close(second.features(images)[place], wanted[place % 2], rtol=1e-4, atol=1e-5)
+    assert torch.equal(second.head, heads[0])
+    assert torch.equal(second.tail, heads[1])
+    with torch.no_grad():
+        second.conv0.add_(1)  # what they learn from here on is their own
+    torch.testing.assert_close(first.features(images), wanted)
+
+
+def test_nets_may_follow_some_that_told_other_classes_apart():
+    first = Ensemble(2, (1, 28, 28), 100, width=4, generator=torch.Generator().manual_seed(0))
+    second = made(count=3)
+    second.follow(first)
+    assert torch.equal(second.conv2, first.conv2[[0, 1, 0]])
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (1, 12, 20)])
+def test_work_is_what_a_profiler_counts(shape):
+    nets = made(shape)
+    with FlopCounterMode(display=False) as counted:
+        nets.features(torch.rand(7, *shape))
+    assert nets.work == counted.get_total_flops() / (3 * 7)

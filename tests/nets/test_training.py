@@ -4,12 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+from test_ensemble import alone
 from torch import nn
 
-from privot.measures import training
-from privot.measures.training import Classifier, Recipe, _Run, train
-from privot.nets import LeNet
+from privot.nets import LeNet, repeated, training
+from privot.nets.augment import OPERATIONS
 from privot.nets.convnet import ConvNet
+from privot.nets.ensemble import Ensemble
+from privot.nets.training import Classifier, Recipe, _Run, train, train_ensemble
 
 CPU = torch.device("cpu")
 
@@ -32,10 +34,19 @@ def some(count=24, shape=(1, 6, 5), classes=3, seed=0):
     return torch.rand(count, *shape, generator=seeded(seed)), torch.arange(count) % classes
 
 
+def small(nets=3, shape=(1, 8, 8), classes=3):
+    return Ensemble(nets, shape, classes, width=4, generator=seeded())
+
+
 def run(recipe, count=24, shape=(1, 6, 5), black=0.0, classes=3):
     images, labels = some(count, shape, classes)
     torch.manual_seed(0)
     return _Run(Linear(shape, classes), images, labels, recipe, black)
+
+
+def instead(it, step):
+    """Have a run do this at each step."""
+    it.step = it.repeated.step = step
 
 
 @pytest.fixture
@@ -101,7 +112,7 @@ def test_crops_and_flips_are_drawn_evenly_and_only_if_asked():
     drawn = {}
     for recipe in (Recipe(1, 0.1, batch=1, shift=1, flip=True), Recipe(1, 0.1, batch=1)):
         it, seen = run(recipe, count=900), []
-        it.step = lambda it=it, seen=seen: seen.append(it.draw[0].clone())
+        instead(it, lambda it=it, seen=seen: seen.append(it.draw[0].clone()))
         it.epoch(seeded())
         drawn[recipe.flip] = torch.stack(seen)
     for column, kinds in ((1, 3), (2, 3), (3, 2)):
@@ -128,7 +139,7 @@ def test_the_average_is_the_exponential_one():
     it = run(Recipe(3, 0.5, batch=6, average=0.5))
     start, seen = [each.detach().clone() for each in it.net.parameters()], []
     step = it.step
-    it.step = lambda: (step(), seen.append([each.detach().clone() for each in it.net.parameters()]))
+    instead(it, lambda: (step(), seen.append([each.detach().clone() for each in it.net.parameters()])))
     for _ in range(3):
         it.epoch(seeded())
     assert len(seen) == 12
@@ -231,6 +242,123 @@ def test_a_recipe_says_all_of_itself():
     text = str(Recipe(50, 0.1, batch=64, decay=1e-4, drops=(20, 40), shift=4, flip=True, average=0.999))
     assert text == "50 epochs, batch 64, SGD 0.1 momentum 0.9, decay 0.0001, x0.1 after 20, 40, crops of +-4, flips, average 0.999"
     assert str(Recipe(1, 1e-3, adam=True)) == "1 epochs, batch 128, Adam 0.001"
+    text = str(Recipe(9, 0.1, even=True, augment=("crop", "rotate"), repeats=5))
+    assert text == "9 epochs, batch 128, SGD 0.1 momentum 0.9, augmented by crop/rotate, 5 trainings"
+
+
+# Many nets side by side
+
+
+def test_nets_side_by_side_train_as_each_would_alone():
+    """The same batches and augmentations, given to each ConvNet by itself; what differs is the order of sums."""
+    recipe = Recipe(5, 0.05, batch=8, decay=0.01, drops=(3,), even=True, augment=("crop", "rotate", "colour"))
+    images, labels = some(22, (1, 8, 8))
+    nets = small()
+    singles = [_Run(alone(nets, place), images, labels, recipe) for place in range(3)]
+    together = _Run(nets, images, labels, recipe)
+    step = together.step
+
+    def spy():
+        for single, *parts in zip(singles, *(each.split(together.batch) for each in (together.draw, *together.drawn)), strict=True):
+            for buffer, part in zip((single.draw, *single.drawn), parts, strict=True):
+                buffer.copy_(part)
+            single.rate(together.optimiser.param_groups[0]["lr"])
+            single.step()
+        step()
+
+    instead(together, spy)
+    together.all(seeded(1), training.unwatched, "")
+    begun = small()
+    for place, single in enumerate(singles):
+        found, first = alone(nets, place), alone(begun, place)
+        for name, value in single.net.named_parameters():
+            torch.testing.assert_close(found.get_parameter(name), value, rtol=1e-3, atol=1e-5)
+        assert not torch.allclose(found.head.weight, first.head.weight, atol=1e-3)
+    assert not torch.allclose(nets.head[0], nets.head[1], atol=1e-3)
+
+
+def test_no_two_nets_nor_steps_share_a_draw():
+    recipe = Recipe(1, 0.1, batch=6, augment=("rotate",))
+    together, seen = _Run(small(4), *some(24, (1, 8, 8)), recipe), []
+    instead(together, lambda: seen.append((together.draw[:, 0].view(4, 6).clone(), together.drawn.plane.clone())))
+    together.epoch(seeded())
+    orders = torch.cat([which for which, _ in seen], 1)  # [nets, epoch]
+    assert [sorted(order.tolist()) for order in orders] == [list(range(24))] * 4
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+    assert torch.cat([plane for _, plane in seen])[:, 0, 0].unique().numel() == 4 * 24
+
+
+def test_a_method_s_nets_learn_its_set_in_place():
+    """Bright against dark halves: chance is a half. What they see lies in [-1, 1]."""
+    images, labels = 0.3 * torch.rand(40, 1, 8, 8, generator=seeded()), torch.arange(40) % 2
+    images[labels == 1, :, :4] += 0.7
+    nets, seen, watched = Ensemble(3, (1, 8, 8), 2, width=4, generator=seeded()), [], []
+    nets.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    train_ensemble(nets, images, labels, Recipe(20, 0.05, batch=16, even=True), seeded(1), progress=lambda *step: watched.append(step))
+    assert min(each.min().item() for each in seen) == pytest.approx(2 * images.min().item() - 1)
+    assert max(each.max().item() for each in seen) == pytest.approx(2 * images.max().item() - 1)
+    with torch.no_grad():
+        assert ((nets(2 * images - 1).argmax(2) == labels).double().mean(1) > 0.9).all()
+    assert watched[-1] == ("training the nets", 20, 20)
+
+
+def test_repeats_are_an_ensemble_of_convnets():
+    images, labels = some(30, (1, 8, 8))
+    made = train(ConvNet, images, labels, 3, Recipe(1, 0.01, repeats=2), CPU)
+    assert made.guesses(images).shape == (2, 30)
+    assert made.features(images).shape == (2, 30, made.net.numbers)
+    torch.testing.assert_close(made.probabilities(images).sum(2), torch.ones(2, 30))
+    assert not torch.allclose(*made.probabilities(images), atol=1e-3)
+    for place in range(2):
+        standard = (images - made.mean) / made.std
+        wanted = made.net(standard, made.net.chosen(torch.tensor([place])))[0].softmax(1)
+        torch.testing.assert_close(made.probabilities(images)[place], wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="ConvNets"):
+        train(LeNet, images, labels, 3, Recipe(1, 0.01, repeats=2), CPU)
+
+
+# Augmentation, batches and labels
+
+
+@pytest.mark.parametrize(("operation", "moves"), [("rotate", False), ("crop", True), ("colour", True), ("cutout", True)])
+def test_a_net_sees_images_augmented_by_the_operations_named_and_no_others(operation, moves):
+    """A round blob in the middle stays as it is when turned, and under nothing else; a bar does not stay."""
+    place = torch.arange(16) - 7.5
+    blob = (-(place[:, None] ** 2 + place**2) / 12).exp().expand(24, 1, 16, 16)
+    bar = (place.abs() < 1.5).float().expand(24, 1, 16, 16)
+    for images, changed in ((blob, moves), (bar, True)):
+        net, seen = nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), []
+        net.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
+        _Run(net, images, torch.arange(24) % 3, Recipe(1, 0.1, batch=24, augment=(operation,))).epoch(seeded())
+        gaps = (seen[0] - images).abs().amax((1, 2, 3))
+        assert (gaps > 0.05).double().mean() > 0.4 if changed else (gaps < 0.05).all()
+        assert len(seen[0].unique(dim=0)) > 3  # each image has numbers of its own
+
+
+@pytest.mark.parametrize(("count", "batch", "sizes"), [(3, 128, [3]), (24, 24, [24]), (10, 8, [5, 5]), (25, 8, [7] * 4), (5, 1, [1] * 5)])
+def test_even_batches_hold_every_image_each_epoch(batches, count, batch, sizes):
+    """What is left of an epoch makes no small batch but makes all of them smaller; a few images come twice to fill the last."""
+    images, labels = some(count)
+    train(Linear, images, labels, 3, Recipe(2, 0.1, batch=batch, even=True), CPU)
+    assert [len(marks) for _, marks, _ in batches] == sizes * 2
+    wanted = (images - images.mean()) / images.std()
+    for start in (0, len(sizes)):
+        shown = torch.cat([each[0] for each in batches[start : start + len(sizes)]])
+        times = (shown.flatten(1)[:, None] == wanted.flatten(1)).all(2).sum(0)
+        assert set(times.tolist()) <= {1, 2}
+        assert times.sum() == sum(sizes)
+
+
+def test_soft_labels_are_learned_as_they_are():
+    images, labels = some(24, (1, 8, 8))
+    soft = torch.rand(24, 3, generator=seeded(5)).softmax(1)
+    recipe = Recipe(400, 0.1, batch=24)
+    made = train(Linear, images, soft, 3, recipe, CPU).probabilities(images)
+    torch.testing.assert_close(made, soft, rtol=0, atol=0.05)  # more numbers than images: what is asked for can be reached
+    sharp = train(Linear, images, labels, 3, recipe, CPU)
+    assert (sharp.probabilities(images).amax(1) > 0.9).all()
+    hard = nn.functional.one_hot(labels, 3).float()
+    torch.testing.assert_close(train(Linear, images, hard, 3, recipe, CPU).probabilities(images), sharp.probabilities(images))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a captured step has nothing to be compared with")
@@ -239,6 +367,19 @@ def test_a_captured_step_does_what_an_eager_one_does(monkeypatch, adam):
     images, labels = some(64, (1, 8, 8))
     recipe = Recipe(6, 0.01, batch=16, adam=adam, drops=(3,), shift=1, flip=True, average=0.9)
     captured = train(LeNet, images, labels, 3, recipe, torch.device("cuda"), seed=2)
-    monkeypatch.setattr(training, "WARM", 10**9)
+    monkeypatch.setattr(repeated, "WARM", 10**9)
     eager = train(LeNet, images, labels, 3, recipe, torch.device("cuda"), seed=2)
     assert torch.allclose(captured.probabilities(images), eager.probabilities(images), atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a captured step has nothing to be compared with")
+def test_a_captured_step_of_many_nets_does_what_an_eager_one_does(monkeypatch):
+    images, labels = (each.cuda() for each in some(70, (1, 28, 28)))
+    soft = nn.functional.one_hot(labels, 3) * 0.7 + 0.1
+    recipe, found = Recipe(4, 0.01, batch=40, drops=(2,), even=True, augment=OPERATIONS), []
+    for warm in (repeated.WARM, 10**9):
+        monkeypatch.setattr(repeated, "WARM", warm)
+        nets = small(3, (1, 28, 28)).cuda()
+        train_ensemble(nets, images, soft, recipe, seeded(1))
+        found.append(nets(images))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)

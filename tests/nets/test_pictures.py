@@ -1,0 +1,133 @@
+"""Pictures drawn by code, images as sums of cosines, and steps that repeat."""
+
+import pytest
+import torch
+
+from privot.nets import repeated
+from privot.nets.ensemble import Ensemble
+from privot.nets.repeated import Repeated
+from privot.nets.scenes import scenes
+from privot.nets.training import Recipe, train_ensemble
+from privot.nets.waves import Canvas, cosines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# Scenes
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 16, 16), (1, 12, 20)])
+def test_scenes_are_images_in_order_of_their_kinds(shape):
+    images, kinds = scenes(4, 30, shape, seeded(), CPU)
+    assert images.shape == (120, *shape)
+    assert kinds.tolist() == [place // 30 for place in range(120)]
+    assert 0 <= images.min() < images.max() <= 1
+    assert len(images.unique(dim=0)) == 120
+    assert (images.std((1, 2, 3)) > 0.02).double().mean() > 0.9  # a blank picture teaches nothing
+
+
+def test_the_seed_draws_the_scenes():
+    one, same, other = (scenes(3, 4, (3, 16, 16), seeded(seed), CPU)[0] for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_grey_scene_is_the_mean_of_its_colours():
+    colour, grey = (scenes(2, 3, (channels, 16, 16), seeded(), CPU)[0] for channels in (3, 1))
+    torch.testing.assert_close(grey, colour.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_kinds_can_be_learned(channels):
+    """From 80 pictures of each of four kinds a small net tells fresh ones apart; chance is a quarter."""
+    images, kinds = scenes(4, 120, (channels, 16, 16), seeded(3), CPU)
+    fresh = torch.arange(len(kinds)) % 3 == 0
+    nets = Ensemble(1, (channels, 16, 16), 4, width=16, generator=seeded())
+    train_ensemble(nets, images[~fresh], kinds[~fresh], Recipe(25, 0.02, batch=40, even=True), seeded(1))
+    with torch.no_grad():
+        right = (nets(2 * images[fresh] - 1)[0].argmax(1) == kinds[fresh]).double().mean()
+    assert right > 0.6
+
+
+# Waves
+
+
+@pytest.mark.parametrize("side", [1, 2, 7, 8, 32])
+def test_cosines_are_orthonormal_and_the_first_is_flat(side):
+    waves = cosines(side, side)
+    torch.testing.assert_close(waves.T @ waves, torch.eye(side), rtol=0, atol=1e-5)
+    torch.testing.assert_close(waves[:, 0], torch.full((side,), side**-0.5))
+
+
+def test_a_canvas_of_half_the_frequencies_is_the_nearest_there_is():
+    """What remains is orthogonal to every image that the canvas can show."""
+    images = torch.rand(3, 2, 8, 12, generator=seeded())
+    canvas = Canvas(images, 0.5)
+    assert canvas.free.shape == (3, 2, 4, 6)
+    left = images - canvas.shown().detach()
+    assert left.norm() > 0.3
+    for seed in range(5):
+        other = Canvas(torch.rand(3, 2, 8, 12, generator=seeded(seed + 1)), 0.5).shown().detach()
+        assert abs((left * other).sum().item()) < 1e-3
+    torch.testing.assert_close(Canvas(canvas.shown(), 0.5).shown(), canvas.shown(), rtol=0, atol=1e-5)
+
+
+def test_smooth_images_keep_and_a_checkerboard_goes():
+    smooth = torch.linspace(0, 1, 16).expand(1, 1, 16, 16)
+    checks = 0.5 + 0.5 * (-1.0) ** (torch.arange(16)[:, None] + torch.arange(16)).expand(1, 1, 16, 16)
+    torch.testing.assert_close(Canvas(smooth, 0.5).shown().detach(), smooth, rtol=0, atol=0.02)
+    shown = Canvas(checks, 0.5).shown().detach()
+    assert (shown - 0.5).abs().mean() < 0.15 * (checks - 0.5).abs().mean()
+
+
+@pytest.mark.parametrize("detail", [0.01, 0.5, 1.0])
+def test_what_an_optimiser_moves_is_what_is_shown(detail):
+    images = torch.rand(2, 1, 8, 8, generator=seeded())
+    canvas = Canvas(images, detail)
+    assert canvas.free.is_leaf
+    (slope,) = torch.autograd.grad((canvas.shown() * images).sum(), canvas.free)
+    torch.testing.assert_close((slope * canvas.free).sum(), (canvas.shown() * images).sum())  # linear, so its slope says all of it
+    with torch.no_grad():
+        canvas.free.add_(5)
+    canvas.bound()
+    assert (canvas.shown().max().item() > 1) == (detail < 1)  # frequencies may leave [0, 1], pixels may not
+    assert images.max() <= 1  # a copy was moved
+
+
+# Steps that repeat
+
+
+def test_every_call_is_one_step():
+    total = torch.zeros(())
+    again = Repeated(lambda: total.add_(1), CPU)
+    for _ in range(repeated.WARM + 4):
+        again()
+    assert (total.item(), again.runs) == (repeated.WARM + 4, repeated.WARM + 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone")
+def test_a_captured_step_counts_reads_its_buffers_and_draws_on():
+    device = torch.device("cuda")
+    total, added = torch.zeros((), device=device), torch.zeros((), device=device)
+    drawn, source = torch.zeros(4, device=device), torch.Generator(device).manual_seed(0)
+    calls = []
+
+    def step():
+        calls.append(1)
+        total.add_(added)
+        drawn.uniform_(generator=source)
+
+    again, seen = Repeated(step, device, source), set()
+    for turn in range(10):
+        added.fill_(turn)
+        again()
+        seen.add(tuple(drawn.tolist()))
+    assert total.item() == sum(range(10))
+    assert len(calls) == repeated.WARM + 1  # eager ones and the capture; what follows is replayed
+    assert len(seen) == 10
