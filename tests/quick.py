@@ -16,12 +16,17 @@ SMALL = {
     "epochs": 1,
     "features": 32,
     "hidden": 8,
+    "lessons": 1,
+    "nets": 4,
     "noise": 2.0,
+    "per_class": 4,
     "portion": 16,
+    "seeing": 2,
     "steps": 4,
+    "trained": 2,
     "width": 4,
 }
-ALSO: dict[str, dict] = {}  # method: settings, where SMALL and the rule below are not enough
+ALSO: dict[str, dict] = {"gradient-matching": {"outer": 2, "inner": 2}}  # method: settings, where SMALL and the rule below are not enough
 
 SHAPE, CLASSES, COUNT = (1, 8, 8), 3, 47  # 47: no whole number of portions of 16
 

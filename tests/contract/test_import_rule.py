@@ -15,7 +15,7 @@ ALLOWED = {  # of our own modules; a folder stands for all in it
     "nets": ("privot.nets",),
     "methods": (
         "privot.nets", "privot.transport", "privot.privacy.plan", "privot.privacy.sampling", "privot.privacy.gate", "privot.data.spec",
-        "privot.product", "privot.runtime", "privot.errors",
+        "privot.condensation", "privot.product", "privot.runtime", "privot.errors",
     ),
 }  # fmt: skip
 INSIDE = ("_take", "_count", "_images", "_labels")

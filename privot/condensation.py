@@ -1,0 +1,194 @@
+"""What the condensation methods share: where a set starts, draws of real images by class, augmentation, steps that repeat.
+
+None of them has a mechanism: everything here runs on opened records, and what comes of it carries ``NoGuarantee``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privot.data.records import Records
+from privot.data.spec import Spec
+from privot.errors import DataError, ReleaseError, SettingError
+from privot.nets.augment import OPERATIONS, Drawn, draw
+
+OPENED = "no mechanism: the published set is an exact function of the records"
+VISIBLE = "; initialised from real images, which remain visible in the result"
+# Mean and standard deviation by channels, public constants for every data set: near those of CIFAR-10 (.47, .20) for colour, between
+# those of MNIST (.13, .31) and Fashion-MNIST (.29, .35) for grey. So the papers' rates, made for standardised pixels, hold here.
+STANDARD = {1: (0.2, 0.33), 3: (0.47, 0.2)}
+AHEAD = 100_000  # augmentations drawn at a time; 5 MB
+MOMENTUM = 0.5  # of the pixels, in DC, DSA and DM alike
+
+
+def reason(init: str) -> str:
+    """Why a condensed set has no guarantee.
+
+    >>> reason("random")
+    'no mechanism: the published set is an exact function of the records'
+    """
+    return OPENED + (VISIBLE if init == "real" else "")
+
+
+def start(records: Records, spec: Spec, per_class: int, init: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and labels to begin with, ``per_class`` of each class, classes in order: [classes * per_class, ...].
+
+    "random" is N(0, 1) in standardised pixels (see `STANDARD`), cut to [0, 1]: it has seen no record. "real" is random real images of
+    each class, none twice. ``generator`` is on the CPU; the images are where the records are.
+
+    >>> records = Records(torch.rand(6, 1, 8, 8), torch.arange(6) % 2)
+    >>> images, labels = start(records, Spec((1, 8, 8), 2), 3, "real", torch.Generator().manual_seed(0))
+    >>> images.shape, labels.tolist()
+    (torch.Size([6, 1, 8, 8]), [0, 0, 0, 1, 1, 1])
+    """
+    device = records.images.device
+    labels = torch.arange(spec.classes, device=device).repeat_interleave(per_class)
+    if init == "random":
+        mean, std = STANDARD[spec.shape[0]]
+        noise = torch.randn(len(labels), *spec.shape, generator=generator)
+        return (mean + std * noise).clamp(0, 1).to(device), labels
+    known, chosen = records.labels.cpu(), []
+    for label in range(spec.classes):
+        places = (known == label).nonzero().flatten()
+        if len(places) < per_class:
+            raise DataError(f"class {label} has {len(places)} records, but {per_class} real images of each class are wanted")
+        chosen.append(places[torch.randperm(len(places), generator=generator)[:per_class]])
+    return records.images[torch.cat(chosen).to(device)].clone(), labels
+
+
+def counted(per_class: int, ratio: float | None, size: int, classes: int) -> int:
+    """Images of each class: ``per_class``, or ``ratio`` of the mean class size of all ``size`` records, at least one.
+
+    >>> [counted(50, ratio, 50_000, 10) for ratio in (None, 0.002, 0.01, 0.02)]
+    [50, 10, 50, 100]
+    """
+    return per_class if ratio is None else max(1, round(ratio * size / classes))
+
+
+def checked(method: Any) -> None:
+    """Refuse settings, of those that the condensation methods have in common, that are out of range."""
+    name = method.name
+    for key in ("per_class", "iterations", "batch", "width", "depth", "outer", "inner"):
+        value = getattr(method, key, None)
+        if value is not None and value < 1:
+            raise SettingError(f"{name}.{key}={value}: at least 1 is needed")
+    if (ratio := getattr(method, "ratio", None)) is not None and not 0 < ratio <= 1:
+        raise SettingError(f"{name}.ratio={ratio}: a part of each class, above 0 and at most 1, is needed")
+    if (init := getattr(method, "init", "random")) not in ("random", "real"):
+        raise SettingError(f"{name}.init={init!r}: random or real")
+    if (rate := getattr(method, "rate", None)) is not None and not 0 < rate < math.inf:
+        raise SettingError(f"{name}.rate={rate}: a number above 0 is needed")
+
+
+def fitting(method: Any, spec: Spec) -> None:
+    """Refuse, where class sizes are declared, what `start` would refuse after the records were opened."""
+    if spec.class_sizes is None:
+        return
+    wanted = counted(method.per_class, method.ratio, sum(spec.class_sizes), spec.classes) if method.init == "real" else 1
+    if min(spec.class_sizes) < wanted:
+        raise SettingError(f"{method.name}: {wanted} records of each class are needed, but class_sizes declares {min(spec.class_sizes)}")
+
+
+def standardised(images: Tensor) -> Tensor:
+    """[0, 1] to the pixels in which the papers optimise."""
+    mean, std = STANDARD[images.shape[1]]
+    return (images - mean) / std
+
+
+def bounds(spec: Spec) -> tuple[float, float]:
+    """Where black and white lie in standardised pixels."""
+    mean, std = STANDARD[spec.shape[0]]
+    return -mean / std, (1 - mean) / std
+
+
+def finished(images: Tensor) -> Tensor:
+    """Standardised pixels back to [0, 1]."""
+    mean, std = STANDARD[images.shape[1]]
+    if not images.isfinite().all():
+        raise ReleaseError("the set has values that are not finite: its optimisation diverged; try a lower rate")
+    return (images.detach() * std + mean).clamp(0, 1)
+
+
+def work(spec: Spec, width: int, depth: int) -> int:
+    """Floating-point operations of one image's way through a `ConvNet`: its convolutions.
+
+    >>> work(Spec((3, 32, 32), 10), 128, 3)
+    101449728
+    """
+    channels, height, across = spec.shape
+    height, across = (32, 32) if (height, across) == (28, 28) else (height, across)
+    total = 0
+    for _ in range(min(depth, int(math.log2(min(height, across))) - 1)):
+        total += 2 * 9 * channels * width * height * across
+        channels, height, across = width, height // 2, across // 2
+    return total
+
+
+class Pixels:
+    """The set while it is optimised: standardised pixels, kept between black and white, by gradient steps with momentum."""
+
+    def __init__(self, images: Tensor, spec: Spec, rate: float):
+        self.free, self.rate, (self.black, self.white) = standardised(images).requires_grad_(), rate, bounds(spec)
+        self.speed = torch.zeros_like(self.free)
+
+    def descend(self, gradient: Tensor) -> None:
+        with torch.no_grad():
+            self.speed.mul_(MOMENTUM).add_(gradient)
+            self.free.sub_(self.speed, alpha=self.rate).clamp_(self.black, self.white)
+
+
+class Pool:
+    """The records by class, on their device, for draws of as many from each class without a word to the host."""
+
+    def __init__(self, records: Records, classes: int):
+        counts = torch.bincount(records.labels, minlength=classes)
+        if not counts.min():
+            raise DataError(f"class {int(counts.argmin())} has no records: there is nothing to condense")
+        order, column = records.labels.argsort(stable=True), torch.arange(int(counts.max()), device=counts.device)
+        self.images, self.there = records.images, column < counts[:, None]  # [classes, largest]
+        self.places = order[((counts.cumsum(0) - counts)[:, None] + column).clamp(max=len(order) - 1)]
+
+    def draw(self, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Standardised images [classes, batch, ...] and weights [classes, batch] that add up to 1 in each class.
+
+        Drawn without repetition. A class with fewer records gives all of them, and the rest of its row has weight 0.
+        """
+        keys = torch.rand(self.there.shape, generator=generator, device=self.there.device).masked_fill(~self.there, -1)
+        first = keys.topk(min(batch, keys.shape[1]), sorted=False).indices
+        weight = self.there.gather(1, first).float()
+        images = standardised(self.images[self.places.gather(1, first).flatten()])
+        return images.unflatten(0, first.shape), weight / weight.sum(1, keepdim=True)
+
+
+class Augmentations:
+    """Differentiable augmentations drawn ahead in bulk: ``ready`` on the host before each step, ``take`` as part of the step."""
+
+    def __init__(self, count: int, spec: Spec, flip: bool, generator: torch.Generator, device: torch.device):
+        self.count, self.sides, self.generator = count, spec.shape[1:], generator
+        self.operations = tuple(each for each in OPERATIONS if flip or each != "flip")
+        self.rounds, self.used = max(1, AHEAD // count), 0
+        self.row = torch.arange(count, device=device)
+        self.turn = torch.zeros((), dtype=torch.int64, device=device)
+        self.drawn = self._draw().to(device)
+
+    def _draw(self) -> Drawn:
+        return draw(self.rounds * self.count, self.sides, self.generator, self.operations)
+
+    def ready(self) -> None:
+        """Make sure that the next ``take`` finds fresh numbers."""
+        if self.used == self.rounds:
+            for old, new in zip(self.drawn, self._draw(), strict=True):
+                old.copy_(new)
+            self.turn.zero_()
+            self.used = 0
+        self.used += 1
+
+    def take(self) -> Drawn:
+        """The next ``count``; where they lie is counted on the device, so that a captured step goes on by itself."""
+        chosen = self.drawn.chosen(self.turn * self.count + self.row)
+        self.turn.add_(1)
+        return chosen

@@ -1,0 +1,150 @@
+r"""Conditional GAN without privacy: the baseline to which private and condensed data are compared.
+
+**Released** a generator trained on the records themselves.
+**Bound** none: the critic sees every record as often as it likes, and tells the generator.
+**Cost** infinite. The gate is opened, and the release says `NoGuarantee`.
+**Departs** from the papers, which leave the networks open: hinge loss, a critic with spectral norm and label projection, and the
+released generator is the running mean of the trained one. The settings are the literature's; none was tuned on a test set.
+**Notation** critic D(x, y), generator G(z, y), z ~ N(0, I); D minimises E relu(1 - D(x, y)) + E relu(1 + D(G(z, y), y)), G minimises
+-E D(G(z, y), y).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.nets import NETS, initialise
+from privot.nets.deep_convolutional import ProjectionCritic, doublings
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Neighbours, Plan
+from privot.product import Product
+from privot.runtime import Progress, Streams
+
+REASON = "no mechanism: the generator was trained on the records themselves, without clipping or noise, and can reproduce some of them"
+SETTLING = 20  # batches over which the running mean's batch-norm statistics are taken anew, at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionalGan:
+    """Settings of the conditional GAN. It promises nothing: every record may be visible in what it draws.
+
+    >>> ConditionalGan().plan(Spec((1, 28, 28), 10)).stages
+    ()
+    """
+
+    name: ClassVar[str] = "conditional-gan"
+    title: ClassVar[str] = "Conditional GAN, a baseline (no privacy)"
+    trusts: ClassVar[str] = "everyone who sees the generator"
+    promise: ClassVar[str] = "none: no mechanism, the generator was trained on the records themselves"
+    citation: ClassVar[str] = """@article{mirza2014conditional,
+  title   = {Conditional Generative Adversarial Nets},
+  author  = {Mirza, Mehdi and Osindero, Simon},
+  journal = {arXiv preprint arXiv:1411.1784},
+  year    = {2014}
+}
+@inproceedings{miyato2018projection,
+  title     = {{cGANs} with Projection Discriminator},
+  author    = {Miyato, Takeru and Koyama, Masanori},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018}
+}"""
+
+    code: int = 64
+    width: int = 64  # channels at full resolution, of both networks; twice as many at each halving
+    steps: int = 20_000  # of the generator
+    critic_steps: int = 2  # for each of them
+    batch: int = 128
+    rate: float = 2e-4  # of Adam, for both (Miyato and Koyama)
+    average: float = 0.999  # of the generator's weights over the steps
+
+    def __post_init__(self) -> None:
+        for key in ("code", "width", "steps", "critic_steps"):
+            if getattr(self, key) < 1:
+                raise SettingError(f"conditional-gan.{key}={getattr(self, key)}: at least 1 is needed")
+        if self.batch < 2:
+            raise SettingError(f"conditional-gan.batch={self.batch}: batch norm needs at least 2")
+        if not 0 < self.rate < 1 or not 0 <= self.average < 1:
+            raise SettingError("conditional-gan: 0 < rate < 1 and 0 <= average < 1 are needed")
+
+    def plan(self, spec: Spec) -> Plan:
+        return Plan((), Neighbours.REPLACE)
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        rounds = doublings(*spec.shape[1:])
+        # A round has 9 (3x3) + 2 * 4 (4x4, a quarter of the places, twice as many channels) products a place and pair of channels, and
+        # as many places times pairs of channels as every other round: places fall by 4 where channels double.
+        picture = 2 * 17 * (rounds + 1) * self.width**2 * spec.pixels / spec.shape[0]
+        passes = 3 * (3 * self.critic_steps + 2)  # forward and backward: two images to the critic and one from the generator, in turn
+        return {"floating_point_operations": self.steps * self.batch * passes * picture}
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        spec, device = gate.spec, streams.runtime.target
+        records = gate.open(REASON)
+        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.width}
+        net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(device)
+        critic = initialise(ProjectionCritic(spec.shape, spec.classes, self.width), streams.generator("critic")).to(device)
+        mean = self._train(net, critic, records.images, records.labels, streams, progress)
+        return Product.generator("DeepConvGenerator", arguments, mean)
+
+    def _train(self, net: nn.Module, critic: nn.Module, images: Tensor, labels: Tensor, streams: Streams, progress: Progress) -> nn.Module:
+        """The running mean of the generator. Batches and codes are drawn where the networks are, so nothing waits for the host."""
+        device, draws = images.device, streams.generator("draws", images.device)
+        mean = copy.deepcopy(net)
+
+        def some() -> Tensor:
+            return torch.randint(len(labels), (self.batch,), generator=draws, device=device)
+
+        def made(generator: nn.Module, wanted: Tensor) -> Tensor:
+            return generator(torch.randn(self.batch, self.code, generator=draws, device=device), wanted)
+
+        betas = (0.0, 0.9)  # as is usual with spectral norm: momentum makes the pair circle
+        optimisers = [torch.optim.Adam(each.parameters(), lr=self.rate, betas=betas) for each in (net, critic)]
+        net.train()
+        critic.train()
+        for step in range(self.steps):
+            for _ in range(self.critic_steps):
+                real = some()
+                wanted = labels[some()]  # labels as frequent as among the records
+                with torch.no_grad():
+                    fake = made(net, wanted)
+                scores = critic(torch.cat([images[real], fake]), torch.cat([labels[real], wanted]))
+                loss = (1 - scores[: self.batch]).relu().mean() + (1 + scores[self.batch :]).relu().mean()
+                optimisers[1].zero_grad(set_to_none=True)
+                loss.backward()
+                optimisers[1].step()
+            wanted = labels[some()]
+            critic.requires_grad_(False)
+            loss = -critic(made(net, wanted), wanted).mean()
+            optimisers[0].zero_grad(set_to_none=True)
+            loss.backward()
+            optimisers[0].step()
+            critic.requires_grad_(True)
+            with torch.no_grad():  # early steps weigh less, as the first drawings are noise
+                keep = min(self.average, (1 + step) / (10 + step))
+                for kept, new in zip(mean.parameters(), net.parameters(), strict=True):
+                    kept.lerp_(new, 1 - keep)
+            if step % 25 == 24 or step + 1 == self.steps:
+                progress("training the pair", step + 1, self.steps)
+        return self._settled(mean, lambda: made(mean, labels[some()]))
+
+    def _settled(self, mean: nn.Module, draw: Any) -> nn.Module:
+        """Batch norm's statistics belong to other weights than the mean's: take them anew, as plain means over some batches."""
+        norms = [each for each in mean.modules() if isinstance(each, nn.BatchNorm2d)]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+        mean.train()
+        with torch.no_grad():
+            for _ in range(SETTLING):
+                draw()
+        return mean.eval()
+
+
+METHOD = ConditionalGan

@@ -1,0 +1,133 @@
+r"""DM: a small set whose mean features match those of the data, class by class, in random networks.
+
+**Released** a set of ``per_class`` images a class.
+**Bound** none: no record's influence is limited, and nothing is added. In a linear network the means of set and data become equal.
+**Cost** the records are opened: ``NoGuarantee``. With ``init="real"`` the set is real images, slightly altered.
+**Departs** from the paper: pixels stay in [0, 1] at each step; public constants standardise them; starts from noise unless told otherwise;
+one augmentation a class; bfloat16 on a GPU; rates of Dong et al. (2022), who take rate = images a class.
+**Notation** minimise E sum over classes of |mean psi(A(T_c)) - mean psi(A(S_c))|², psi a fresh random ConvNet, A one augmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start, work
+from privot.data.spec import Spec
+from privot.nets.augment import apply
+from privot.nets.convnet import ConvNet
+from privot.nets.convolutional import initialise
+from privot.nets.repeated import Repeated
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Neighbours, Plan
+from privot.product import Product
+from privot.runtime import Progress, Streams
+
+
+def class_means(net: ConvNet, images: Tensor, weight: Tensor, portion: int) -> Tensor:
+    """Weighted mean features of each class: images [classes * batch, ...], weight [classes, batch], to [classes, numbers]."""
+    images = images.to(net.head.weight.dtype)
+    features = torch.cat([net.features(part) for part in images.split(portion)]).float()
+    return (weight[:, None] @ features.view(*weight.shape, -1)).squeeze(1)
+
+
+def distance(net: ConvNet, real: Tensor, weight: Tensor, images: Tensor, portion: int) -> Tensor:
+    """Squared distance of the class means, added up over classes; ``real`` [classes * batch, ...] is a constant."""
+    with torch.no_grad():
+        goal = class_means(net, real, weight, portion)
+    even = weight.new_full((len(weight), len(images) // len(weight)), len(weight) / len(images))
+    return (goal - class_means(net, images, even, len(images))).square().sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionMatching:
+    """Settings of DM. ``ratio`` sets the images of a class as a part of its records, in place of ``per_class``.
+
+    >>> DistributionMatching().plan(Spec((1, 28, 28), 10)).stages
+    ()
+    """
+
+    name: ClassVar[str] = "distribution-matching"
+    title: ClassVar[str] = "DM: a set that matches mean features (no privacy)"
+    trusts: ClassVar[str] = "everyone who sees the set"
+    promise: ClassVar[str] = "none: no mechanism, the set is an exact function of the records"
+    citation: ClassVar[str] = """@inproceedings{zhao2023dm,
+  title     = {Dataset Condensation with Distribution Matching},
+  author    = {Zhao, Bo and Bilen, Hakan},
+  booktitle = {IEEE/CVF Winter Conference on Applications of Computer Vision},
+  year      = {2023}
+}
+@inproceedings{dong2022privacy,
+  title     = {Privacy for Free: How does Dataset Condensation Help Privacy?},
+  author    = {Dong, Tian and Zhao, Bo and Lyu, Lingjuan},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2022}
+}"""
+
+    per_class: int = 50
+    ratio: float | None = None
+    init: str = "random"  # or "real"
+    iterations: int = 20_000
+    rate: float | None = None  # None: the images of a class (10, 50, 100 in Dong et al.); Zhao and Bilen have 1 up to 50, then 10
+    batch: int = 256  # real images of a class
+    augment: bool = True
+    flip: bool = True  # among the augmentations; the papers leave it out for digits
+    width: int = 128
+    depth: int = 3
+
+    def __post_init__(self) -> None:
+        checked(self)
+
+    def plan(self, spec: Spec) -> Plan:
+        fitting(self, spec)
+        return Plan((), Neighbours.REPLACE)
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        if self.ratio is not None and spec.size is None:
+            return {"floating_point_operations": None}
+        images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
+        # a real image goes forward, a synthetic one also back, to its pixels
+        passes = spec.classes * (self.batch + 2 * images)
+        return {"images": images * spec.classes, "floating_point_operations": self.iterations * passes * work(spec, self.width, self.depth)}
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        spec, device, portion = gate.spec, streams.runtime.target, streams.runtime.portion
+        records = gate.open(reason(self.init))
+        per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
+        begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
+        pixels = Pixels(begun, spec, self.rate or float(per_class))
+        pool, draws, net = Pool(records, spec.classes), streams.generator("draws", device), self._net(spec, device)
+        ahead = Augmentations(spec.classes, spec, self.flip, streams.generator("augment", device), device) if self.augment else None
+
+        def step() -> None:
+            initialise(net, draws)
+            real, weight = pool.draw(self.batch, draws)
+            known, shown = real.flatten(0, 1), pixels.free
+            if ahead:
+                drawn = ahead.take()  # one for each class, real and synthetic alike
+                known = apply(known, drawn.chosen(ahead.row.repeat_interleave(real.shape[1])))
+                shown = apply(shown, drawn.chosen(labels))
+            pixels.descend(*torch.autograd.grad(distance(net, known, weight, shown, portion), pixels.free))
+
+        repeated = Repeated(step, device, draws)
+        for iteration in range(self.iterations):
+            if ahead:
+                ahead.ready()
+            repeated()
+            if iteration % 100 == 99 or iteration + 1 == self.iterations:
+                progress("matching the means", iteration + 1, self.iterations)
+        return Product.set(finished(pixels.free), labels)
+
+    def _net(self, spec: Spec, device: torch.device) -> ConvNet:
+        """Random and never trained, so that it needs no more than half the digits."""
+        net: nn.Module = ConvNet(spec.shape, spec.classes, self.width, self.depth).to(device).requires_grad_(False)
+        if device.type == "cuda":
+            net = net.to(dtype=torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net  # type: ignore[return-value]
+
+
+METHOD = DistributionMatching

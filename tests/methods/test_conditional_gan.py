@@ -1,0 +1,111 @@
+"""The conditional GAN: it learns what belongs to which label, and says that it protects nobody."""
+
+import numpy as np
+import pytest
+import torch
+
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.methods import make
+from privot.methods.conditional_gan import ConditionalGan
+from privot.nets import NETS, initialise
+from privot.nets.deep_convolutional import DeepConvGenerator, ProjectionCritic
+from privot.release import NoGuarantee, Release
+from privot.runtime import Runtime
+from privot.synthesis import synthesize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def blobs(count=200):
+    """A bright square of 3 x 3 somewhere in the left half for label 0, in the right one for label 1; three times as many of label 0."""
+    rng = np.random.default_rng(0)
+    labels = (np.arange(count) % 4 == 3).astype(np.int64)
+    images = np.zeros((count, 1, 8, 8), np.float32)
+    for image, label in zip(images, labels, strict=True):
+        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gan")
+    method = ConditionalGan(width=8, code=8, steps=250, batch=32, rate=2e-3, average=0.9)
+    box = Sensitive(*blobs(), Spec((1, 8, 8), 2), name="blobs")
+    return synthesize(box, method, out=folder / "out", ledger=folder / "blobs.jsonl", runtime=Runtime("cpu")), folder / "out"
+
+
+def test_samples_follow_their_label(trained):
+    images, labels = trained[0].sample(200)
+    right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
+    assert ((right > left).long() == labels).float().mean() > 0.95
+    # As bright as the data, a square of 9 pixels and black elsewhere, and not one image for all.
+    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(blobs()[0].sum((1, 2, 3)).mean(), rel=0.2)
+    assert images.flatten(1).topk(9).values.mean() > 0.5
+    assert images[labels == 0].std(0).max() > 0.15
+
+
+def test_it_promises_nothing(trained):
+    release, folder = trained
+    assert isinstance(release.guarantee, NoGuarantee)
+    assert "trained on the records themselves" in release.guarantee.reason
+    assert Release.load(folder).guarantee == release.guarantee
+
+
+def test_the_same_seed_gives_the_same_generator(tmp_path):
+    box = Sensitive(*blobs(20), Spec((1, 8, 8), 2), name="blobs")
+    tiny = ConditionalGan(width=4, code=4, steps=3, batch=4)
+    made = [synthesize(box, tiny, ledger=tmp_path / "b.jsonl", seed=seed, runtime=Runtime("cpu")).sample(4)[0] for seed in (3, 3, 4)]
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
+def test_any_size_and_colour(shape):
+    net, critic = DeepConvGenerator(shape, 3, code=4, width=2), ProjectionCritic(shape, 3, width=2)
+    labels = torch.arange(4) % 3
+    images = net(torch.randn(4, 4, generator=seeded()), labels)
+    assert images.shape == (4, *shape)
+    assert 0 <= images.min() <= images.max() <= 1
+    assert critic(images, labels).shape == (4,)
+
+
+def test_the_label_reaches_generator_and_critic():
+    net = initialise(NETS["DeepConvGenerator"]((1, 8, 8), 2, code=4, width=4), seeded()).eval()
+    critic = initialise(ProjectionCritic((1, 8, 8), 2, width=4), seeded()).eval()
+    codes, zero, one = torch.randn(3, 4, generator=seeded()), torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
+    assert not torch.allclose(net(codes, zero), net(codes, one))
+    images = net(codes, zero)
+    assert not torch.allclose(critic(images, zero), critic(images, one))
+
+
+def test_the_critic_divides_by_the_largest_singular_value():
+    critic = initialise(ProjectionCritic((3, 16, 16), 4, width=8), seeded())
+    with torch.no_grad():
+        for layer in critic.layers:
+            layer.weight.mul_(30)  # the norm must not depend on how large the weights are
+        for _ in range(200):
+            bounded = critic._bounded()
+    largest = torch.stack([torch.linalg.matrix_norm(each.detach().flatten(1), 2) for each in bounded])
+    torch.testing.assert_close(largest, torch.ones(len(bounded)), rtol=0.02, atol=0)
+    kept = {name: value.clone() for name, value in critic.named_buffers()}
+    critic.eval()(torch.rand(2, 3, 16, 16), torch.tensor([0, 1]))
+    assert all(torch.equal(value, kept[name]) for name, value in critic.named_buffers())  # looking changes nothing
+
+
+@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("width", 0), ("critic_steps", 0), ("code", 0), ("batch", 1)])
+def test_bad_settings_are_errors(key, value):
+    with pytest.raises(SettingError, match=f"conditional-gan.{key}"):
+        make("conditional-gan", {key: value})
+
+
+def test_rates_are_checked():
+    for settings in ({"rate": 0.0}, {"average": 1.0}, {"rate": float("nan")}):
+        with pytest.raises(SettingError):
+            ConditionalGan(**settings)

@@ -1,0 +1,277 @@
+"""KIP: its kernels are those of networks, its set predicts records it has not seen, and it says that it protects nobody."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from privot.condensation import Pool, standardised, start
+from privot.data import load
+from privot.data.records import Records, Sensitive
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.methods import kernel_points, make
+from privot.methods.kernel_points import KernelPoints, centred, probabilities
+from privot.nets.ensemble import Ensemble
+from privot.nets.kernel_regression import DenseKernel, FeatureKernel, coefficients
+from privot.nets.tangent import BIAS, WEIGHT, tangent_kernel
+from privot.nets.whitening import Whitening
+from privot.release import NoGuarantee
+from privot.runtime import Runtime, Streams, silent
+from privot.synthesis import synthesize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DENSE = {"kernel": "dense", "per_class": 2, "steps": 60, "batch": 500}
+FEATURES = {"per_class": 2, "steps": 60, "batch": 200, "width": 16, "nets": 4, "rate": 0.1}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", public=True).records(), load("digits", "test", public=True).records()
+
+
+@pytest.fixture
+def make_set(tmp_path):
+    def made(**settings):
+        return synthesize("digits", KernelPoints(**settings), ledger=tmp_path / "digits.jsonl", runtime=Runtime("cpu"))
+
+    return made
+
+
+def accuracy(kernel, images, labels, test):
+    """Of kernel ridge regression from a set on images that nobody has trained on."""
+    guesses = kernel.predict(standardised(images), centred(labels, 10), standardised(test.images), 1e-6)
+    return (guesses.argmax(1) == test.labels).float().mean().item()
+
+
+# The kernels
+
+
+def finite_network(size, width, depth, generator):
+    """Parameters, all N(0, 1), of a dense network in the tangent parameterisation."""
+    sizes = [size, *[width] * depth, 1]
+    return [
+        (torch.randn(new, old, generator=generator, dtype=torch.float64), torch.randn(new, generator=generator, dtype=torch.float64))
+        for old, new in pairwise(sizes)
+    ]
+
+
+def forward(layers, x):
+    for place, (weight, bias) in enumerate(layers):
+        x = x.relu() if place else x
+        x = math.sqrt(WEIGHT / weight.shape[1]) * (weight @ x) + math.sqrt(BIAS) * bias
+    return x[0]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_dense_kernel_is_that_of_wide_networks(depth):
+    images = torch.randn(4, 6, generator=seeded(), dtype=torch.float64)
+    images[1] = -images[0]  # the far end of the angles
+    total = torch.zeros(4, 4, dtype=torch.float64)
+    rounds, generator = 30, seeded(1)
+    for _ in range(rounds):
+        layers = finite_network(6, 400, depth, generator)
+        flat = [each.requires_grad_() for layer in layers for each in layer]
+        slopes = [torch.cat([part.flatten() for part in torch.autograd.grad(forward(layers, x), flat)]) for x in images]
+        total += torch.stack(slopes) @ torch.stack(slopes).T / rounds
+    exact = tangent_kernel(images, images, depth)
+    # 30 networks of width 400: a standard error near 1/sqrt(30 * 400) of the diagonal a layer
+    assert (total - exact).abs().max() < 0.06 * exact.diagonal().mean()
+
+
+def test_one_hidden_layer_by_hand():
+    # Images so large that the biases hardly count: x·y (pi - angle)/pi from below, and the arc-cosine kernel of the layer itself.
+    x, y = torch.tensor([[1e3, 0.0]], dtype=torch.float64), torch.tensor([[1e3, 1e3]], dtype=torch.float64)
+    below, angle = 1e6, math.pi / 4  # 2 x·y / 2
+    layer = math.sqrt(2) * 1e6 * (math.sin(angle) + (math.pi - angle) * math.cos(angle)) / math.pi
+    assert tangent_kernel(x, y, 1).item() == pytest.approx(below * (math.pi - angle) / math.pi + layer, rel=1e-4)
+
+
+def test_gradients_pass_where_an_image_meets_itself():
+    images = torch.randn(3, 5, generator=seeded(), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: tangent_kernel(x, x, 2), images)
+
+
+def test_coefficients_solve_the_ridge_system():
+    root = torch.randn(20, 20, generator=seeded(), dtype=torch.float64)
+    kernel, labels = root @ root.T, torch.randn(20, 3, generator=seeded(1), dtype=torch.float64)
+    ridged = kernel + 1e-3 * kernel.trace() / 20 * torch.eye(20)
+    torch.testing.assert_close(ridged @ coefficients(kernel, labels, 1e-3), labels)
+
+
+def test_features_regress_as_their_kernel_does(digits):
+    """Against the plain formula K(T,X) (K(X,X) + ridge)^-1 y, gradient included; portions change nothing."""
+    records, test = digits
+    nets = Ensemble(3, (1, 8, 8), 10, width=6, generator=seeded()).double()
+    kernel = FeatureKernel(nets, portion=7)
+    kernel.renew(seeded(5))
+    support, labels, images = records.images[:12].double(), centred(records.labels[:12], 10), test.images[:20].double()
+
+    def plainly(x):
+        own, other = (torch.cat(list(nets.features(each)), 1) for each in (x, images))
+        square = own @ own.T
+        ridged = square + 1e-4 * square.diagonal().mean() * torch.eye(12)
+        return other @ own.T @ torch.linalg.inv(ridged) @ labels.double()
+
+    first, second = support.clone().requires_grad_(), support.clone().requires_grad_()
+    found, wanted = kernel.predict(first, labels, images, 1e-4), plainly(second)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-4)
+    (one,) = torch.autograd.grad(found.square().sum(), first)
+    (two,) = torch.autograd.grad(wanted.square().sum(), second)
+    torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3)
+
+
+def test_renewed_networks_are_others_of_the_same_law():
+    kernel = FeatureKernel(Ensemble(2, (1, 8, 8), 10, width=64, generator=seeded()))
+    before = {name: value.clone() for name, value in kernel.nets.named_parameters()}
+    kernel.renew(seeded(1))
+    for name in ("conv0", "bias0", "conv1", "bias1"):
+        now = kernel.nets.get_parameter(name)
+        assert not torch.equal(now, before[name])
+        assert now.std().item() == pytest.approx(before[name].std().item(), rel=0.2)
+        assert now.abs().max().item() == pytest.approx(before[name].abs().max().item(), rel=0.1)
+
+
+# Whitening and labels
+
+
+def test_whitening_evens_out_and_comes_back(digits):
+    images = standardised(digits[0].images)
+    white = Whitening(images)
+    seen = white(images)
+    torch.testing.assert_close(white.back(seen), images, rtol=0, atol=1e-4)
+    old, new = (torch.cov(each.flatten(1).T.double(), correction=0) for each in (images, seen))
+    spread = torch.linalg.eigvalsh(old)
+    wanted = spread / (spread + 0.1 * old.trace() / 64)  # of each direction, by the ridge's definition
+    torch.testing.assert_close(torch.linalg.eigvalsh(new), wanted.sort().values, rtol=0, atol=1e-4)
+
+
+def test_probabilities_are_the_nearest():
+    labels = torch.randn(5, 4, generator=seeded(), dtype=torch.float64)
+    found = probabilities(labels)
+    assert (found >= 0).all()
+    torch.testing.assert_close(found.sum(1), torch.ones(5, dtype=torch.float64))
+    away, generator = (found - labels - 0.25).norm(dim=1), seeded(1)
+    for _ in range(200):
+        other = torch.rand(5, 4, generator=generator, dtype=torch.float64) ** 3
+        other /= other.sum(1, keepdim=True)
+        assert ((other - labels - 0.25).norm(dim=1) >= away - 1e-6).all()
+    torch.testing.assert_close(probabilities(centred(torch.arange(4), 4)), torch.eye(4))
+
+
+# The set
+
+
+@pytest.mark.parametrize(("settings", "least"), [(DENSE, 0.9), (FEATURES, 0.75), ({**FEATURES, "zca": True}, None)])
+def test_the_set_predicts_images_it_has_not_seen(settings, least, make_set, digits):
+    records, test = digits
+    release = make_set(**settings)
+    images, labels = release.product.tensors["images"], release.product.tensors["labels"]
+    begun, _ = start(records, release.spec, 2, "random", Streams(0).generator("start"))
+    kernel = DenseKernel(3) if "kernel" in settings else FeatureKernel(Ensemble(16, (1, 8, 8), 10, width=32, generator=seeded(9)))
+    before, after = (accuracy(kernel, each, labels, test) for each in (begun, images))
+    assert labels.tolist() == [each // 2 for each in range(20)]
+    assert 0 <= images.min() <= images.max() <= 1
+    assert before < 0.3
+    assert after > (least or before + 0.2)
+
+
+def descended(records, **settings):
+    method, spec, streams = KernelPoints(**{**DENSE, **settings}), Spec((1, 8, 8), 10), Streams(0, Runtime("cpu"))
+    begun, labels = start(records, spec, method.per_class, method.init, streams.generator("start"))
+    return method._descend(begun, labels, Pool(records, 10), None, spec, streams, silent)
+
+
+def test_learned_labels_lower_the_loss(digits):
+    records = digits[0]
+    losses = []
+    for learned in (False, True):
+        images, soft = descended(records, learned_labels=learned, steps=150)
+        guesses = DenseKernel(3).predict(standardised(images), soft, standardised(records.images), 1e-6)
+        losses.append((guesses - centred(records.labels, 10)).square().mean().item())
+    assert losses[1] < 0.95 * losses[0]
+
+
+def test_learned_labels_are_released_as_probabilities(make_set):
+    release = make_set(**{**DENSE, "steps": 20}, learned_labels=True)
+    soft, labels = release.product.tensors["soft"], release.product.tensors["labels"]
+    assert release.product.fits(release.spec)
+    assert soft.argmax(1).eq(labels).float().mean() > 0.5  # they began as the hard ones
+    assert not torch.equal(soft, torch.eye(10)[labels])
+    assert "soft" not in make_set(**{**DENSE, "steps": 1}).product.tensors
+
+
+def test_augmentation_changes_both_sides_alike(digits, monkeypatch):
+    seen = []
+
+    def spied(images, drawn, real=kernel_points.apply):
+        seen.append((len(images), drawn))
+        return real(images, drawn)
+
+    monkeypatch.setattr(kernel_points, "apply", spied)
+    plain, _ = descended(digits[0], steps=6)
+    assert seen == []
+    changed, _ = descended(digits[0], steps=6, augment=True)
+    assert not torch.equal(plain, changed)
+    assert [count for count, _ in seen] == [20, 500] * 6
+    for (_, own), (_, other) in zip(seen[::2], seen[1::2], strict=True):
+        for each, same in zip(own, other, strict=True):
+            assert each.unique(dim=0).shape[0] == 1
+            assert torch.equal(each[0], same[0])
+    assert len({tuple(drawn.plane[0].flatten().tolist()) + tuple(drawn.hole[0].tolist()) for _, drawn in seen}) > 1
+
+
+def test_classes_count_alike_however_rare(digits):
+    """Nine tenths of class 0 taken out: its images still get their share of the loss."""
+    records = digits[0]
+    kept = torch.cat([(records.labels != 0).nonzero().flatten(), (records.labels == 0).nonzero().flatten()[:14]])
+    images, soft = descended(Records(records.images[kept], records.labels[kept]))
+    guesses = DenseKernel(3).predict(standardised(images), soft, standardised(records.images), 1e-6).argmax(1)
+    assert (guesses[records.labels == 0] == 0).float().mean() > 0.8
+
+
+def test_ratio_counts_of_the_class(make_set):
+    images = make_set(kernel="dense", ratio=0.01, steps=1, batch=100).product.tensors["images"]
+    assert len(images) == 10 * round(0.01 * 1438 / 10)
+
+
+# What it says of itself
+
+
+def test_it_promises_nothing(make_set, digits):
+    release = make_set(**{**DENSE, "steps": 1})
+    assert isinstance(release.guarantee, NoGuarantee)
+    assert "no mechanism" in release.guarantee.reason
+    assert "real" not in release.guarantee.reason
+    real = make_set(**{**DENSE, "steps": 5}, init="real")
+    assert "real images" in real.guarantee.reason
+    near = torch.cdist(real.product.tensors["images"].flatten(1), digits[0].images.flatten(1)).min(1).values
+    apart = torch.cdist(digits[1].images.flatten(1), digits[0].images.flatten(1)).min(1).values
+    assert near.median() < 0.5 * apart.median()  # what its reason says: they remain visible
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kernel", "convolutional"), ("init", "noise"), ("ridge", 1e-14), ("ridge", math.nan), ("rate", 0), ("steps", 0), ("nets", 0),
+        ("batch", 0), ("ratio", 2.0),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_errors(key, value):
+    with pytest.raises(SettingError, match=f"kernel-points.{key}"):
+        make("kernel-points", {key: value})
+
+
+def test_images_without_any_spread_do_no_harm(tmp_path):
+    images = np.zeros((6, 1, 8, 8), np.float32)  # nothing to tell apart, nothing to whiten
+    box = Sensitive(images, np.arange(6) % 2, Spec((1, 8, 8), 2), name="black")
+    for more in ({"kernel": "dense"}, {"zca": True}):
+        release = synthesize(box, KernelPoints(per_class=1, steps=2, batch=4, width=4, **more), ledger=tmp_path / "b.jsonl")
+        assert release.product.tensors["images"].isfinite().all()
