@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from privot.methods import make, methods
     from privot.privacy.plan import Budget, Risk
     from privot.release import Guarantee, NoGuarantee, Release, verify
-    from privot.synthesis import synthesize
+    from privot.synthesis import resize, synthesize
 
 __version__ = "0.1.0"
 
@@ -21,11 +21,11 @@ _HOME = {
     "privot.methods": ("make", "methods"),
     "privot.privacy.plan": ("Budget", "Risk"),
     "privot.release": ("Guarantee", "NoGuarantee", "Release", "verify"),
-    "privot.synthesis": ("synthesize",),
+    "privot.synthesis": ("resize", "synthesize"),
 }
 __all__ = [  # loaded on first use, so that `privot --help` does not wait for torch
     "Budget", "Guarantee", "NoGuarantee", "PrivotError", "Public", "Release", "Risk", "Sensitive", "Spec", "load", "make", "methods",
-    "synthesize", "verify",
+    "resize", "synthesize", "verify",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The top: from a box, a method and a budget to a release; and what can be known before anything is spent."""
+"""The top: from a box, a method and a budget to a release, or from a release to a set of another size; and what is known beforehand."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from privot.data import Sensitive, Spec, catalogue, load
-from privot.errors import BudgetError, ReleaseError, SettingError
-from privot.methods import Method, make
+from privot.errors import BudgetError, ReleaseError, SettingError, refusing
+from privot.methods import Method, Resizing, make, methods
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan, Risk, Wall
-from privot.release import Guarantee, NoGuarantee, Release
+from privot.product import Product
+from privot.release import BROKEN, TENSORS, Guarantee, NoGuarantee, Release, proved
 from privot.runtime import Progress, Runtime, Streams, silent
 from privot.show import jsonable
 
@@ -59,12 +61,41 @@ def cautions(spec: Spec, plan: Plan, delta: float, forecast: dict[str, Any]) -> 
     said = []
     if spec.size and delta >= 1 / spec.size:
         said.append(f"delta {delta:g} is not below 1/size = {1 / spec.size:.2g}: it would allow a whole record to be published")
+    if spec.class_sizes and not min(spec.class_sizes):
+        said.append(f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise")
     ratio = forecast.get("signal_to_noise_per_class")
     if ratio is not None and ratio < 1:
-        said.append(f"signal to noise per class is predicted at {ratio:.2g}, under 1: expect poor images; ask for a larger epsilon")
+        said.append(_too_little(spec, plan, delta, ratio))
     if plan.stages and any(stage.noise == 0 for stage in plan.stages):
         said.append("no noise: the release will carry NoGuarantee")
     return said
+
+
+def _too_little(spec: Spec, plan: Plan, delta: float, ratio: float) -> str:
+    """That the noise drowns the classes, and what would not: the signal grows with a class, and the noise is the plan's own."""
+    name, records = _smallest(spec)
+    who = f"class {name} is the smallest, with {records:g} records" if name else f"a class has about {records:.0f} records"
+    epsilon = _up(float(plan.scaled(ratio).cost().epsilon(delta)))
+    return (
+        f"signal to noise per class is predicted at {ratio:.2g}, under 1 ({who}): expect poor images; "
+        f"epsilon {epsilon} would do, or classes of {math.ceil(records / ratio):,} records"
+    )
+
+
+def _smallest(spec: Spec) -> tuple[str, float]:
+    """The smallest class by name or number, and its records; where sizes are not declared, no name and the mean size."""
+    if not spec.class_sizes:
+        return "", (spec.size or 0) / spec.classes
+    place = spec.class_sizes.index(min(spec.class_sizes))
+    return spec.class_names[place] if spec.class_names else str(place), spec.class_sizes[place]
+
+
+def _up(value: float) -> str:
+    """Two digits, rounded up: what is said to do must do."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / step - 1e-9) * step:.4g}"
 
 
 def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
@@ -101,7 +132,7 @@ def _speed(device: torch.device) -> float:
 
 def synthesize(
     data: Sensitive | str | Path,
-    method: str | Method = "merf",
+    method: str | Method = "private-set",
     budget: Wall | float | None = None,
     *,
     settings: dict[str, Any] | None = None,
@@ -120,11 +151,13 @@ def synthesize(
     crashed goes on with ``resume``. ``seed`` is of the public stream; the noise cannot be seeded (``insecure_seed`` voids the guarantee).
 
     >>> import tempfile
-    >>> quick = {"features": 200, "steps": 20}
-    >>> release = synthesize("digits", "merf", 5.0, settings=quick, ledger=tempfile.mkdtemp() + "/digits.jsonl")
-    >>> images, labels = release.sample(4)
-    >>> images.shape
-    torch.Size([4, 1, 8, 8])
+    >>> quick = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
+    >>> release = synthesize("digits", budget=5.0, settings=quick, ledger=tempfile.mkdtemp() + "/digits.jsonl")
+    >>> release.product.tensors["images"].shape, round(release.guarantee.epsilon, 3)
+    (torch.Size([20, 1, 8, 8]), 5.0)
+    >>> larger = resize(release, 3)
+    >>> larger.product.tensors["images"].shape, larger.guarantee == release.guarantee
+    (torch.Size([30, 1, 8, 8]), True)
     """
     box = data if isinstance(data, Sensitive) else load(data)
     if not isinstance(box, Sensitive):
@@ -136,7 +169,6 @@ def synthesize(
         raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(box.name))
     runtime = runtime or Runtime()
-    streams = Streams(seed, runtime)
     for text in cautions(box.spec, plan, wall.delta, maker.forecast(box.spec, plan)):
         notice(text)
     facts: dict[str, Any] = {
@@ -161,13 +193,82 @@ def synthesize(
     def watched(stage: str, step: int, of: int, **more: Any) -> None:
         progress(stage, step, of, epsilon=0.0 if gate.ticket is None else price, **more)
 
-    product = maker.fit(gate, streams, watched)
+    product = maker.fit(gate, Streams(seed, runtime, folder), watched)
     facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": _versions()}
     release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, jsonable(facts))
     if out and folder:
         release.save(out)
         shutil.rmtree(folder)
     return release
+
+
+def resize(
+    release: Release | str | Path, per_class: int, *, out: str | Path | None = None, runtime: Runtime | None = None,
+    progress: Progress = silent,
+) -> Release:  # fmt: skip
+    """A set of ``per_class`` images of each class from what a release kept; with ``out`` it is written there.
+
+    No data, ledger or gate has a part in it, so it costs nothing: the guarantee, plan, seed and ledger facts are those of the release,
+    and the manifest says of which one it was made.
+    """
+    made, name = (release, "the release") if isinstance(release, Release) else (Release.load(release), str(release))
+    if out is not None and os.path.lexists(out):
+        raise ReleaseError(f"{out} is there already: name another folder, or remove it")
+    with refusing(ReleaseError, BROKEN.format(name)):
+        plan, _ = proved(made, name)
+        maker = _maker_of(made, per_class, name)
+        if maker.plan(made.spec).scaled(0.0) != plan.scaled(0.0):  # all but the noise: that came of the budget
+            raise ReleaseError(f"{name}: its settings are not those of its plan")
+    product = _again(maker, made, runtime or Runtime(), progress, name)
+    facts = {
+        **made.facts,
+        "settings": dataclasses.asdict(maker),  # type: ignore[call-overload]
+        "versions": _versions(),
+        "resized": {"from": _digest(made), "cost": "none: no record was asked"},
+    }
+    resized = Release(product, made.guarantee, made.spec, jsonable(facts))
+    if out is not None:
+        resized.save(out)
+    return resized
+
+
+def _maker_of(made: Release, per_class: int, name: str) -> Resizing:
+    """The method of a release by its own settings, but for the number of images."""
+    method, settings = made.facts.get("method"), made.facts.get("settings")
+    if not isinstance(method, str) or not isinstance(settings, dict):
+        raise ReleaseError(f"{name}: its manifest does not say how it was made")
+    if not isinstance(make(method), Resizing):
+        able = " or ".join(each for each, kind in methods().items() if hasattr(kind, "again"))
+        raise ReleaseError(f"{name}: {method} makes no sets of another size; {able} does")
+    if not made.product.kept:
+        raise ReleaseError(f"{name}: it holds nothing to make another set of, since it was made with keep=false")
+    maker = make(method, {**settings, "per_class": per_class})
+    assert isinstance(maker, Resizing)
+    return maker
+
+
+def _again(maker: Resizing, made: Release, runtime: Runtime, progress: Progress, name: str) -> Product:
+    """What the method makes of what was kept; tensors come from outside, so whatever does not fit is refused."""
+    seed, spec = made.facts.get("seed"), made.spec
+    if type(seed) is not int:
+        raise ReleaseError(f"{name}: its seed is not a whole number")
+    try:
+        product = maker.again(made.product, spec, Streams(seed, runtime), progress)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        if "memory" in str(error):  # then the wish was too large, not the release unsound
+            raise
+        raise ReleaseError(f"{name}: what it kept does not fit its settings ({type(error).__name__})") from None
+    images, labels = product.tensors["images"], product.tensors["labels"]
+    even = labels.bincount(minlength=spec.classes).tolist() == [maker.per_class] * spec.classes
+    if not (even and product.fits(spec) and images.isfinite().all()):
+        raise ReleaseError(f"{name}: what it kept gives no sound set of {maker.per_class} images of each class")
+    return product
+
+
+def _digest(release: Release) -> str:
+    """Of the manifest, as it stands in the folder of the release."""
+    files = {TENSORS: hashlib.sha256(save(release.product.tensors)).hexdigest()}
+    return hashlib.sha256(json.dumps(release.manifest() | {"files": files}, indent=1).encode()).hexdigest()
 
 
 def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:

@@ -1,4 +1,4 @@
-"""Verbs that make: methods, plan, synthesize, sample, demo."""
+"""Verbs that make: methods, plan, synthesize, resize, sample, demo."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from privot.cli.terminal import (
+    DEFAULT,
     Classes,
     Config,
     Data,
@@ -61,7 +62,7 @@ def methods(as_json: Json = False) -> None:
 
 @app.command()
 def plan(
-    data: Data, method: MethodName = "merf", epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
+    data: Data, method: MethodName = DEFAULT, epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
     sets: Sets = None, config: Config = None, device: Device = "auto", shape: Shape = None, classes: Classes = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -90,7 +91,7 @@ def plan(
 
 @app.command()
 def synthesize(
-    data: Data, out: Annotated[Path, typer.Option(help="Folder of the release.")] = Path("release"), method: MethodName = "merf",
+    data: Data, out: Annotated[Path, typer.Option(help="Folder of the release.")] = Path("release"), method: MethodName = DEFAULT,
     epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None, sets: Sets = None, config: Config = None,
     device: Device = "auto", seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
@@ -113,19 +114,49 @@ def synthesize(
     box = load(
         data, shape=to_shape(shape), classes=classes, label=label, resize=resize, repair=repair, public_size=public_size, download=download
     )  # fmt: skip
-    start = time.perf_counter()
+    start, cautions = time.perf_counter(), []
+
+    def notice(text: str) -> None:
+        cautions.append(text)
+        say_caution(text)  # at once: nothing is spent yet
+
     with progress_bar(err_console) as progress:
         release = run(
             box, maker, wall, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
-            notice=say_caution,
+            notice=notice,
         )  # fmt: skip
     took = time.perf_counter() - start
     result = {"release": str(out), "guarantee": asdict(release.guarantee), "ledger": release.facts["ledger"], "seconds": took}
     if as_json:
-        return emit(result)
+        return emit({**result, "cautions": cautions})
     say(f"release    {out}  ({seconds(took)})")
     say_guarantee(asdict(release.guarantee))
     say(f"ledger     this data set has spent epsilon {float(release.facts['ledger']['spent_epsilon']):.4g} in all")
+
+
+@app.command()
+def resize(
+    release: Annotated[Path, typer.Argument(help="Folder of a release of images, made with keep=true.")],
+    per_class: Annotated[int, typer.Option(min=1, help="Images of each class.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new release.")],
+    device: Device = "auto", as_json: Json = False,
+) -> None:  # fmt: skip
+    """Make a set of another size of a release; needs no data and costs nothing."""
+    import time
+    from dataclasses import asdict
+
+    from privot.runtime import Runtime
+    from privot.synthesis import resize as run
+
+    start = time.perf_counter()
+    with progress_bar(err_console) as progress:
+        made = run(release, per_class, out=out, runtime=Runtime(device), progress=progress)
+    took, count = time.perf_counter() - start, len(made.product.tensors["labels"])
+    if as_json:
+        facts = {"release": str(out), "images": count, "from": made.facts["resized"]["from"]}
+        return emit({**facts, "guarantee": asdict(made.guarantee), "seconds": took})
+    say(f"release    {out}: {count} images, at no cost  ({seconds(took)})")
+    say_guarantee(asdict(made.guarantee))
 
 
 @app.command()
@@ -150,7 +181,7 @@ def sample(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="A folder for the results; made anew.")] = Path("privot-demo"),
-    epsilon: Annotated[float, typer.Option()] = 5.0, as_json: Json = False,
+    epsilon: Annotated[float, typer.Option(help="Privacy budget.")] = 10.0, as_json: Json = False,
 ) -> None:  # fmt: skip
     """The whole story on the embedded data set, in about a minute."""
     from privot.demo import run

@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+DEFAULT = "private-set"  # the method, where none is named
 Usage: Any = typer.BadParameter.__mro__[1]  # UsageError, whether typer brings its own click or not
 
 # Names of files come from outside: neither markup nor emoji codes in them are obeyed, and no line of ours is folded in a pipe.

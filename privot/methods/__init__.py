@@ -7,7 +7,7 @@ import difflib
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
@@ -33,6 +33,17 @@ class Method(Protocol):
         """What can be said of quality and work before anything is spent."""
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product: ...
+
+
+@runtime_checkable
+class Resizing(Method, Protocol):
+    """A method that can make a set of another size of what its release kept; `again` is all that it takes, and it asks no gate."""
+
+    @property
+    def per_class(self) -> int: ...
+
+    def again(self, made: Product, spec: Spec, streams: Streams, progress: Progress) -> Product:
+        """A set of ``per_class`` images of each class from ``made.kept``."""
 
 
 @cache

@@ -91,7 +91,7 @@ class Merf:
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         noise_std = plan.stages[0].noise * (2 if plan.neighbours is Neighbours.REPLACE else 1)
-        per_class = spec.size / spec.classes if spec.size else None
+        per_class = min(spec.class_sizes) if spec.class_sizes else spec.size / spec.classes if spec.size else None
         seen = min(self.portion, self.features)
         work = (self.steps * self.batch * spec.classes * 3 * seen + (spec.size or 0) * self.features) * spec.pixels
         # A rule of thumb: a class's embedding has norm near 0.8 a record (seen on MNIST at width 10.25), and noise is taken to reach

@@ -18,11 +18,14 @@ from privot.cli import main
 from privot.data import catalogue, load, readers
 from privot.data.records import Sensitive
 from privot.measures.reading import Reading, read
+from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.release import Release
 from privot.show import progress_bar
+from privot.synthesis import synthesize
 
-QUICK = ("--set", "features=200", "--set", "steps=20")
+QUICK = ("--method", "merf", "--set", "features=200", "--set", "steps=20")  # a generator
+SMALL = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1, "soft": 0.5}  # a set, by the default method
 
 
 @pytest.fixture
@@ -49,6 +52,17 @@ def release(tmp_path_factory):
     return root / "digits"
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A release of a set, made once, by the default method."""
+    root = tmp_path_factory.mktemp("set")
+    return synthesize("digits", budget=5.0, settings=SMALL, out=root / "digits", ledger=root / "book.jsonl") and root / "digits"
+
+
+def settings(**more):
+    return tuple(word for key, value in {**SMALL, **more}.items() for word in ("--set", f"{key}={value}"))
+
+
 def test_methods(privot, said):
     code, out, _ = privot("methods")
     assert code == 0
@@ -67,10 +81,13 @@ def test_plan(privot, said):
     code, _, err = privot("plan", "digits", "--epsilon", 0.2)  # too little for 1,438 records, and said so before anything is spent
     assert code == 0
     assert err.startswith("caution: signal to noise")
+    assert "a class has about 144 records" in err
     assert err.count("\n") == 1
     facts = said("plan", "digits", "--epsilon", 1)
+    assert facts["method"] == "private-set"
     assert facts["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-6)
-    assert facts["plan"]["stages"][0]["noise"] == pytest.approx(3.7306, rel=1e-4)
+    whole = sum(stage["steps"] / stage["noise"] ** 2 for stage in facts["plan"]["stages"]) ** -0.5
+    assert whole == pytest.approx(3.7306, rel=1e-4)  # one Gaussian of this multiplier has epsilon 1 at delta 1e-5
     assert facts["forecast"]["predicted_seconds"] > 0
     assert said("plan", "digits", "--set", "noise=5")["guarantee"]["epsilon"] == pytest.approx(0.726, abs=1e-3)
     powers = said("plan", "digits", "--max-tpr", "0.05@0.01")["guarantee"]["max_tpr"]
@@ -100,7 +117,7 @@ def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeyp
 
 
 def test_synthesize(privot, said, tmp_path):
-    code, out, err = privot("synthesize", "digits", "--epsilon", 5, "--set", "features=200", "--set", "steps=100", "--out", "one")
+    code, out, err = privot("synthesize", "digits", "--epsilon", 5, *QUICK, "--set", "steps=100", "--out", "one")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["release", "guarantee", "ledger"]
     lines = [line for line in err.splitlines() if not line.startswith("caution: ")]
@@ -115,9 +132,51 @@ def test_synthesize(privot, said, tmp_path):
     assert result["release"] == "two"
 
 
+def test_the_method_is_a_private_set_unless_another_is_named(said):
+    result = said("synthesize", "digits", "--epsilon", 5, *settings(), "--out", "one")
+    assert result["cautions"] == []
+    made = Release.load("one")
+    assert made.facts["method"] == "private-set"
+    assert made.product.tensors["images"].shape == (20, 1, 8, 8)
+    assert said("ledger", "digits")["runs"][0]["method"] == "private-set"
+
+
+def test_too_little_signal_is_said_before_anything_is_spent(privot, said, monkeypatch):
+    words = ("digits", "--epsilon", 0.2, *settings())
+    [told] = said("plan", *words)["cautions"]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Ledger, "reserve", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        code, _, err = privot("synthesize", *words, "--out", "one")
+    assert (code, err.splitlines()[0]) == (130, f"caution: {told}")
+    assert said("ledger", "digits")["runs"] == []
+    assert said("synthesize", *words, "--out", "two")["cautions"] == [told]
+    needed = float(told.split("epsilon ")[1].split()[0])
+    assert said("plan", "digits", "--epsilon", needed, *settings())["cautions"] == []
+    assert said("plan", "digits", "--epsilon", 0.8 * needed, *settings())["cautions"] != []
+
+
+def test_resize(privot, said, images, tmp_path, monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("data or a ledger was touched")
+
+    for place in (Ledger, Sensitive, Gate):
+        monkeypatch.setattr(place, "__init__", touched)
+    code, out, err = privot("resize", images, "--per-class", 5, "--out", "five")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["release", "guarantee"]
+    assert "50 images, at no cost" in out
+    assert all(line.split(":")[0] for line in err.splitlines())
+    result = said("resize", images, "--per-class", 1, "--out", "one")
+    assert (result["release"], result["images"]) == ("one", 10)
+    assert result["from"] == (images / "manifest.sha256").read_text().strip()
+    assert said("verify", "one")["epsilon_from_events"] == pytest.approx(5, rel=1e-6)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["five", "one"]
+
+
 def test_settings_come_from_a_file_and_the_command_wins(said, tmp_path):
     (tmp_path / "c.toml").write_text('features = 300\nsteps = 20\nneighbours = "add-remove"\nwidths = [5, 10.5]\n')
-    settings = said("plan", "digits", "--epsilon", 1, "--config", "c.toml", "--set", "features=200")["settings"]
+    words = ("--method", "merf", "--config", "c.toml", "--set", "features=200")
+    settings = said("plan", "digits", "--epsilon", 1, *words)["settings"]
     assert {key: settings[key] for key in ("features", "steps", "neighbours", "widths")} == {
         "features": 200, "steps": 20, "neighbours": "add-remove", "widths": [5.0, 10.5],
     }  # fmt: skip
@@ -271,6 +330,12 @@ def test_a_number_can_be_bought(privot, said, release):
     assert len(said("ledger", "digits", "--ledger", "paid.jsonl")["runs"]) == 1
 
 
+def test_networks_that_are_paid_for_learn_soft_labels_too(said, images):
+    [reading] = said("measure", images, "--test", "digits", "--pay", 3, "--ledger", "paid.jsonl")["readings"]
+    assert "; soft labels;" in reading["ruler"]
+    assert reading["samples"] == 20  # the set as it is
+
+
 def test_what_was_paid_for_is_not_lost(privot, release, tmp_path):
     (tmp_path / "file").write_text("x")
     words = ("measure", release, "--test", "digits", "--count", 60, "--pay", 3, "--ledger", "paid.jsonl")
@@ -408,8 +473,8 @@ def test_cite(privot, said):
 
 @pytest.fixture
 def quick_demo(monkeypatch):
-    """The demo itself, with less training, and one classifier on few samples."""
-    monkeypatch.setattr(demo, "SETTINGS", {"features": 200, "steps": 20})
+    """The demo itself, with less training, and one classifier."""
+    monkeypatch.setattr(demo, "SETTINGS", SMALL)
     monkeypatch.setattr(demo, "CLASSIFIERS", ("logistic",))
 
 
@@ -421,6 +486,7 @@ def test_demo(privot, said, quick_demo, tmp_path):
     result = said("demo", "--epsilon", 2)  # what the demo made, the demo may replace
     assert result["verified_epsilon"] == pytest.approx(2, rel=1e-6)
     assert all(Path(where).exists() for where in result["files"].values())
+    assert result["readings"][0]["samples"] == 20  # the set itself
     assert "guarantee  none" in privot("demo", "--epsilon", "inf")[1]
     for wrong, name in (("0", "epsilon=0"), ("-1", "epsilon=-1")):
         code, out, err = privot("demo", "--epsilon", wrong)
@@ -443,6 +509,13 @@ REFUSED = {
     "sample an unknown ending": ("sample", "{release}", "--out", "a.gif"),
     "sample with a wild seed": ("sample", "{release}", "--seed", str(2**70), "--out", "a.npz"),
     "sample under a file": ("sample", "{release}", "--out", "{release}/manifest.json/a.npz"),
+    "resize nothing": ("resize", "nothing", "--per-class", "3", "--out", "b"),
+    "resize a generator": ("resize", "{release}", "--per-class", "3", "--out", "b"),
+    "resize to nothing": ("resize", "{images}", "--per-class", "0", "--out", "b"),
+    "resize to no number": ("resize", "{images}", "--out", "b"),
+    "resize to nowhere": ("resize", "{images}", "--per-class", "3"),
+    "resize onto something": ("resize", "{images}", "--per-class", "3", "--out", "a.npz"),
+    "resize on no device": ("resize", "{images}", "--per-class", "3", "--out", "b", "--device", "abacus"),
     "measure by an unknown classifier": ("measure", "{release}", "--test", "digits", "--only", "oracle", "--count", "20"),
     "measure on nothing": ("measure", "{release}", "--test", "nothing.npz"),
     "measure on another shape": ("measure", "{release}", "--test", "a.npz", "--only", "logistic", "--count", "50"),
@@ -469,9 +542,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals(privot, release, tmp_path, name):
+def test_refusals(privot, release, images, tmp_path, name):
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 9, 9), np.uint8), y=np.arange(20) % 10)
-    words = [each.format(release=release) for each in REFUSED[name]]
+    words = [each.format(release=release, images=images) for each in REFUSED[name]]
     for json_too in ((), ("--json",)):
         code, out, err = privot(*words, *json_too)
         assert code == 2
@@ -484,7 +557,7 @@ def test_refusals(privot, release, tmp_path, name):
     assert [each.name for each in tmp_path.iterdir() if each.suffix != ".lock" and each.name != "home"] == ["a.npz"]
 
 
-VERBS = ("methods", "plan", "synthesize", "sample", "measure", "compare", "report", "verify")
+VERBS = ("methods", "plan", "synthesize", "resize", "sample", "measure", "compare", "report", "verify")
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), *((verb, "--help") for verb in VERBS)])

@@ -22,11 +22,13 @@ from pyarrow import parquet
 
 from privot.data import load
 from privot.errors import DataError
-from privot.methods.merf import Merf
+from privot.methods.private_set import PrivateSet
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
 
-QUICK = ("--set", "features=200", "--set", "steps=20")
+QUICK = tuple(
+    word for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1") for word in ("--set", each)
+)  # fmt: skip
 CASES = {}
 
 
@@ -760,17 +762,17 @@ def unknown_method(root):
     return "digits", "--method", "murf"
 
 
-@case("'featurs'", "did you mean 'features'")
+@case("'lesson'", "did you mean 'lessons'")
 def unknown_setting(root):
-    return "digits", "--set", "featurs=10"
+    return "digits", "--set", "lesson=10"
 
 
-@case("merf.steps='many'", "int")
+@case("private-set.steps='many'", "int")
 def setting_of_a_wrong_type(root):
     return "digits", "--set", "steps=many"
 
 
-@case("merf.steps=0", "at least 2")
+@case("private-set.steps=0", "at least 1")
 def setting_out_of_range(root):
     return "digits", "--set", "steps=0"
 
@@ -798,9 +800,9 @@ def toml_with_an_unknown_key(root):
     return "digits", "--config", root / "c.toml"
 
 
-@case("merf.widths", "tuple")
+@case("private-set.shares", "tuple")
 def toml_with_a_wrong_type(root):
-    (root / "c.toml").write_text("widths = [[1], {}]")
+    (root / "c.toml").write_text("shares = [[1], {}]")
     return "digits", "--config", root / "c.toml"
 
 
@@ -1056,13 +1058,13 @@ def test_a_delta_that_is_too_large_is_a_caution_and_the_run_goes_on(privot, tmp_
 def test_an_interrupted_run_is_charged_once_and_goes_on_only_as_itself(privot, tmp_path, monkeypatch):
     run = ("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", tmp_path / "out", "--ledger", tmp_path / "book.jsonl")
     with monkeypatch.context() as broken:
-        broken.setattr(Merf, "_train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(PrivateSet, "_soft", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         code, out, err = privot(*run)
     assert code == 130
     assert "charged" in err.splitlines()[-1]
     assert "--resume" in err.splitlines()[-1]
     before = tree(tmp_path)
-    refused = [run, (*run, "--resume", "--seed", 1), (*run, "--resume", "--set", "steps=21"), (*run, "--resume", "--delta", 1e-6)]
+    refused = [run, (*run, "--resume", "--seed", 1), (*run, "--resume", "--set", "steps=3"), (*run, "--resume", "--delta", 1e-6)]
     for again in refused:
         code, out, err = privot(*again)
         check_refused(code, out, err.splitlines(keepends=True)[-1], ["out.run"])

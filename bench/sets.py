@@ -1,0 +1,96 @@
+"""Small sets on real data: accuracy of ConvNets trained on them (mean of 5 trainings and its deviation), seconds and memory.
+
+    python bench/sets.py --method private-set --data mnist fashion-mnist cifar10 --epsilon 1 10 --per-class 50 [--set key=value]
+    python bench/sets.py --method distribution-matching --data cifar10 --per-class 10 50
+
+Prints one Markdown row a run; with --out also writes the row as JSON and a picture of the set. Methods without a mechanism take no
+epsilon. The data must be at hand (PRIVOT_DATA). Each run has a throw-away ledger: this is a benchmark on public data sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from merf import commit, hardware
+
+import privot
+from privot.export import write
+from privot.measures import downstream
+from privot.methods import make
+from privot.release import Guarantee
+from privot.runtime import Runtime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", default="private-set")
+    parser.add_argument("--data", nargs="+", default=["mnist"])
+    parser.add_argument("--epsilon", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--per-class", nargs="+", type=int, default=[50])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--stages", action="store_true", help="say when each stage ends")
+    asked = parser.parse_args()
+    settings, runtime = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device)
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    print(
+        "| data | method | epsilon | images a class | settings | seed | ConvNet | on soft labels | set | memory | measuring |\n"
+        + "|---" * 11
+        + "|",
+        flush=True,
+    )
+    private = bool(make(asked.method, settings).plan(privot.load(asked.data[0]).spec).stages)
+    runs = [
+        (data, epsilon, count, seed)
+        for data in asked.data for epsilon in (asked.epsilon if private else [None]) for count in asked.per_class for seed in asked.seeds
+    ]  # fmt: skip
+    for data, epsilon, count, seed in runs:
+        box, test = privot.load(data), privot.load(data, "test", public=True)
+        if runtime.target.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+
+        def told(stage: str, step: int, of: int, begin: float = begin, **more: object) -> None:
+            if asked.stages and step == of:
+                print(f"    {time.perf_counter() - begin:6.1f} s  {stage}", flush=True)
+
+        with tempfile.TemporaryDirectory() as folder:
+            release = privot.synthesize(
+                box, asked.method, epsilon, settings={**settings, "per_class": count}, ledger=f"{folder}/ledger.jsonl", seed=seed,
+                runtime=runtime, progress=told,
+            )  # fmt: skip
+        seconds, memory = time.perf_counter() - begin, torch.cuda.max_memory_allocated() / 2**30 if runtime.target.type == "cuda" else 0.0
+        tensors, proved = release.product.tensors, release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else None
+        hard, *more = [
+            downstream(tensors["images"], tensors["labels"], test, ("convnet",), soft=soft, runtime=runtime, seed=seed)[0]
+            for soft in ((None, tensors["soft"]) if "soft" in tensors else (None,))
+        ]
+        found = [f"{100 * each.value:.2f} ± {100 * (each.error or 0):.2f}" for each in (hard, *more)]
+        row = {
+            "data": data, "method": asked.method, "epsilon": proved, "per_class": count, "settings": settings, "seed": seed,
+            "accuracy": hard.value, "deviation": hard.error, "soft": [each.value for each in more], "ruler": hard.ruler,
+            "seconds": seconds, "gibibytes": memory,
+            "measuring_seconds": hard.seconds, "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "commit": commit(),
+        }  # fmt: skip
+        claim = "-" if proved is None else f"{proved:.4g}"
+        print(
+            f"| {data} | {asked.method} | {claim} | {count} | {' '.join(asked.set) or 'default'} | {seed} "
+            f"| {' | '.join([*found, '-'][:2])} | {seconds:.0f} s | {memory:.1f} GiB | {hard.seconds:.0f} s |", flush=True,
+        )  # fmt: skip
+        if asked.out:
+            asked.out.mkdir(parents=True, exist_ok=True)
+            name = "-".join([data, asked.method, *([f"{epsilon:g}"] if epsilon else []), str(count), *([str(seed)] if seed else [])])
+            (asked.out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
+            write(*release.sample(10 * box.spec.classes), asked.out / f"{name}.png", box.spec.classes)
+
+
+if __name__ == "__main__":
+    main()

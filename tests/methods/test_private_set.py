@@ -1,0 +1,635 @@
+"""The private set: no record moves an answer by more than is paid for, the price is that of one Gaussian, and the images are of use."""
+
+import dataclasses
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, kstest, norm
+from sklearn.linear_model import LogisticRegression
+from torch.nn.functional import avg_pool2d, conv2d, group_norm, pad
+
+from privot.data import load
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.errors import ReleaseError, SettingError
+from privot.methods import make, private_set
+from privot.methods.private_set import GROUP, REACH, PrivateSet, directions, picture
+from privot.nets.augment import apply, draw
+from privot.nets.ensemble import Ensemble, Frozen
+from privot.nets.matching import Round, unit
+from privot.privacy import gate as gate_module
+from privot.privacy.gate import SENSITIVITY, Gate
+from privot.privacy.plan import Budget, Neighbours, Plan, Stage
+from privot.release import Release, verify
+from privot.runtime import Runtime, Streams, silent
+from privot.synthesis import synthesize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GREY, COLOUR, CLASSES = (1, 8, 8), (3, 8, 8), 3
+TINY = {"per_class": 2, "nets": 3, "seeing": 2, "trained": 2, "width": 4, "steps": 2, "lessons": 1}
+SIZES = (5, 7, 4)
+COUNT, LABELS = sum(SIZES), np.repeat(np.arange(CLASSES), SIZES)
+CPU = torch.device("cpu")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+class Unwritten:
+    """A ledger that keeps nothing, and a wall that lets all through: both are tested elsewhere, and thousands of runs need not wait."""
+
+    def allows(self, cost):
+        return True
+
+    def reserve(self, plan, method):
+        return 0
+
+    def ask(self, *given):
+        """Marked by nobody."""
+
+    commit = ask
+
+
+def pictures(shape=GREY, seed=0, count=COUNT, bright=1.0):
+    return np.random.default_rng(seed).random((count, *shape), np.float32) * bright
+
+
+def gate_for(method, spec, images=None, labels=LABELS, plan=None, seed=None):
+    box = Sensitive(pictures(spec.shape) if images is None else images, labels, spec)
+    runtime = Runtime("cpu", microbatch=COUNT + 1)
+    return Gate(box, plan or method.plan(spec), Unwritten(), Unwritten(), runtime=runtime, insecure_seed=seed)
+
+
+def streams(seed=0):
+    return Streams(seed, Runtime("cpu"))
+
+
+# One record's part
+
+
+def rig(shape=GREY, count=3, seed=0):
+    """What `directions` is given beside a record, as in a run: nets, weights, augmentations, centres."""
+    nets = Ensemble(count, shape, CLASSES, width=4, generator=seeded(seed)).requires_grad_(False)
+    weights, drawn = Frozen(nets)[:], draw(count, shape[1:], seeded(seed + 1))
+    centre = unit(nets, weights, torch.rand(6, *shape, generator=seeded(seed + 2)), drawn, None).mean(1)
+    return nets, weights, drawn, centre
+
+
+def extremes(shape, count=1000):
+    """Random records, and those that go for the bound: flat, of one pixel, of the largest contrast, at a rounding's distance."""
+    rng = np.random.default_rng(3)
+    places = np.arange(shape[1])[:, None] + np.arange(shape[2])
+    kinds = [
+        lambda: np.zeros(shape), lambda: np.ones(shape), lambda: np.full(shape, rng.random()), lambda: np.full(shape, 1e-40),
+        lambda: np.eye(1, math.prod(shape), rng.integers(math.prod(shape))).reshape(shape),
+        lambda: 1 - np.eye(1, math.prod(shape), rng.integers(math.prod(shape))).reshape(shape),
+        lambda: np.broadcast_to(places % 2, shape), lambda: np.broadcast_to(places < rng.integers(2, 14), shape),
+        lambda: rng.integers(2, size=shape), lambda: rng.random(shape), lambda: rng.random(shape) ** 20,
+        lambda: np.full(shape, 0.5) + 1e-7 * rng.random(shape),
+    ]  # fmt: skip
+    return torch.from_numpy(np.stack([kinds[turn % len(kinds)]() for turn in range(count)]).astype(np.float32))
+
+
+def norms(query, images, *public):
+    """Of the parts, before any clip."""
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    parts = torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))(images, labels, *public)
+    return parts.double().norm(dim=1)
+
+
+@pytest.mark.parametrize("shape", [GREY, COLOUR])
+def test_a_part_is_never_longer_than_one(shape):
+    images = extremes(shape)
+    reach = REACH * math.sqrt(math.prod(shape))
+    for share in (0.0, 0.1):
+        found = norms(picture, images, reach, share)
+        assert found.max() <= 1 + 1e-6
+        assert found.max() > 0.999
+        assert found.min() >= share * (1 - 1e-6)
+    for count in (1, 3, 10):
+        nets, weights, drawn, centre = rig(shape, count)
+        found = norms(directions, images, nets, weights, drawn, centre)
+        assert found.max() <= 1 + 1e-6
+        assert found.median() > 0.999  # a unit vector whatever the record is: the clip is a guard, not a loss
+    centre = unit(nets, weights, images[9:10], drawn, None)[:, 0]  # a centre that is the record itself leaves no direction
+    assert norms(directions, images[9:10], nets, weights, drawn, centre).item() <= 1 + 1e-6
+
+
+def test_planted_parts_are_seen_to_be_longer():
+    images, reach, given = extremes(GREY, 48), REACH * 8, rig()
+
+    def without_room_for_the_count(image, label, reach, share):
+        part = picture(image, label, reach, share)
+        return torch.cat([part[:-1] / math.sqrt(1 - share**2), part[-1:]])
+
+    def each_net_of_norm_one(image, label, *public):
+        return directions(image, label, *public) * math.sqrt(3)
+
+    assert norms(without_room_for_the_count, images, reach, 0.1).max() > 1 + 1e-6
+    assert norms(each_net_of_norm_one, images, *given).max() > 1 + 1e-6
+
+
+def neighbours(relation, count, shape=GREY):
+    """Data sets of 12 records and a neighbour of each: with a record less, or with another in its place, perhaps of another class."""
+    rng, odd = np.random.default_rng(4), extremes(shape, 2 * count).numpy()
+    for turn in range(count):
+        images, labels, where = rng.random((12, *shape), np.float32), np.arange(12) % CLASSES, int(rng.integers(12))
+        images[where] = odd[turn]
+        if relation is Neighbours.ADD_REMOVE:
+            yield images, labels, np.delete(images, where, 0), np.delete(labels, where)
+        else:
+            changed, renamed = images.copy(), labels.copy()
+            changed[where] = odd[-1 - turn] if turn % 3 else 1 - odd[turn]
+            renamed[where] = (labels[where] + turn % 2) % CLASSES
+            yield images, labels, changed, renamed
+
+
+@pytest.mark.parametrize("relation", [Neighbours.ADD_REMOVE, Neighbours.REPLACE])
+@pytest.mark.parametrize("which", ["picture", "directions"])
+def test_neighbours_answers_are_no_farther_apart_than_the_table_says(which, relation):
+    spec, public = Spec(GREY, CLASSES), (REACH * 8, 0.1) if which == "picture" else rig()
+    gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10**6),), relation))
+    largest, bound = 0.0, SENSITIVITY["sum", relation]
+    for images, labels, changed, renamed in neighbours(relation, 120):
+        answers = []
+        for box in ((images, labels), (changed, renamed)):
+            gate._data = Sensitive(*box, spec)
+            answers.append(gate.sum("it", globals()[which], *public, bound=1.0, per_class=True))
+        largest = max(largest, float((answers[0] - answers[1]).norm()))
+    assert largest <= bound * (1 + 1e-6)
+    assert largest > (0.999 if relation is Neighbours.ADD_REMOVE else math.sqrt(2) * 0.99)  # what moves to another row is orthogonal
+
+
+# The price
+
+
+@pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize(
+    "shares", [None, (0.05, 0.95, 0.0), (0.25, 0.25, 0.25, 0.25), (0.1, 0.2, 0.3, 0.2, 0.1, 0.1), (0.1, 0.0, 0.4, 0.5)]
+)
+@pytest.mark.parametrize("nets", [None, 13, 200])
+def test_all_answers_together_cost_one_gaussian(shape, shares, nets):
+    spec = Spec(shape, 10)
+    for noise in (0.5, 3.7306):
+        method = PrivateSet(noise=noise, shares=shares, nets=nets, trained=nets, seeing=nets or 20, views=3)
+        plan = method.plan(spec)
+        assert plan.cost().mu == pytest.approx(1 / noise, rel=1e-12)
+        paid = [stage.steps / stage.noise**2 * noise**2 for stage in plan.stages]
+        assert paid == pytest.approx([share for share in method._shares(spec) if share])
+    assert plan.cost().epsilon(1e-5) == pytest.approx(1.0, abs=1e-4)
+    calibrated = PrivateSet(shares=shares, nets=nets).plan(spec).calibrated(Budget(1.0))
+    assert 1 - 1e-6 < calibrated.cost().epsilon(1e-5) <= 1.0
+
+
+@pytest.mark.parametrize(("shape", "nets"), [(GREY, 13), (COLOUR, 10), (GREY, 21)])
+def test_the_gate_is_asked_for_what_the_plan_says_and_no_more(monkeypatch, shape, nets):
+    monkeypatch.setattr(private_set, "KINDS", 3)
+    monkeypatch.setattr(private_set, "EACH", 4)
+    method = PrivateSet(**{**TINY, "nets": nets, "seeing": nets, "trained": nets}, noise=2.0)
+    gate = gate_for(method, spec := Spec(shape, CLASSES))
+    asked, real = [], gate.sum
+
+    def watched(name, query, *public, **how):
+        asked.append((name, len(public[-1]) if name != "means" else 0))
+        assert how == {"bound": 1.0, "per_class": True}
+        return real(name, query, *public, **how)
+
+    gate.sum = watched
+    made = method.fit(gate, streams(), silent)
+    assert gate._done == {stage.name: stage.steps for stage in method.plan(spec).stages}
+    assert [stage.name for stage in method.plan(spec).stages if stage.name != "means"] == list(method._rounds(spec))
+    for name in method._rounds(spec):
+        groups = [count for each, count in asked if each == name]
+        assert sum(groups) == nets
+        assert max(groups) <= GROUP
+    assert made.fits(spec)
+
+
+def test_declared_sizes_cost_nothing_and_others_are_counted():
+    images, method = pictures(bright=0.3), PrivateSet(**TINY, noise=0.0)
+    found = {}
+    for name, spec in (("declared", Spec(GREY, CLASSES, COUNT, SIZES)), ("counted", Spec(GREY, CLASSES))):
+        gate = gate_for(method, spec, images)
+        asked, real = [], gate.sum
+        gate.sum = lambda *given, asked=asked, real=real, **how: asked.append(given) or real(*given, **how)
+        means, counts = method._means(gate, CPU)
+        found[name] = asked[0][3], means
+        torch.testing.assert_close(counts, torch.tensor(SIZES, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+        share = asked[0][3]
+        part = picture(torch.from_numpy(images[0]), torch.tensor(0), asked[0][2], share)
+        assert part[-1] == pytest.approx(share)
+        assert part.norm() <= 1
+    assert found["declared"][0] == 0
+    assert found["counted"][0] > 0
+    torch.testing.assert_close(found["declared"][1], found["counted"][1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_noisy_count_is_used_and_never_divides_by_nothing():
+    method = PrivateSet(**TINY, noise=30.0)
+    for seed in range(6):
+        means, counts = method._means(gate_for(method, Spec(GREY, CLASSES), seed=seed), CPU)
+        assert (counts >= 1).all()
+        assert not torch.equal(counts, torch.tensor(SIZES, dtype=torch.float64))
+        assert means.isfinite().all()
+
+
+def test_a_class_declared_empty_gives_a_sound_set():
+    """All that is released of it is noise, and the run does not fail after it was paid for."""
+    spec = Spec(GREY, CLASSES, 12, (5, 7, 0))
+    method = PrivateSet(**TINY, noise=2.0)
+    made = method.fit(gate_for(method, spec, pictures(count=12), LABELS[:12]), streams(), silent)
+    assert made.fits(spec)
+    assert made.tensors["images"].isfinite().all()
+
+
+# What the answers are
+
+
+def test_without_noise_means_are_the_class_means():
+    images, method = pictures(bright=0.5), PrivateSet(**TINY, noise=0.0)
+    assert np.linalg.norm(images.reshape(len(images), -1), axis=1).max() < REACH * 8
+    means, _ = method._means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
+    for label in range(CLASSES):
+        torch.testing.assert_close(means[label], torch.from_numpy(images[label == LABELS].mean(0)), rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_too_bright_is_scaled_down_and_no_other():
+    images, method = pictures(bright=0.3), PrivateSet(**TINY, noise=0.0)
+    images[0] = 1.0  # norm 8, where 12/28 of 8 is allowed
+    means, _ = method._means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
+    images[0] = REACH
+    torch.testing.assert_close(means[0], torch.from_numpy(images[LABELS < 1].mean(0)), rtol=1e-4, atol=1e-5)
+
+
+def slowly(weights, place, image, drawn, padding=1):
+    """Features of one image by one net, block by block."""
+    x = 2 * apply(image[None], drawn.chosen(torch.tensor([place]))) - 1
+    for number in range(sum(name.startswith("conv") for name in weights)):
+        conv, bias, gain, shift = (weights[f"{part}{number}"][place] for part in ("conv", "bias", "gain", "shift"))
+        x = conv2d(pad(x, (padding,) * 4), conv, bias)
+        x, padding = avg_pool2d(group_norm(x, len(gain), gain, shift).relu(), 2), 1
+    return x.flatten()
+
+
+@pytest.mark.parametrize(("shape", "stage", "views"), [(GREY, "random", 1), (COLOUR, "trained1", 4), ((1, 28, 28), "random", 1)])
+def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, stage, views):
+    """Of 12 features, by 12 nets or by 3 with four augmentations each."""
+    method = PrivateSet(**{**TINY, "nets": 12, "trained": 12 // views, "views": views}, noise=0.0)
+    spec, images, counts = Spec(shape, CLASSES), pictures(shape), torch.tensor(SIZES, dtype=torch.float64)
+    nets, shown = method._net(12 // views, spec, seeded()).requires_grad_(False), torch.rand(6, *shape, generator=seeded(1))
+    found = method._ask(gate_for(method, spec, images), stage, nets, 0.35, shown, counts, streams(), silent)
+    assert found.target.shape == (12, CLASSES, nets.numbers)
+    weights = nets.chosen(torch.arange(12) % nets.nets)
+    see = partial(slowly, weights, drawn=found.drawn, padding=3 if shape[1] == 28 else 1)
+    for place in (0, 7, 11):
+        centre = torch.stack([see(place, each) for each in shown]).mean(0)
+        torch.testing.assert_close(found.centre[place], centre, rtol=1e-3, atol=1e-4)
+        away = torch.stack([see(place, torch.from_numpy(each)) for each in images]) - centre
+        units = away / away.norm(dim=1, keepdim=True)
+        for label in range(CLASSES):
+            torch.testing.assert_close(found.target[place, label], units[label == LABELS].mean(0), rtol=1e-3, atol=1e-4)
+    assert len({tuple(each.tolist()) for each in torch.cat([each.flatten(1) for each in found.drawn], 1)}) > 6  # each has its own
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (3, 5, 9)])
+def test_odd_shapes_do_not_fail_after_the_run_was_paid_for(monkeypatch, shape):
+    monkeypatch.setattr(private_set, "KINDS", 3)
+    monkeypatch.setattr(private_set, "EACH", 4)
+    method, spec = PrivateSet(**TINY, noise=2.0), Spec(shape, CLASSES)
+    made = method.fit(gate_for(method, spec), streams(), silent)
+    assert made.fits(spec)
+
+
+def test_the_loss_falls_and_a_set_that_meets_its_targets_stays():
+    """Targets of an answer without noise about images that are the set itself: the distance is zero there."""
+    method = PrivateSet(**{**TINY, "per_class": 4, "steps": 40, "rate": 0.05})
+    spec, labels = Spec(GREY, CLASSES), torch.arange(CLASSES).repeat_interleave(4)
+    goal, begun = torch.rand(12, *GREY, generator=seeded()), torch.rand(12, *GREY, generator=seeded(1))
+    nets, weights, drawn, centre = rig(count=3)
+    target = unit(nets, weights, goal, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2)
+    rounds = {"random": Round(nets, drawn, centre, target, 1.0)}
+
+    def distance(images):
+        return (unit(nets, weights, images, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2) - target).square().sum().item()
+
+    assert len(labels) == len(goal)
+    moved = method._match(begun, rounds, spec, streams(), "here", silent)
+    assert distance(moved) < 0.3 * distance(begun)
+    assert distance(method._match(goal, rounds, spec, streams(), "here", silent)) < 0.02 * distance(begun)
+    assert 0 <= moved.min() <= moved.max() <= 1
+    seen = method._match(begun, rounds, spec, streams(), "here", silent)
+    assert torch.equal(seen, moved)
+
+
+# The set
+
+
+QUICK = {"soft": 0.5, "per_class": 5, "nets": 10, "trained": 4, "width": 12, "steps": 80, "lessons": 5}
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A set of digits at a large epsilon, and what its optimisation began from."""
+    begun, real = [], PrivateSet._start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateSet, "_start", lambda *given: begun.append(real(*given)) or begun[-1])
+        folder = tmp_path_factory.mktemp("digits")
+        synthesize("digits", PrivateSet(**QUICK), 50.0, out=folder / "out", ledger=folder / "x.jsonl", runtime=Runtime("cpu"))
+    return folder / "out", begun[0]
+
+
+def read_off(images, labels):
+    """How many held-out digits logistic regression gets right that has seen these images alone."""
+    test = load("digits", "test", public=True).records()
+    model = LogisticRegression(max_iter=2000).fit(images.flatten(1).numpy(), labels.numpy())
+    return model.score(test.images.flatten(1).numpy(), test.labels.numpy())
+
+
+def test_a_classifier_learns_digits_from_the_set_and_more_than_from_its_start(released):
+    verify(released[0])
+    made = Release.load(released[0]).product.tensors
+    before, after = read_off(*released[1]), read_off(made["images"], made["labels"])
+    assert after > 0.85
+    assert after > before + 0.02
+
+
+def test_soft_labels_are_probabilities_that_leave_half_to_the_label(released):
+    made = Release.load(released[0])
+    soft, labels = made.product.tensors["soft"], made.product.tensors["labels"]
+    assert made.product.fits(made.spec)
+    torch.testing.assert_close(soft.sum(1), torch.ones(len(soft)))
+    assert soft.min() >= 0
+    assert soft[torch.arange(len(soft)), labels].min() >= 0.5 - 1e-6
+    assert soft[torch.arange(len(soft)), labels].min() < 1 - 1e-3  # they say something
+    for less in ({"per_class": 1, "soft": 0.5}, {"soft": 0.0}):  # one image leaves nothing to learn from; and nobody asked
+        method = PrivateSet(**{**TINY, **less}, noise=1.0)
+        assert "soft" not in method.fit(gate_for(method, Spec(GREY, CLASSES)), streams(), silent).tensors
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_another_size_is_made_without_any_gate(released, monkeypatch, count):
+    for way in ("sum", "rows", "answer", "update", "open"):
+        monkeypatch.setattr(Gate, way, None)
+    made = Release.load(released[0])
+    method = PrivateSet(**{**QUICK, "per_class": count})
+    other = method.again(made.product, made.spec, streams(), silent)
+    assert other.fits(made.spec)
+    assert other.tensors["labels"].bincount().tolist() == [count] * 10
+    assert read_off(other.tensors["images"], other.tensors["labels"]) > 0.8
+    assert other.kept.keys() == made.product.kept.keys()
+    for name, value in other.kept.items():  # so that a third can be made of it
+        assert torch.equal(value, made.product.kept[name])
+
+
+def test_what_is_kept_is_what_was_answered(monkeypatch):
+    """Half precision apart; and through a file bit by bit."""
+    monkeypatch.setattr(private_set, "KINDS", 3)
+    monkeypatch.setattr(private_set, "EACH", 4)
+    method, spec = PrivateSet(**TINY, noise=1.0), Spec(COLOUR, CLASSES)
+    rounds, real = {}, PrivateSet._ask
+
+    def watched(self, gate, stage, *more):
+        rounds[stage] = real(self, gate, stage, *more)
+        return rounds[stage]
+
+    monkeypatch.setattr(PrivateSet, "_ask", watched)
+    made = method.fit(gate_for(method, spec), streams(), silent)
+    _, found = method._remembered(made.kept, spec, streams())
+    assert list(found) == list(rounds) == ["random", "seeing", "trained1", "trained2"]
+    images = torch.rand(4, *COLOUR, generator=seeded())
+    for name, part in rounds.items():
+        assert found[name].share == part.share
+        torch.testing.assert_close(found[name].target, part.target, rtol=1e-3, atol=1e-3)
+        for one, two in zip(found[name].drawn, part.drawn, strict=True):
+            assert torch.equal(one, two)
+        one, two = (unit(each.nets, Frozen(each.nets)[:], images, each.drawn, each.centre) for each in (found[name], part))
+        torch.testing.assert_close(one, two, rtol=0, atol=0.02)
+
+
+def test_what_was_not_kept_is_refused_in_words(tmp_path):
+    spec, method = Spec(GREY, CLASSES), PrivateSet(**TINY, noise=1.0, keep=False)
+    made = method.fit(gate_for(method, spec), streams(), silent)
+    assert made.kept == {}
+    with pytest.raises(ReleaseError, match="keep"):
+        method.again(made, spec, streams(), silent)
+    keeping = dataclasses.replace(method, keep=True)
+    kept = keeping.fit(gate_for(method, spec), streams(), silent)
+    with pytest.raises(ReleaseError, match="random nets"):
+        keeping.again(kept, spec, streams(seed=1), silent)  # another seed draws other nets
+    with pytest.raises(ReleaseError, match="keep"):
+        dataclasses.replace(keeping, width=5).again(kept, spec, streams(), silent)
+
+
+def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_path, monkeypatch):
+    method, computed = PrivateSet(**{**TINY, "nets": 13}, noise=2.0), []
+    box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    noisy, sums = gate_module.noisy, Gate.sum
+
+    def killed(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gate_module, "noisy", lambda *given: computed.append(1) or noisy(*given))
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSet, "_learn", killed)
+        with pytest.raises(KeyboardInterrupt):
+            synthesize(box, method, **ways)
+    assert len(computed) == 3  # the means, and two groups of random nets
+    assert sorted(each.name for each in (tmp_path / "out.run").glob("*-?.safetensors")) == [
+        "means-0.safetensors", "random-0.safetensors", "random-1.safetensors",
+    ]  # fmt: skip
+    answers = []
+    monkeypatch.setattr(Gate, "sum", lambda *given, **how: answers.append(sums(*given, **how)) or answers[-1])
+    release = synthesize(box, method, resume=True, **ways)
+    assert len(computed) == 4  # and the trained nets
+    assert len(answers) == 4
+    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(release.guarantee.epsilon)
+    kept = release.product.kept["random.target"].float()
+    counts = (answers[0][:, -1] / 0.1).clamp(min=1)
+    wanted = (answers[1] * math.sqrt(GROUP) / counts[:, None]).view(CLASSES, GROUP, -1).transpose(0, 1)
+    torch.testing.assert_close(kept[:GROUP], wanted.float(), rtol=2e-3, atol=1e-3)  # what was released is of the answers of the first half
+
+
+# The settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("neighbours", "local"), ("per_class", 0), ("nets", 0), ("seeing", 0), ("views", 0), ("soft", 1.0), ("soft", -0.1), ("trained", -1),
+        ("width", 0), ("depth", 0), ("steps", 0),
+        ("at_once", 0), ("lessons", 0), ("shares", (0.5, 0.5)), ("shares", (0.0, 1.0, 0.0)), ("shares", (0.5, 0.0, 0.0, 0.5)),
+        ("shares", (0.5, 0.5, -0.1)), ("shares", (0.5, 0.5, math.nan)), ("shares", (0.5, math.inf, 0.0)), ("shares", (0.3, 0.3, 0.0, 0.0)),
+        ("rate", 0.0), ("rate", 1.0), ("detail", 0.0), ("detail", 1.5), ("noise", -1.0), ("noise", math.nan), ("noise", math.inf),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_errors(key, value):
+    with pytest.raises(SettingError, match="private-set") as refused:
+        make("private-set", {key: value})
+    assert key in str(refused.value)
+
+
+def test_settings_by_rule_follow_shape_and_channels():
+    plans = {shape: PrivateSet().plan(Spec(shape, 10)) for shape in (GREY, (1, 28, 28), (3, 32, 32))}
+    assert [stage.name for stage in plans[GREY].stages] == ["means", "random", "trained1"]
+    assert [stage.name for stage in plans[3, 32, 32].stages] == ["means", "random", "seeing", "trained1", "trained2"]
+    assert plans[1, 28, 28].stages[1].steps > plans[GREY].stages[1].steps
+    assert all(sum(shares) == pytest.approx(1) for shares in private_set.SHARES.values())
+
+
+# The audit: the worst pair of data sets, and an adversary who knows all but whether one record is there
+
+
+CANARY, OWN = torch.ones(GREY), 1  # white, so at the bound of the first answer; its features are of norm 1 in all others
+OTHERS, NAMES = pictures(count=3, seed=8), np.array([0, 1, 0])
+AUDITED = Spec(GREY, 2)
+
+
+class Watched(PrivateSet):
+    """All that is asked, with as little as can be in between; what follows the last answer is left out."""
+
+    def _match(self, images, rounds, spec, streams, name, progress):
+        return images if name == "last" else super()._match(images, rounds, spec, streams, name, progress)
+
+
+def statistic(method, there, seed):
+    """What the adversary sees of a run: all answers along the canary's own parts, less what the other records give, in units of the
+    claimed noise. It lies around 0 without the canary and around mu with it, with deviation 1, if all is as the plan says."""
+    images, labels = (OTHERS, NAMES) if not there else (np.concatenate([OTHERS, CANARY[None].numpy()]), np.append(NAMES, OWN))
+    plan = method.plan(AUDITED)
+    runtime = Runtime("cpu", microbatch=4)
+    gate = Gate(Sensitive(images, labels, AUDITED), plan, Unwritten(), Unwritten(), runtime=runtime, insecure_seed=seed)
+    noise, real, found = {stage.name: stage.noise for stage in plan.stages}, gate.sum, []
+    known = torch.cat([CANARY[None], torch.from_numpy(OTHERS[NAMES == OWN])])
+
+    def watched(name, query, *public, **how):
+        answer = real(name, query, *public, **how)
+        own, *rest = torch.func.vmap(lambda image: query(image, torch.tensor(OWN), *public))(known).double()
+        found.append((float(own @ (answer[OWN] - sum(rest))) / noise[name] ** 2, float(own @ own) / noise[name] ** 2))
+        return answer
+
+    gate.sum = watched
+    method.fit(gate, Streams(0, runtime), silent)
+    score, squared = np.array(found).sum(0)
+    return score / math.sqrt(squared)
+
+
+@pytest.fixture
+def audit(monkeypatch):
+    """Statistics of so many runs without and with the canary; several answers a round, so that they compose."""
+    monkeypatch.setattr(private_set, "GROUP", 1)
+
+    def run(noise, count):
+        method = Watched(noise=noise, shares=(0.3, 0.3, 0.0, 0.4), per_class=1, nets=2, trained=1, width=2, depth=1, steps=1, lessons=1)
+        assert len({stage.name for stage in method.plan(AUDITED).stages}) == 3
+        return [np.array([statistic(method, there, 2 * turn + there) for turn in range(count)]) for there in (False, True)]
+
+    return run
+
+
+def bounds(out, inside, threshold, confidence=0.95):
+    """The least TPR and the largest FPR that hold together with this confidence (Clopper-Pearson, half of the error on each)."""
+    alpha, hits, alarms = (1 - confidence) / 2, int((inside > threshold).sum()), int((out > threshold).sum())
+    tpr = beta.ppf(alpha, hits, len(inside) - hits + 1) if hits else 0.0
+    fpr = beta.ppf(1 - alpha, alarms + 1, len(out) - alarms) if alarms < len(out) else 1.0
+    return tpr, fpr
+
+
+def proved_epsilon(out, inside, threshold, delta=1e-5):
+    tpr, fpr = bounds(out, inside, threshold)
+    return max(0.0, math.log((tpr - delta) / fpr)) if tpr > delta else 0.0
+
+
+def proved_mu(out, inside, threshold):
+    tpr, fpr = bounds(out, inside, threshold)
+    return norm.ppf(tpr) - norm.ppf(fpr)
+
+
+def measured_mu(out, inside):
+    """The distance of the two laws in their own deviation, and its standard error."""
+    count, spread = len(out), math.sqrt((out.var(ddof=1) + inside.var(ddof=1)) / 2)
+    mu = (inside.mean() - out.mean()) / spread
+    return mu, math.sqrt(2 / count + mu**2 / (4 * count))
+
+
+def holds(out, inside, mu):
+    """Whether the runs are within what is claimed: the test that planted bugs must fail. 3 standard errors, chosen beforehand."""
+    found, error = measured_mu(out, inside)
+    return found <= mu + 3 * error and proved_mu(out, inside, mu / 2) <= mu
+
+
+CLAIM = 1 / 3.7306  # mu of epsilon 1 at delta 1e-5
+
+
+def test_clopper_pearson_by_hand():
+    none, all_of = np.zeros(220), np.ones(220)
+    tpr, fpr = bounds(none, all_of, 0.5)
+    assert (tpr, fpr) == pytest.approx((0.025 ** (1 / 220), 1 - 0.025 ** (1 / 220)))
+    tpr, fpr = bounds(np.arange(100) < 10, np.arange(100) < 10, 0.5)
+    assert (tpr, fpr) == pytest.approx((0.0490, 0.1762), abs=1e-4)  # the textbook's interval of 10 in 100
+
+
+def test_control_without_noise_the_audit_sees_everything(audit):
+    """With 210 runs a side no more than epsilon 4.03 could be proved."""
+    out, inside = audit(0.01, 210)
+    assert proved_epsilon(out, inside, 50.0) >= 4
+
+
+def test_at_epsilon_one_the_audit_finds_what_is_claimed_and_no_more(audit):
+    out, inside = audit(3.7306, 250)
+    mu, error = measured_mu(out, inside)
+    assert holds(out, inside, CLAIM)
+    assert proved_epsilon(out, inside, CLAIM / 2) <= 1
+    assert abs(mu - CLAIM) < 3 * error  # error is 0.09: tight, since the adversary misses nothing
+    assert kstest(out, norm(0, 1).cdf).pvalue > 1e-3
+    assert kstest(inside, norm(CLAIM, 1).cdf).pvalue > 1e-3
+
+
+@pytest.mark.slow
+def test_at_epsilon_one_a_thousand_runs_a_side(audit):
+    out, inside = audit(3.7306, 1000)
+    mu, error = measured_mu(out, inside)
+    assert holds(out, inside, CLAIM)
+    assert proved_epsilon(out, inside, CLAIM / 2) <= 1
+    assert abs(mu - CLAIM) < 3 * error
+    assert kstest(out, norm(0, 1).cdf).pvalue > 1e-3
+    assert kstest(inside, norm(CLAIM, 1).cdf).pvalue > 1e-3
+
+
+LOUD = 0.25  # mu 4: so loud that 50 runs a side tell a doubled signal
+
+
+def unclipped(parts, bound):
+    return parts.detach().double()
+
+
+def halved_noise(value, std, grid, secret, real=gate_module.noisy):
+    return real(value, std / 2, grid, secret)
+
+
+def test_planted_bugs_are_caught_by_the_audit(audit, monkeypatch):
+    """Where the same audit passes the method as it is. Parts too long are no bug as long as the gate clips them."""
+    doubled = {"picture": lambda *given: 2 * picture(*given), "directions": lambda *given: 2 * directions(*given)}
+    assert holds(*audit(LOUD, 50), 1 / LOUD)
+    with monkeypatch.context() as patch:
+        patch.setattr(gate_module, "noisy", halved_noise)
+        assert not holds(*audit(LOUD, 50), 1 / LOUD)
+    for name, query in doubled.items():
+        monkeypatch.setattr(private_set, name, query)
+    monkeypatch.setattr(gate_module, "_clip", unclipped)
+    assert not holds(*audit(LOUD, 50), 1 / LOUD)
+
+
+def test_parts_too_long_are_cut_by_the_gate():
+    """The second wall: a query that forgets its bound spoils the answer, not the promise."""
+    spec = Spec(GREY, CLASSES)
+    gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10),), Neighbours.ADD_REMOVE))
+    whole = gate.sum("it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True)
+    gate._data = Sensitive(pictures()[1:], LABELS[1:], spec)
+    less = gate.sum("it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True)
+    assert 0.999 < (whole - less).norm() <= 1 + 1e-6

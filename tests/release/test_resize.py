@@ -1,0 +1,222 @@
+"""A set of another size of a release: the same proof, other images; and whatever does not fit together is refused, never a traceback."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from privot import resize
+from privot.data.spec import Spec
+from privot.errors import PrivotError, ReleaseError
+from privot.methods import make
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Budget
+from privot.release import Release, verify
+from privot.runtime import Runtime
+from privot.synthesis import preflight, synthesize
+
+QUICK = {"per_class": 3, "nets": 12, "trained": 2, "width": 4, "steps": 4, "lessons": 1, "soft": 0.5}
+CPU = Runtime("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    root = tmp_path_factory.mktemp("origin")
+    synthesize("digits", budget=5.0, settings=QUICK, out=root / "release", ledger=root / "book.jsonl", seed=3, runtime=CPU)
+    return root / "release"
+
+
+@pytest.fixture
+def copied(origin, tmp_path):
+    return shutil.copytree(origin, tmp_path / "release")
+
+
+def sign(folder, edit=lambda manifest: None):
+    """Change the manifest, and make every digest fit again."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = {"tensors.safetensors": hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()}
+    edit(manifest)
+    text = json.dumps(manifest, indent=1)
+    (folder / "manifest.json").write_text(text)
+    (folder / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
+
+
+def test_all_that_is_claimed_stays(origin, tmp_path):
+    before, book = Release.load(origin), (origin.parent / "book.jsonl").read_bytes()
+    resize(origin, 5, out=tmp_path / "five", runtime=CPU)
+    after = Release.load(tmp_path / "five")
+    assert verify(tmp_path / "five")["epsilon_from_events"] == verify(origin)["epsilon_from_events"]
+    assert (after.guarantee, after.spec) == (before.guarantee, before.spec)
+    for key in ("method", "plan", "event", "seed", "data", "ledger"):
+        assert after.facts[key] == before.facts[key]
+    assert after.facts["settings"] == before.facts["settings"] | {"per_class": 5}
+    assert after.facts["resized"]["from"] == (origin / "manifest.sha256").read_text().strip()
+    assert "resized" not in before.facts
+    assert (origin.parent / "book.jsonl").read_bytes() == book
+    made = after.product.tensors
+    assert made["images"].shape == (50, 1, 8, 8)
+    assert made["labels"].bincount().tolist() == [5] * 10
+    assert made["soft"].shape == (50, 10)
+
+
+def test_a_resized_release_can_be_resized_again(origin, tmp_path):
+    resize(origin, 5, out=tmp_path / "five", runtime=CPU)
+    back, direct = resize(tmp_path / "five", 2, runtime=CPU), resize(Release.load(origin), 2, runtime=CPU)
+    assert torch.equal(back.product.tensors["images"], direct.product.tensors["images"])  # all comes of what was kept, and of the seed
+    assert back.facts["resized"]["from"] == (tmp_path / "five" / "manifest.sha256").read_text().strip()
+
+
+def test_the_kept_answers_are_what_it_is_made_of(origin):
+    """Other answers, other images; and the images of the release itself have no part in it."""
+    release = Release.load(origin)
+    plain = resize(release, 2, runtime=CPU).product.tensors["images"]
+    for name, moved in (("images", False), ("kept.means", True), ("kept.random.target", True), ("kept.trained1.target", True)):
+        other = Release.load(origin)
+        other.product.tensors[name] = other.product.tensors[name].flip(0).contiguous()
+        assert torch.equal(resize(other, 2, runtime=CPU).product.tensors["images"], plain) is not moved, name
+
+
+def test_without_a_guarantee_it_stays_without(tmp_path):
+    budget = Budget(float("inf"))
+    synthesize("digits", budget=budget, settings=QUICK, out=tmp_path / "open", ledger=tmp_path / "a.jsonl", runtime=CPU)
+    resize(tmp_path / "open", 2, out=tmp_path / "two", runtime=CPU)
+    assert verify(tmp_path / "two")["guarantee"] == verify(tmp_path / "open")["guarantee"]
+    assert "reason" in verify(tmp_path / "two")["guarantee"]
+
+
+def test_what_kept_nothing_is_refused(tmp_path):
+    bare = {**QUICK, "keep": False}
+    synthesize("digits", budget=5.0, settings=bare, out=tmp_path / "bare", ledger=tmp_path / "a.jsonl", runtime=CPU)
+    with pytest.raises(ReleaseError, match="keep=false"):
+        resize(tmp_path / "bare", 2, out=tmp_path / "out", runtime=CPU)
+    synthesize(
+        "digits", "merf", 5.0, settings={"features": 50, "steps": 2}, out=tmp_path / "merf", ledger=tmp_path / "a.jsonl", runtime=CPU
+    )
+    with pytest.raises(ReleaseError, match="merf makes no sets of another size; private-set does"):
+        resize(tmp_path / "merf", 2, out=tmp_path / "out", runtime=CPU)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten_and_that_is_said_before_the_work(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(make("private-set")), "again", lambda *_: pytest.fail("the work was begun"))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ReleaseError, match="there already"):
+        resize(origin, 2, out=tmp_path / "out", runtime=CPU)
+
+
+def put(*path):
+    *keys, last, value = path
+
+    def edit(manifest):
+        for key in keys:
+            manifest = manifest[key]
+        manifest[last] = value
+
+    return edit
+
+
+FORGED = {
+    "another width": put("settings", "width", 8),
+    "a smaller depth": put("settings", "depth", 1),
+    "more nets": put("settings", "nets", 10**9),
+    "a net less": put("settings", "nets", 11),
+    "a few nets more": put("settings", "nets", 14),
+    "more trained nets": put("settings", "trained", 3),
+    "other shares": put("settings", "shares", [0.1, 0.1, 0.1, 0.7]),
+    "shares of one part less": put("settings", "shares", [0.1, 0.9, 0.0]),
+    "other neighbours": put("settings", "neighbours", "replace"),
+    "a setting that is not there": put("settings", "magic", 1),
+    "a setting of another kind": put("settings", "rate", [1]),
+    "settings as a list": put("settings", []),
+    "no settings": put("settings", None),
+    "an unknown method": put("method", "alchemy"),
+    "a method that is a list": put("method", ["private-set"]),
+    "another method": put("method", "real-subset"),
+    "a seed in words": put("seed", "three"),
+    "another seed": put("seed", 4),
+    "no plan": put("plan", None),
+    "a better epsilon": put("guarantee", "epsilon", 0.1),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_manifest_that_does_not_fit_is_refused(copied, tmp_path, name):
+    sign(copied, FORGED[name])
+    with pytest.raises(PrivotError) as refused:
+        resize(copied, 2, out=tmp_path / "out", runtime=CPU)
+    assert "\n" not in str(refused.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["release"]
+
+
+KEPT = (
+    "means", "random.centre", "random.target", "random.plane", "random.hole", "random.colour", "random.conv0", "random.gain1",
+    "trained1.centre", "trained1.target", "trained1.plane", "trained1.conv1", "trained1.bias0",
+)  # fmt: skip
+CHANGES = {
+    "missing": None,
+    "shorter": lambda value: value[: len(value) // 2],
+    "one number": lambda value: value.new_zeros(1),
+    "one more side": lambda value: value[..., None],
+    "narrower": lambda value: value[..., :-1],
+    "infinite": lambda value: value / 0,
+    "whole numbers": lambda value: value.long(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_tensors_that_do_not_fit_are_refused(copied, tmp_path, name, change):
+    tensors = load_file(copied / "tensors.safetensors")
+    whole = tensors.pop(f"kept.{name}")
+    if CHANGES[change]:
+        tensors[f"kept.{name}"] = CHANGES[change](whole).contiguous()
+    save_file(tensors, copied / "tensors.safetensors")
+    sign(copied)
+    with pytest.raises(ReleaseError) as refused:
+        resize(copied, 2, out=tmp_path / "out", runtime=CPU)
+    assert "\n" not in str(refused.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["release"]
+
+
+def test_too_large_a_wish_is_not_blamed_on_the_release(origin, monkeypatch):
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(type(make("private-set")), "again", full)
+    with pytest.raises(RuntimeError, match="memory"):
+        resize(origin, 10**9, runtime=CPU)
+
+
+# What a careful colleague says
+
+
+UNEVEN = Spec((1, 8, 8), 3, 1100, (500, 100, 500), ("cat", "dog", "ship"))
+
+
+def test_the_caution_names_the_smallest_class_and_what_would_do():
+    method = make("private-set", QUICK)
+    [said] = preflight(UNEVEN, method, Budget(0.1), "cpu")["cautions"]
+    assert "class dog is the smallest, with 100 records" in said
+    epsilon, records = float(said.split("epsilon ")[1].split()[0]), int(said.split("classes of ")[1].split()[0].replace(",", ""))
+    assert preflight(UNEVEN, method, Budget(epsilon), "cpu")["cautions"] == []
+    assert preflight(UNEVEN, method, Budget(0.9 * epsilon), "cpu")["cautions"] != []
+    for size, cautions in ((records, 0), (round(0.9 * records), 1)):
+        grown = Spec((1, 8, 8), 3, 10_000 + size, (5000, size, 5000))
+        assert len(preflight(grown, method, Budget(0.1), "cpu")["cautions"]) == cautions
+
+
+def test_a_class_that_is_declared_empty_is_named():
+    cautions = preflight(Spec((1, 8, 8), 3, 1000, (500, 0, 500)), make("private-set", QUICK), Budget(5.0), "cpu")["cautions"]
+    assert cautions == ["class 1 is declared to have no records: all that is released of it is noise"]
+
+
+def test_synthesize_says_it_before_the_ledger_is_charged(tmp_path):
+    book, seen = Ledger(tmp_path / "book.jsonl"), []
+    more = {"settings": QUICK, "ledger": book, "runtime": CPU}
+    synthesize("digits", budget=0.1, notice=lambda text: seen.append((text, book.entries())), **more)
+    assert [(text.split(" is")[0], lines) for text, lines in seen] == [("signal to noise per class", [])]
