@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from privot.nets.blocks import half
 from privot.nets.ensemble import Ensemble
 from privot.nets.tangent import tangent_kernel
 
@@ -69,14 +70,15 @@ class FeatureKernel:
         """
         # One net at a time: dense convolutions are quicker than grouped ones, and hold less.
         alone = [{name: value[each : each + 1] for name, value in self.nets.named_parameters()} for each in range(self.nets.nets)]
-        features = torch.stack([self.nets.features(support, each)[0] for each in alone]).double()  # [nets, n, numbers]
+        with half(support.device):
+            features = torch.stack([self.nets.features(support, each)[0] for each in alone]).double()  # [nets, n, numbers]
         solved = coefficients((features @ features.mT).sum(0), labels, ridge)
         weights = (features.mT @ solved).float()  # [nets, numbers, classes]
         parts = []
         for part in images.split(self.portion):
             total = weights.new_zeros(len(part), weights.shape[2])
             for each, weight in zip(alone, weights, strict=True):
-                with torch.no_grad():
+                with torch.no_grad(), half(part.device):
                     seen = self.nets.features(part, each)[0]
                 total = total + seen.float() @ weight
             parts.append(total)
