@@ -88,9 +88,9 @@ class Product:
     def fits(self, spec: Spec) -> bool:
         """Whether the tensors are those that the spec and the net ask for; the net is only outlined, so a huge one costs nothing."""
         kept = self.kept if self.kind == "set" else {}
-        found = {key: (tuple(value.shape), value.dtype) for key, value in self.tensors.items() if key.removeprefix(KEPT) not in kept}
+        found = {key: (tuple(value.shape), value.dtype) for key, value in self.tensors.items() if kept == {} or not key.startswith(KEPT)}
         if self.kind == "set":
-            if not all(value.is_floating_point() and value.isfinite().all() for value in kept.values()):
+            if not all(value.is_floating_point() and value.isfinite().all() for value in (*kept.values(), self.tensors["images"])):
                 return False
             labels = self.tensors["labels"]
             wanted = {"images": ((len(labels), *spec.shape), torch.float32), "labels": ((len(labels),), torch.int64)}

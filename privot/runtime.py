@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
-from privot.errors import ReleaseError, SettingError, refusing
+from privot.errors import ReleaseError, SettingError
 from privot.show import Progress, silent
 
 __all__ = ["Progress", "Runtime", "Streams", "silent"]
@@ -33,6 +34,8 @@ class Runtime:
                     raise RuntimeError
             except (RuntimeError, AssertionError):
                 raise SettingError(f"device={self.device!r} is not there: use auto, cpu or cuda") from None
+            if self.target.index is not None and self.target.type == "cuda":
+                torch.cuda.set_device(self.target)  # graphs and fused steps run on the current one
 
     @property
     def target(self) -> torch.device:
@@ -69,11 +72,16 @@ class Streams:
         """
         if self.folder is None:
             return make()
-        file, device = self.folder / f"{name.replace(' ', '-')}.public.safetensors", self.runtime.target
-        if file.exists():
-            with refusing(ReleaseError, f"{file}: this part of an unfinished run was altered; start anew, at a new charge"):
-                return {key: value.to(device) for key, value in load_file(file).items()}
+        begin, device = f"{name.replace(' ', '-')}.public.", self.runtime.target
+        for file in self.folder.glob(f"{begin}*.safetensors"):  # its name tells its digest
+            raw = file.read_bytes()
+            if hashlib.sha256(raw).hexdigest()[:16] != file.name[len(begin) : -len(".safetensors")]:
+                raise ReleaseError(f"{file}: this part of an unfinished run was altered; start anew, at a new charge")
+            return {key: value.to(device) for key, value in load(raw).items()}
         made = make()
-        save_file({key: value.detach().cpu().contiguous() for key, value in made.items()}, part := file.with_suffix(".part"))
-        part.replace(file)
+        raw = save({key: value.detach().cpu().contiguous() for key, value in made.items()})
+        with open(part := self.folder / f"{begin}part", "wb") as stream:
+            stream.write(raw)
+            os.fsync(stream.fileno())
+        part.replace(self.folder / f"{begin}{hashlib.sha256(raw).hexdigest()[:16]}.safetensors")
         return made

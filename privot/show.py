@@ -37,10 +37,13 @@ def jsonable(value: Any) -> Any:
 def seconds(value: float) -> str:
     """A duration as people say it.
 
-    >>> seconds(3.21), seconds(95)
-    ('3.2 s', '1 min 35 s')
+    >>> seconds(3.21), seconds(95), seconds(9000)
+    ('3.2 s', '1 min 35 s', '2 h 30 min')
     """
-    return f"{value:.1f} s" if value < 60 else f"{int(value) // 60} min {int(value) % 60} s"
+    whole = int(value)
+    if value < 60:
+        return f"{value:.1f} s"
+    return f"{whole // 60} min {whole % 60} s" if value < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 @contextmanager

@@ -28,8 +28,9 @@ from privot.privacy.plan import Budget, Plan, Risk, Wall
 from privot.product import Product
 from privot.release import BROKEN, TENSORS, Guarantee, NoGuarantee, Release, proved
 from privot.runtime import Progress, Runtime, Streams, silent
-from privot.show import jsonable
+from privot.show import jsonable, seconds
 
+LONG = 3600.0  # seconds of work that one wants to know of before it begins
 PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")  # whose versions a result depends on
 
 
@@ -68,6 +69,8 @@ def cautions(spec: Spec, plan: Plan, delta: float, forecast: dict[str, Any]) -> 
         said.append(_too_little(spec, plan, delta, ratio))
     if plan.stages and any(stage.noise == 0 for stage in plan.stages):
         said.append("no noise: the release will carry NoGuarantee")
+    if (took := forecast.get("predicted_seconds", 0)) > LONG:
+        said.append(f"about {seconds(took)} are predicted on this machine: use a GPU, or smaller settings (--set width, nets, steps, ...)")
     return said
 
 
@@ -101,10 +104,7 @@ def _up(value: float) -> str:
 def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
     """All that can be said before anything is read or spent."""
     plan, wall = prepare(spec, method, wall)
-    forecast = method.forecast(spec, plan)
-    work = forecast.get("floating_point_operations")
-    if work:
-        forecast = {**forecast, "predicted_seconds": work / _speed(Runtime(device).target)}
+    forecast = _forecast(spec, method, plan, Runtime(device).target)
     private = plan.stages and all(stage.noise > 0 for stage in plan.stages)
     claim = Guarantee.of(plan, wall.delta) if private else NoGuarantee("no noise is added")
     return {
@@ -117,6 +117,13 @@ def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto
         "forecast": forecast,
         "cautions": cautions(spec, plan, wall.delta, forecast),
     }
+
+
+def _forecast(spec: Spec, method: Method, plan: Plan, device: torch.device) -> dict[str, Any]:
+    """The method's own, and what it means in seconds on this machine."""
+    forecast = method.forecast(spec, plan)
+    work = forecast.get("floating_point_operations")
+    return {**forecast, "predicted_seconds": work / _speed(device)} if work else forecast
 
 
 def _speed(device: torch.device) -> float:
@@ -169,7 +176,7 @@ def synthesize(
         raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(box.name))
     runtime = runtime or Runtime()
-    for text in cautions(box.spec, plan, wall.delta, maker.forecast(box.spec, plan)):
+    for text in cautions(box.spec, plan, wall.delta, _forecast(box.spec, maker, plan, runtime.target)):
         notice(text)
     facts: dict[str, Any] = {
         "method": maker.name,
@@ -181,7 +188,7 @@ def synthesize(
     }
     # An unfinished run goes on with the same data only, and never as a secret one if its noise was seeded.
     run = {**facts, "insecure": insecure_seed is not None, "box": hashlib.sha256(box.name.encode()).hexdigest()}
-    folder = _run_folder(Path(out), run, resume) if out else None
+    folder = _run_folder(Path(out), run, resume, getattr(maker, "free", ())) if out else None
     gate = Gate(box, plan, book, wall, method=maker.name, runtime=runtime, folder=folder, insecure_seed=insecure_seed)
     if plan.stages and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
         raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
@@ -194,6 +201,11 @@ def synthesize(
         progress(stage, step, of, epsilon=0.0 if gate.ticket is None else price, **more)
 
     product = maker.fit(gate, Streams(seed, runtime, folder), watched)
+    if not product.fits(box.spec):
+        rest = (
+            f"; the answers are kept: go on with --resume and other settings ({', '.join(getattr(maker, 'free', ())) or 'none are free'})"
+        )
+        raise ReleaseError("what was made has values that are not finite: its training diverged" + (rest if folder else ""))
     facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": _versions()}
     release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, jsonable(facts))
     if out and folder:
@@ -281,8 +293,8 @@ def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:
     return Guarantee.of(plan, delta)
 
 
-def _run_folder(out: Path, run: dict[str, Any], resume: bool) -> Path:
-    """The folder of an unfinished run, beside its release-to-be; it must be the same run if we go on with it."""
+def _run_folder(out: Path, run: dict[str, Any], resume: bool, free: tuple[str, ...]) -> Path:
+    """The folder of an unfinished run, beside its release-to-be; it must be the same run if we go on with it, but for ``free`` settings."""
     if out.exists():
         raise ReleaseError(f"{out} is there already: name another folder, or remove it")
     folder = out.with_name(out.name + ".run")
@@ -297,9 +309,15 @@ def _run_folder(out: Path, run: dict[str, Any], resume: bool) -> Path:
         raise ReleaseError(f"{folder / 'run.json'} cannot be read ({type(error).__name__}): remove {folder} (its charge stays)") from None
     if not resume:
         raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (its charge stays)")
-    if known != json.loads(json.dumps(run)):
+    if _bound(known, free) != _bound(json.loads(json.dumps(run)), free):
         raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (its charge stays)")
     return folder
+
+
+def _bound(run: Any, free: tuple[str, ...]) -> Any:
+    """A run without the settings that nothing asked so far depends on."""
+    with refusing(ReleaseError, "run.json of the unfinished run is not as it was written: remove its folder (its charge stays)"):
+        return {**run, "settings": {key: value for key, value in run["settings"].items() if key not in free}}
 
 
 def _begin(folder: Path, run: dict[str, Any]) -> None:

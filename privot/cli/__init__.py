@@ -30,7 +30,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        refuse("not enough memory for these settings: ask for fewer samples or a smaller model")
+        refuse("not enough memory for these settings: ask for fewer samples, a smaller model, or fewer records at a time (--microbatch)")
     if code:
         say("privot: stopped; what was asked stays charged, and --resume goes on from here", err_console)
         sys.exit(code)

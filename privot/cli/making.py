@@ -23,6 +23,7 @@ from privot.cli.terminal import (
     LedgerFile,
     MaxTpr,
     MethodName,
+    Microbatch,
     PublicSize,
     Repair,
     Resize,
@@ -83,7 +84,8 @@ def plan(
     table.add_row("guarantee", "\n".join(guarantee_lines(facts["guarantee"])))
     for key, value in facts["forecast"].items():
         if value is not None:
-            table.add_row(key.replace("_", " "), f"{value:.3g}" if isinstance(value, (int, float)) else str(value))
+            said = seconds(value) if key == "predicted_seconds" else f"{value:.3g}" if isinstance(value, (int, float)) else str(value)
+            table.add_row(key.replace("_", " ").replace("predicted seconds", "predicted time"), said)
     out_console.print(table, soft_wrap=False)
     for caution in facts["cautions"]:
         say_caution(caution)
@@ -93,7 +95,7 @@ def plan(
 def synthesize(
     data: Data, out: Annotated[Path, typer.Option(help="Folder of the release.")] = Path("release"), method: MethodName = DEFAULT,
     epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None, sets: Sets = None, config: Config = None,
-    device: Device = "auto", seed: Seed = 0,
+    device: Device = "auto", microbatch: Microbatch = None, seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
     shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
     public_size: PublicSize = False, download: Download = False, as_json: Json = False,
@@ -108,7 +110,7 @@ def synthesize(
     from privot.synthesis import synthesize as run
 
     maker = make(method, to_settings(config, sets))
-    wall, runtime = to_wall(epsilon, delta, max_tpr, maker), Runtime(device)
+    wall, runtime = to_wall(epsilon, delta, max_tpr, maker), Runtime(device, microbatch)
     if os.path.lexists(out):
         raise SettingError(f"--out {out} is there already: name another folder, or remove it")
     box = load(

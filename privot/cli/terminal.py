@@ -38,6 +38,7 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="A setting of the 
 Config = Annotated[Path | None, typer.Option(help="Settings in a TOML file; --set wins over it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Microbatch = Annotated[int | None, typer.Option(min=1, help="Records at a time: fewer need less memory.")]
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The ledger that counts this data set.")]
 Shape = Annotated[str | None, typer.Option(help="Declared image shape, such as 1x28x28.")]
 Classes = Annotated[int | None, typer.Option(help="Declared number of classes.")]

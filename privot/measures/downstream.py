@@ -23,7 +23,7 @@ from privot.data.records import Public, Records, Sensitive
 from privot.errors import SettingError
 from privot.measures.classical import CLASSICAL, run_all
 from privot.measures.reading import Reading
-from privot.nets.augment import OPERATIONS
+from privot.nets.augment import OPERATIONS, operations
 from privot.nets.convnet import ConvNet
 from privot.nets.lenet import LeNet
 from privot.nets.resnet import ResNet18
@@ -112,8 +112,7 @@ def trained(
     Images of one channel are never mirrored: by rule, since they are mostly writing, and not by a look at the data.
     """
     build, recipe = NETWORKS[name][0], shortened(NETWORKS[name][1], len(labels))
-    operations = tuple(each for each in recipe.augment if each != "flip" or images.shape[1] > 1)
-    recipe = replace(recipe, augment=operations, repeats=repeats)
+    recipe = replace(recipe, augment=operations(images.shape[1]) if recipe.augment else (), repeats=repeats)
     wanted = labels if soft is None else pad(soft, (0, classes - soft.shape[1]))  # the test data may have more classes
     net = train(build, images, wanted, classes, recipe, device, seed=seed, progress=progress, stage=f"training {name}")
     words = [f"{build.__name__}, {recipe}"] + ["mean over the trainings, the error is their standard deviation"] * (repeats > 1)

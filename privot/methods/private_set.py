@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.nets.augment import OPERATIONS, Drawn, draw
+from privot.nets.augment import Drawn, draw, operations
 from privot.nets.ensemble import Ensemble, Frozen
 from privot.nets.matching import Round, match, unit
 from privot.nets.scenes import scenes
@@ -34,7 +34,8 @@ from privot.runtime import Progress, Streams
 
 COUNT_SHARE = 0.1  # of a part's norm goes to the class count, where sizes are not declared
 REACH = 12 / 28  # an image's norm for each root of its pixels, at most; a brighter one is scaled down
-GROUP = 10  # nets in one answer
+GROUP, ANSWERS = 10, 64  # nets in one answer at least, and answers of a round at most: so many are kept, so that a crashed run can go on
+MOST = 100_000  # of any count
 KINDS, EACH, LOOKING = 100, 200, 15  # of scenes: kinds, pictures of each, and epochs
 # How a budget is shared, by channels: class means, random nets, nets that know scenes, then each round of trained nets. How chosen:
 # docs/methods/private-set.md.
@@ -85,6 +86,9 @@ class PrivateSet:
   year      = {2023}
 }"""
 
+    # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
+    free: ClassVar[tuple[str, ...]] = ("steps", "at_once", "rate", "lessons", "soft", "keep")
+
     noise: float | None = None
     neighbours: str = "add-remove"
     per_class: int = 50  # images; others can be had later at no cost
@@ -107,10 +111,10 @@ class PrivateSet:
         if self.neighbours not in ("replace", "add-remove"):
             raise SettingError(f"private-set.neighbours={self.neighbours!r}: replace or add-remove")
         for key in ("per_class", "nets", "seeing", "views", "trained", "width", "depth", "steps", "at_once", "lessons"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise SettingError(f"private-set.{key}={value}: at least 1 is needed")
+            if (value := getattr(self, key)) is not None and not 1 <= value <= MOST:
+                raise SettingError(f"private-set.{key}={value}: 1 to {MOST:,} is needed")
         if self.shares is not None:
-            if len(self.shares) < 3 or not all(0 <= share < math.inf for share in self.shares) or not sum(self.shares[1:3]):
+            if len(self.shares) < 3 or not all(0 <= share <= 1e6 for share in self.shares) or not sum(self.shares[1:3]):
                 raise SettingError(
                     "private-set.shares: parts for means, random nets, seeing nets (of these two one above 0), then each round"
                 )
@@ -125,13 +129,14 @@ class PrivateSet:
         scale = 1.0 if self.noise is None else self.noise
         stages = [Stage("means", "sum", scale / math.sqrt(self._shares(spec)[0]))]
         for name, (nets, share) in self._rounds(spec).items():
-            answers = -(-nets // GROUP)
+            answers = _answers(nets)
             stages.append(Stage(name, "sum", scale * math.sqrt(answers / share), answers))
         return Plan(tuple(stages), Neighbours(self.neighbours))
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         smallest = min(spec.class_sizes) if spec.class_sizes else spec.size / spec.classes if spec.size else None
-        shape = self._net(1, spec, torch.Generator())
+        with torch.device("meta"):
+            shape = self._net(1, spec, torch.Generator())
         # All rounds are one Gaussian; its noise along one direction of the features, as a part of a class's sum of unit vectors.
         whole = 1 / math.sqrt(sum(stage.steps / stage.noise**2 for stage in plan.stages)) if all(s.noise for s in plan.stages) else 0
         noise_std = whole * (2 if plan.neighbours is Neighbours.REPLACE else 1)
@@ -147,6 +152,7 @@ class PrivateSet:
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
+        self._rehearse(spec, streams)
         means, counts = self._means(gate, device)
         images, labels = self._start(means, streams)
         seeing = self._seeing(spec, streams, progress) if self._shares(spec)[2] else None
@@ -184,6 +190,15 @@ class PrivateSet:
         rounds |= {f"trained{turn + 1}": (self._size(spec, "trained") * self.views, share) for turn, share in enumerate(later)}
         return {name: each for name, each in rounds.items() if each[1]}
 
+    def _rehearse(self, spec: Spec, streams: Streams) -> None:
+        """The largest query on black images, as many as the gate takes at a time: what cannot run here fails before anything is charged."""
+        device, count = streams.runtime.target, max(-(-nets // _answers(nets)) for nets, _ in self._rounds(spec).values())
+        nets = self._net(count, spec, streams.generator("rehearsal")).to(device).requires_grad_(False)
+        drawn = draw(count, spec.shape[1:], streams.generator("rehearsal"), operations(spec.shape[0])).to(device)
+        black, label = torch.zeros(streams.runtime.portion, *spec.shape, device=device), torch.zeros(streams.runtime.portion, device=device)
+        many = torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))
+        many(black, label, nets, Frozen(nets)[:], drawn, torch.zeros(count, nets.numbers, device=device))
+
     def _means(self, gate: Gate, device: torch.device) -> tuple[Tensor, Tensor]:
         """Noisy class means [classes, ...] and class sizes [classes]."""
         spec = gate.spec
@@ -199,18 +214,25 @@ class PrivateSet:
     ) -> Round:  # fmt: skip
         """Noisy class means of the unit features by each net, centred by the images so far."""
         spec, frozen, count = gate.spec, Frozen(nets), self._rounds(gate.spec)[stage][0]
-        drawn = draw(count, spec.shape[1:], streams.generator(f"{stage} augmentations"), _operations(spec)).to(images.device)
-        centres, targets = [], []
-        for group in torch.arange(count, device=images.device).split(GROUP):
-            weights, some = frozen[group % nets.nets], drawn.chosen(group)
+        groups = torch.arange(count, device=images.device).tensor_split(_answers(count))
+        fresh = draw(count, spec.shape[1:], streams.generator(f"{stage} augmentations"), operations(spec.shape[0])).to(images.device)
+
+        def made() -> dict[str, Tensor]:
             with torch.no_grad():
-                centre = unit(nets, weights, images, some, None).mean(1)
+                centres = [unit(nets, frozen[group % nets.nets], images, fresh.chosen(group), None).mean(1) for group in groups]
+            return {"centre": torch.cat(centres), **dict(zip(DRAWN, fresh, strict=True)), **_blocks(nets, 1)}
+
+        asked = streams.once(f"{stage} asked", made)
+        if any(not torch.equal(value, asked[name]) for name, value in _blocks(nets, 1).items()):
+            raise ReleaseError("this version of PyTorch draws other random nets than the one that began the run: go on with that one")
+        drawn, targets = Drawn(*(asked[name] for name in DRAWN)), []
+        for group in groups:
+            weights, some, centre = frozen[group % nets.nets], drawn.chosen(group), asked["centre"][group]
             answer = gate.sum(stage, directions, nets, weights, some, centre, bound=1.0, per_class=True)
             mean = answer * math.sqrt(len(group)) / counts[:, None]
             targets.append(mean.float().view(spec.classes, len(group), -1).transpose(0, 1))
-            centres.append(centre)
-            progress(f"features by {stage} nets", len(centres) * GROUP if len(group) == GROUP else count, count)
-        return Round(nets, drawn, torch.cat(centres), torch.cat(targets), share)
+            progress(f"features by {stage} nets", sum(map(len, targets)), count)
+        return Round(nets, drawn, asked["centre"], torch.cat(targets), share)
 
     # What is free
 
@@ -231,7 +253,9 @@ class PrivateSet:
     def _seeing(self, spec: Spec, streams: Streams, progress: Progress) -> Ensemble:
         """Nets that learned to tell scenes apart: no record was seen."""
         nets = self._net(self.seeing, spec, streams.generator("seeing"), KINDS).to(device := streams.runtime.target)
-        recipe = Recipe(LOOKING, 0.02, batch=200, decay=5e-4, drops=(LOOKING // 2, LOOKING * 4 // 5), half=True, augment=_operations(spec))
+        recipe = Recipe(
+            LOOKING, 0.02, batch=200, decay=5e-4, drops=(LOOKING // 2, LOOKING * 4 // 5), half=True, augment=operations(spec.shape[0])
+        )
 
         def made() -> dict[str, Tensor]:
             images, kinds = scenes(KINDS, EACH, spec.shape, streams.generator("scenes"), device)
@@ -251,7 +275,7 @@ class PrivateSet:
         if seeing is not None:
             nets.follow(seeing)
         epochs, lessons = self._size(spec, "lessons"), streams.generator(f"{name} lessons")
-        recipe = Recipe(epochs, 0.01, batch=256, decay=5e-4, drops=(epochs // 2,), half=True, even=True, augment=_operations(spec))
+        recipe = Recipe(epochs, 0.01, batch=256, decay=5e-4, drops=(epochs // 2,), half=True, even=True, augment=operations(spec.shape[0]))
 
         def made() -> dict[str, Tensor]:
             train_ensemble(nets, images, labels, recipe, lessons, progress=progress, stage=f"teaching the nets of {name}")
@@ -290,8 +314,8 @@ class PrivateSet:
         for name, part in rounds.items():
             kept |= {f"{name}.centre": part.centre.half(), f"{name}.target": part.target.clamp(-6e4, 6e4).half()}
             kept |= {f"{name}.{each}": value for each, value in zip(DRAWN, part.drawn, strict=True)}
-            blocks = {each: value.half() for each, value in part.nets.named_parameters() if each not in ("head", "tail")}
-            kept |= {f"{name}.{each}": value[:1] if name == "random" else value for each, value in blocks.items()}
+            blocks = _blocks(part.nets, 1 if name == "random" else part.nets.nets)
+            kept |= {f"{name}.{each}": value.half() for each, value in blocks.items()}
         return kept
 
     def _remembered(self, kept: dict[str, Tensor], spec: Spec, streams: Streams) -> tuple[Tensor, dict[str, Round]]:
@@ -324,9 +348,14 @@ class PrivateSet:
         return means, rounds
 
 
-def _operations(spec: Spec) -> tuple[str, ...]:
-    """Grey images are mostly writing, or shapes with a handedness: they are not mirrored. By rule, not by data."""
-    return tuple(each for each in OPERATIONS if each != "flip" or spec.shape[0] > 1)
+def _answers(nets: int) -> int:
+    """In how many answers so many nets are asked for, as evenly as they go."""
+    return min(-(-nets // GROUP), ANSWERS)
+
+
+def _blocks(nets: Ensemble, count: int) -> dict[str, Tensor]:
+    """The blocks of the first nets: all parameters but those of the last layer."""
+    return {name: value.detach()[:count] for name, value in nets.named_parameters() if name not in ("head", "tail")}
 
 
 METHOD = PrivateSet

@@ -16,6 +16,15 @@ from torch.nn.functional import affine_grid, grid_sample
 OPERATIONS = ("colour", "crop", "cutout", "flip", "scale", "rotate")
 
 
+def operations(channels: int, flip: bool | None = None) -> tuple[str, ...]:
+    """Which there are for images of so many channels: grey ones, mostly writing, are not mirrored unless told. By rule, not by data.
+
+    >>> operations(1)
+    ('colour', 'crop', 'cutout', 'scale', 'rotate')
+    """
+    return OPERATIONS if (channels > 1 if flip is None else flip) else tuple(each for each in OPERATIONS if each != "flip")
+
+
 class Drawn(NamedTuple):
     """The numbers of ``count`` augmentations; an operation that was not drawn has the numbers that change nothing."""
 

@@ -1,7 +1,7 @@
-"""Many small ConvNets as one computation.
+"""Many small ConvNets with one interface: weights side by side, images shared or each net's own.
 
-Where each sees few images, or all see the same, their channels lie side by side and convolutions run in groups; where each has many of
-its own, or on a GPU, they take turns with dense convolutions, which are quicker then. The numbers are the same up to rounding.
+The nets take turns with dense convolutions: on a GPU, where their steps are captured as one graph, that is as quick as grouped
+convolutions, on a CPU twice as quick, and memory holds the maps of one net however many there are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from privot.nets.blocks import block
-
-DENSE = 64  # images of its own from which a net's convolutions are dense: enough to fill a device without company
+from privot.nets.blocks import block, precision
 
 
 class Ensemble(nn.Module):
@@ -85,24 +83,18 @@ class Ensemble(nn.Module):
 
     def _maps(self, images: Tensor, known: dict[str, Tensor], wanted: slice) -> list[Tensor]:
         """What lies after the blocks ``wanted``, each [nets, count, channels, height, width]; without any block, the images."""
-        nets = len(known["tail"])
-        if images.ndim == 5 and (images.is_cuda or images.shape[1] >= DENSE):
-            # One unbind of each parameter: its gradient is one stack, where slices would fill the whole tensor once a net.
-            parts = (dict(zip(known, each, strict=True)) for each in zip(*(value.unbind() for value in known.values()), strict=True))
-            walks = [self._walk(own, part, 1)[wanted] for own, part in zip(images.unbind(), parts, strict=True)]
-            return [torch.stack(level) for level in zip(*walks, strict=True)]
-        x = images.expand(nets, *images.shape) if images.ndim == 4 and not self.blocks else images
-        x = x if x.ndim == 4 else x.transpose(0, 1).flatten(1, 2)
-        return [level.unflatten(1, (nets, -1)).transpose(0, 1) for level in self._walk(x, known, nets)[wanted]]
+        # One unbind of each parameter: its gradient is one stack, where slices would fill the whole tensor once a net.
+        parts = (dict(zip(known, each, strict=True)) for each in zip(*(value.unbind() for value in known.values()), strict=True))
+        own = images.unbind() if images.ndim == 5 else [images] * len(known["tail"])
+        walks = [self._walk(each, part)[wanted] for each, part in zip(own, parts, strict=True)]
+        return [torch.stack(level) for level in zip(*walks, strict=True)]
 
-    def _walk(self, x: Tensor, known: dict[str, Tensor], groups: int) -> list[Tensor]:
-        """What lies after each block, [count, groups * width, height, width]; the images are one net's, all nets' or shared."""
+    def _walk(self, x: Tensor, known: dict[str, Tensor]) -> list[Tensor]:
+        """What lies after each block of one net, [count, width, height, width]."""
         levels = [] if self.blocks else [x]
         for number in range(self.blocks):
-            shared = number == 0 and x.shape[1] == self.shape[0]
-            bias, gain, shift = (known[f"{part}{number}"].flatten() for part in ("bias", "gain", "shift"))
-            conv, pad = known[f"conv{number}"].flatten(0, -4), self.pad if number == 0 else 1
-            x = block(x, conv, bias, gain, shift, pad, 1 if shared else groups)
+            conv, bias, gain, shift = (known[f"{part}{number}"] for part in ("conv", "bias", "gain", "shift"))
+            x = block(x, conv, bias, gain, shift, self.pad if number == 0 else 1)
             levels.append(x)
         return levels
 
@@ -119,12 +111,10 @@ class Frozen:
     """
 
     def __init__(self, nets: Ensemble):
-        half = bool(nets.head.is_cuda)
-        self._own = {name: value.detach() for name, value in nets.named_parameters()}
+        self._own, quick = {name: value.detach() for name, value in nets.named_parameters()}, precision(nets.tail.device)
         for name, value in self._own.items():
             if name.startswith("conv"):
-                self._own[name] = (value.bfloat16() if half else value).permute(0, 1, 3, 4, 2).contiguous()
-        self.nets, self.dtype = nets.nets, torch.bfloat16 if half else torch.float32
+                self._own[name] = value.to(quick).permute(0, 1, 3, 4, 2).contiguous()
 
     def __getitem__(self, index: Tensor | slice) -> dict[str, Tensor]:
         return {name: value[index].permute(0, 1, 4, 2, 3) if value.ndim == 5 else value[index] for name, value in self._own.items()}

@@ -90,9 +90,9 @@ def _backward(
 
 
 def suits(x: Tensor) -> bool:
-    """Whether maps [count, channels, height, width] can go this way: sides are powers of two, channels fill whole parts."""
+    """Whether maps [count, channels, height, width] can go this way: sides powers of two up to 64, channels that fill whole parts."""
     height, width = x.shape[-2:]
-    return height >= 2 and width >= 2 and not height & height - 1 and not width & width - 1 and x.shape[-3] % _part(x) == 0
+    return 2 <= height <= 64 and 2 <= width <= 64 and not height & height - 1 and not width & width - 1 and x.shape[-3] % _part(x) == 0
 
 
 def _part(x: Tensor) -> int:

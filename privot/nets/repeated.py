@@ -14,7 +14,7 @@ WARM = 3  # eager steps before a capture: they fill caches and optimiser state, 
 def tuned(device: torch.device) -> AbstractContextManager[Any]:
     """Here convolutions are timed on first use and the quickest way is taken; shapes should repeat.
 
-    For public tensors alone: how long one takes may depend on what is in it, and then so does the rounding of all that follow.
+    Never inside the gate: how long one takes may depend on what is in it, and then so does the rounding of all that follow.
     """
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True) if device.type == "cuda" else nullcontext()
 

@@ -115,9 +115,8 @@ class Gate:
 
         def whole(grid: float) -> Tensor:
             records = Records(*(torch.cat(each) for each in zip(*self._draw(stage), strict=True)))
-            value = torch.zeros(shape, device=self._device)
-            if len(records.labels):  # an empty draw answers noise alone
-                value = self._secretly(query, records, self._vault, *public)
+            # an empty draw answers noise alone
+            value = self._secretly(query, records, self._vault, *public) if len(records.labels) else torch.zeros(shape, device=self._device)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 raise QueryError(f"stage {stage.name}: the query's answer does not have its declared shape {list(shape)}")
             return _toward_zero(_clip(value.reshape(1, -1), bound), grid).view(shape)
@@ -263,7 +262,9 @@ class Gate:
 
     def _secretly(self, query: Callable[..., Any], *args: Any) -> Any:
         try:
-            return query(*args)
+            # privacy: cuDNN must not choose its way by timing records, nor sum in an order of its own: a part depends on its record alone.
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+                return query(*args)
         except Exception as error:
             kind = type(error).__name__
         self._stages.clear()  # privacy: that it failed may say something of the records; it says it once, then this gate is closed

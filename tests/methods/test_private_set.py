@@ -1,6 +1,7 @@
 """The private set: no record moves an answer by more than is paid for, the price is that of one Gaussian, and the images are of use."""
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 
@@ -22,6 +23,7 @@ from privot.nets.ensemble import Ensemble, Frozen
 from privot.nets.matching import Round, unit
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import SENSITIVITY, Gate
+from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.release import Release, verify
 from privot.runtime import Runtime, Streams, silent
@@ -387,7 +389,7 @@ def test_another_size_is_made_without_any_gate(released, monkeypatch, count):
 
 
 def test_what_is_kept_is_what_was_answered(monkeypatch):
-    """Half precision apart; and through a file bit by bit."""
+    """Half precision apart."""
     monkeypatch.setattr(private_set, "KINDS", 3)
     monkeypatch.setattr(private_set, "EACH", 4)
     method, spec = PrivateSet(**TINY, noise=1.0), Spec(COLOUR, CLASSES)
@@ -451,8 +453,104 @@ def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_
     assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(release.guarantee.epsilon)
     kept = release.product.kept["random.target"].float()
     counts = (answers[0][:, -1] / 0.1).clamp(min=1)
-    wanted = (answers[1] * math.sqrt(GROUP) / counts[:, None]).view(CLASSES, GROUP, -1).transpose(0, 1)
-    torch.testing.assert_close(kept[:GROUP], wanted.float(), rtol=2e-3, atol=1e-3)  # what was released is of the answers of the first half
+    first = 7  # thirteen nets are asked for in seven and six
+    wanted = (answers[1] * math.sqrt(first) / counts[:, None]).view(CLASSES, first, -1).transpose(0, 1)
+    torch.testing.assert_close(kept[:first], wanted.float(), rtol=2e-3, atol=1e-3)  # what was released is of the answers of the first half
+
+
+def test_nets_that_were_asked_stay_the_nets_of_their_answers(tmp_path, monkeypatch):
+    """On a GPU a training does not repeat to the bit. Here it never does, and the run is killed after the trained nets were asked."""
+    method, taught, fresh = PrivateSet(**TINY, noise=2.0), [], itertools.count()
+    box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+
+    def never_twice(nets, *given, **more):
+        with torch.no_grad():
+            nets.conv0.add_(0.1 * torch.randn(nets.conv0.shape, generator=torch.Generator().manual_seed(next(fresh))))
+        taught.append(nets.conv0.detach().clone())
+
+    monkeypatch.setattr(private_set, "train_ensemble", never_twice)
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            synthesize(box, method, **ways)
+    release = synthesize(box, method, resume=True, **ways)
+    assert len(taught) == 1
+    assert torch.equal(release.product.kept["trained1.conv0"], taught[0].half())
+
+
+def test_a_run_goes_on_with_other_settings_where_nothing_asked_depends_on_them(tmp_path, monkeypatch):
+    method = PrivateSet(**TINY, noise=2.0)
+    box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            synthesize(box, method, **ways)
+    with pytest.raises(ReleaseError, match="other settings"):
+        synthesize(box, dataclasses.replace(method, per_class=method.per_class + 1), resume=True, **ways)
+    release = synthesize(box, dataclasses.replace(method, at_once=1), resume=True, **ways)
+    assert release.facts["settings"]["at_once"] == 1
+
+
+def test_an_altered_part_of_a_run_is_refused(tmp_path, monkeypatch):
+    method, ways = PrivateSet(**TINY, noise=2.0), {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            synthesize(box, method, **ways)
+    file = next((tmp_path / "out.run").glob("trained1.public.*.safetensors"))
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(ReleaseError, match="altered"):
+        synthesize(box, method, resume=True, **ways)
+
+
+def test_what_cannot_run_fails_before_anything_is_charged(tmp_path, monkeypatch):
+    monkeypatch.setattr(private_set, "directions", lambda *given: (_ for _ in ()).throw(MemoryError))
+    box, ledger = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box"), Ledger(tmp_path / "x.jsonl")
+    with pytest.raises(MemoryError):
+        synthesize(box, PrivateSet(**TINY, noise=2.0), ledger=ledger, runtime=Runtime("cpu"))
+    assert ledger.spent().epsilon(1e-5) == 0
+
+
+def test_a_training_that_diverged_loses_no_answer(tmp_path, monkeypatch):
+    box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateSet, "_kept", lambda *given: {"means": torch.tensor([math.nan])})
+        with pytest.raises(ReleaseError, match=r"not finite.*--resume"):
+            synthesize(box, PrivateSet(**TINY, noise=2.0), **ways)
+    assert not (tmp_path / "out").exists()
+    synthesize(box, PrivateSet(**TINY, noise=2.0), resume=True, **ways)
+    assert verify(tmp_path / "out")
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("shape", "width", "portion"), [((1, 8, 8), 16, 37), ((1, 28, 28), 128, 24), ((3, 32, 32), 32, 33)])
+def test_a_part_depends_on_its_record_alone(shape, width, portion, device):
+    """To the bit, wherever it lies in its portion and whoever lies beside it: removing one record moves all that follow."""
+    generator = torch.Generator().manual_seed(0)
+    portion = portion * 100 if device == "cuda" else portion
+    nets = Ensemble(3, shape, 10, width, generator=generator).to(device).requires_grad_(False)
+    drawn, images = draw(3, shape[1:], generator).to(torch.device(device)), torch.rand(portion, *shape, generator=generator).to(device)
+    labels, weights = torch.zeros(portion, dtype=torch.int64, device=device), Frozen(nets)[:]
+    centre = unit(nets, weights, images[:8], drawn, None).mean(1)
+
+    def parts(shown):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):  # as the gate does
+            return torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))(shown, labels, nets, weights, drawn, centre)
+
+    whole = parts(images)
+    without = parts(torch.cat([images[:3], images[4:], torch.zeros_like(images[:1])]))
+    beside = parts(torch.cat([images[:3], torch.zeros_like(images[:1]), images[4:]]))
+    assert torch.equal(torch.cat([whole[:3], whole[4:]]), without[:-1])
+    assert torch.equal(torch.cat([whole[:3], whole[4:]]), torch.cat([beside[:3], beside[4:]]))
 
 
 # The settings

@@ -15,21 +15,21 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def parts(count=3, channels=2, width=6, side=(10, 8), groups=1, dtype=torch.float64):
+def parts(count=3, channels=2, width=6, side=(10, 8), dtype=torch.float64):
     """Images, weights, bias, gain and shift of a block."""
-    sizes = [(count, channels * groups, *side), (width * groups, channels, 3, 3), *[(width * groups,)] * 3]
+    sizes = [(count, channels, *side), (width, channels, 3, 3), *[(width,)] * 3]
     return [torch.randn(size, generator=seeded(number), dtype=dtype) for number, size in enumerate(sizes)]
 
 
-def plainly(x, conv, bias, gain, shift, padding, groups=1):
-    maps = conv2d(x, conv, bias, padding=padding, groups=groups)
+def plainly(x, conv, bias, gain, shift, padding):
+    maps = conv2d(x, conv, bias, padding=padding)
     return avg_pool2d(group_norm(maps, maps.shape[1], gain, shift).relu(), 2)
 
 
-@pytest.mark.parametrize(("padding", "groups", "side"), [(1, 1, (10, 8)), (3, 1, (28, 28)), (1, 4, (8, 8)), (1, 2, (7, 9)), (1, 1, (2, 2))])
-def test_a_block_is_its_plain_composition_in_value_and_gradient(padding, groups, side):
-    given = [each.requires_grad_() for each in parts(side=side, groups=groups)]
-    found, wanted = (way(*given, padding=padding, groups=groups) for way in (block, plainly))
+@pytest.mark.parametrize(("padding", "side"), [(1, (10, 8)), (3, (28, 28)), (1, (8, 8)), (1, (7, 9)), (1, (2, 2))])
+def test_a_block_is_its_plain_composition_in_value_and_gradient(padding, side):
+    given = [each.requires_grad_() for each in parts(side=side)]
+    found, wanted = (way(*given, padding=padding) for way in (block, plainly))
     torch.testing.assert_close(found, wanted)
     weights = torch.randn(found.shape, generator=seeded(9), dtype=torch.float64)
     for one, two in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, wanted)), strict=True):
@@ -45,13 +45,19 @@ def test_each_map_is_normalised_alone():
     torch.testing.assert_close(block(x, conv, bias, gain, shift, 1)[1, 4], lit.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3)))
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (3, 4), (8, 2), (12, 2)])
-def test_black_channels_change_no_map(channels, groups):
-    x, conv, *_ = parts(channels=channels, groups=groups)
-    wide, filled = _filled(x, conv, groups)
+@pytest.mark.parametrize("channels", [1, 3, 8, 12])
+def test_black_channels_change_no_map(channels):
+    x, conv, *_ = parts(channels=channels)
+    wide, filled = _filled(x, conv)
+    assert filled.shape[1] == wide.shape[1]
     assert filled.shape[1] % 8 == 0
-    assert wide.shape[1] == filled.shape[1] * groups
-    torch.testing.assert_close(conv2d(wide, filled, padding=1, groups=groups), conv2d(x, conv, padding=1, groups=groups))
+    torch.testing.assert_close(conv2d(wide, filled, padding=1), conv2d(x, conv, padding=1))
+
+
+def test_half_precision_takes_weights_of_full_precision_beside_it():
+    x, conv, *rest = parts(dtype=torch.float32)  # as frozen nets have them: convolutions in half precision, the rest in full
+    found = block(x.bfloat16(), conv.bfloat16(), *rest, padding=1)
+    torch.testing.assert_close(found.float(), block(x, conv, *rest, padding=1), rtol=0.05, atol=0.05)
 
 
 def test_half_precision_stays_half_and_near():
@@ -146,15 +152,12 @@ def test_widths_and_sides_that_do_not_suit_take_the_plain_way(monkeypatch, width
 
 
 @gpu
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one(groups):
-    given = [
-        each.cuda().requires_grad_() for each in parts(count=8, channels=3, width=32, side=(32, 32), groups=groups, dtype=torch.float32)
-    ]
+def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
+    given = [each.cuda().requires_grad_() for each in parts(count=8, channels=3, width=32, side=(32, 32), dtype=torch.float32)]
     exact = [each.detach().double().requires_grad_() for each in given]
     with torch.autocast("cuda", torch.bfloat16):
-        found = block(*given, padding=1, groups=groups)
-    wanted = plainly(*exact, 1, groups)
+        found = block(*given, padding=1)
+    wanted = plainly(*exact, 1)
     near(found, wanted, 0.01)
     chosen = [0, 1, 3, 4]  # a bias before a norm has no slope
     some, other = ([each[place] for place in chosen] for each in (given, exact))

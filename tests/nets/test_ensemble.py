@@ -5,7 +5,6 @@ import torch
 from torch.nn.functional import avg_pool2d, cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from privot.nets import blocks, ensemble
 from privot.nets.convnet import ConvNet
 from privot.nets.ensemble import Ensemble, Frozen
 
@@ -72,37 +71,12 @@ def test_the_first_weights_have_the_usual_law():
     assert (nets.shift0 == 0).all()
 
 
-@pytest.fixture
-def groups(monkeypatch):
-    """Of every convolution that was done."""
-    seen, conv2d = [], blocks.conv2d
-    monkeypatch.setattr(blocks, "conv2d", lambda *given, **named: seen.append(named["groups"]) or conv2d(*given, **named))
-    return seen
+def test_shared_images_are_each_nets_own_images():
+    nets, images = made((1, 8, 8)), torch.rand(5, 1, 8, 8)
+    assert torch.equal(nets(images), nets(images.expand(3, *images.shape)))
 
 
-def test_nets_with_many_images_of_their_own_take_turns(groups):
-    nets, many = made((1, 8, 8)), torch.rand(3, ensemble.DENSE, 1, 8, 8)
-    for images, wanted in ((many, [1] * 6), (many[:, :-1], [3, 3]), (many[0], [1, 3])):
-        groups.clear()
-        nets.features(images)
-        assert groups == wanted
-
-
-def test_taking_turns_changes_no_number_and_no_gradient(monkeypatch):
-    found = []
-    for least in (1, 10**9):
-        monkeypatch.setattr(ensemble, "DENSE", least)
-        nets, images = made(), torch.rand(3, 6, 1, 28, 28, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        logits, levels = nets(images), nets.layers(images, side=2)
-        (logits.square().sum() + sum(each.square().sum() for each in levels)).backward()
-        found.append([logits, *levels, images.grad, *(each.grad for each in nets.parameters())])
-    for one, two in zip(*found, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("least", [1, 10**9])
-def test_every_block_can_be_asked_for(monkeypatch, least):
-    monkeypatch.setattr(ensemble, "DENSE", least)
+def test_every_block_can_be_asked_for():
     nets, images = made(), torch.rand(3, 6, 1, 28, 28)
     walk, maps, x = alone(nets, 1), [], images[1]
     for conv, norm in zip(walk.convs, walk.norms, strict=True):
@@ -118,10 +92,8 @@ def test_every_block_can_be_asked_for(monkeypatch, least):
     torch.testing.assert_close(nets.layers(images[:2], some, side=2)[0][1], nets.layers(images[1], side=2)[0][1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("least", [1, 10**9])
 @pytest.mark.parametrize("last", [False, True])
-def test_half_precision_and_channels_last_change_roundings_alone(monkeypatch, least, last):
-    monkeypatch.setattr(ensemble, "DENSE", least)
+def test_half_precision_and_channels_last_change_roundings_alone(last):
     nets, images = made((3, 32, 32)), torch.rand(3, 6, 3, 32, 32)
     wanted, shown = nets(images).detach(), images
     if last:
