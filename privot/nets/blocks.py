@@ -42,9 +42,12 @@ def block(x: Tensor, conv: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, pa
     >>> block(x, torch.rand(4, 1, 3, 3), ones, ones, ones, padding=1).shape
     torch.Size([2, 4, 4, 4])
     """
-    if x.is_cuda and _computed(x) in HALF and _triton():
+    if x.is_cuda and (quick := _computed(x)) in HALF and _triton():
         from privot.nets import fused
 
+        x, conv = x.to(quick), conv.to(quick)
+        if fused.begins(x, conv, padding):
+            return fused.first_block(x, conv, gain, shift, padding)
         x, conv = _filled(x, conv)
         maps = conv2d(x, conv, None, padding=padding)  # without the bias: the norm takes it away again
         if fused.suits(maps):

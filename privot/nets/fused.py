@@ -158,6 +158,82 @@ def _(info: Any, dims: tuple[int | None, ...], x: Tensor, gain: Tensor, shift: T
     return tuple(each.unflatten(0, (info.batch_size, -1)) for each in found), (0, 0, 0)
 
 
+@triton.jit
+def _seen(x, row, column, channel, height: tl.constexpr, width: tl.constexpr, there):
+    """The pixels under each tap of the convolution, black outside: [places, taps]."""
+    inside = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return tl.load(x + channel * height * width + row * width + column, mask=inside, other=0.0)
+
+
+@triton.jit
+def _first(
+    x, conv, gain, shift, y, inputs: tl.constexpr, above: tl.constexpr, across: tl.constexpr, pad: tl.constexpr, height: tl.constexpr,
+    width: tl.constexpr, channels: tl.constexpr, part: tl.constexpr, taps: tl.constexpr,
+):  # fmt: skip
+    image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * part + tl.arange(0, part)
+    places: tl.constexpr = (height // 2) * (width // 2)
+    place, tap = tl.arange(0, places), tl.arange(0, taps)
+    there = (tap < inputs * 9)[None, :]
+    weights = tl.load(conv + channel[None, :] * (inputs * 9) + tap[:, None], mask=(tap < inputs * 9)[:, None], other=0.0)
+    row = (2 * (place // (width // 2)))[:, None] + (tap % 9 // 3)[None, :] - pad
+    column = (2 * (place % (width // 2)))[:, None] + (tap % 3)[None, :] - pad
+    source, own = (tap // 9)[None, :], x + image * inputs * above * across
+    a = tl.dot(_seen(own, row, column, source, above, across, there), weights)
+    b = tl.dot(_seen(own, row, column + 1, source, above, across, there), weights)
+    c = tl.dot(_seen(own, row + 1, column, source, above, across, there), weights)
+    d = tl.dot(_seen(own, row + 1, column + 1, source, above, across, there), weights)
+    middle = tl.sum(a + b + c + d, 0) / (4 * places)
+    a, b, c, d = a - middle[None, :], b - middle[None, :], c - middle[None, :], d - middle[None, :]
+    steep = 1 / tl.sqrt(tl.sum(a * a + b * b + c * c + d * d, 0) / (4 * places) + 1e-5)
+    factor, plus = (tl.load(gain + channel) * steep)[None, :], tl.load(shift + channel)[None, :]
+    total = tl.maximum(a * factor + plus, 0) + tl.maximum(b * factor + plus, 0)
+    total += tl.maximum(c * factor + plus, 0) + tl.maximum(d * factor + plus, 0)
+    tl.store(y + image * places * channels + (place * channels)[:, None] + channel[None, :], (total * 0.25).to(y.dtype.element_ty))
+
+
+@torch.library.custom_op("privot::first_block", mutates_args=())
+def _first_block(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int) -> Tensor:
+    count, inputs, above, across = x.shape
+    channels, height, width = len(conv), above + 2 * padding - 2, across + 2 * padding - 2
+    y = torch.empty(count, channels, height // 2, width // 2, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    part, taps = 32 if channels % 32 == 0 else 16, 16 if inputs == 1 else 32
+    _first[count, channels // part](
+        x.contiguous(), conv.contiguous(), gain, shift, y, inputs, above, across, padding, height, width, channels, part, taps, num_warps=8
+    )
+    return y
+
+
+@_first_block.register_fake
+def _(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int) -> Tensor:
+    sides = [(side + 2 * padding - 2) // 2 for side in x.shape[2:]]
+    return torch.empty(len(x), len(conv), *sides, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+@_first_block.register_vmap
+def _(
+    info: Any, dims: tuple[int | None, ...], x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int
+) -> tuple[Tensor, int]:  # fmt: skip
+    if dims[1:4] != (None, None, None) or dims[0] is None:
+        raise NotImplementedError("only images may be many")
+    found = _first_block(x.movedim(dims[0], 0).flatten(0, 1), conv, gain, shift, padding)
+    return found.unflatten(0, (info.batch_size, -1)), 0
+
+
+def begins(x: Tensor, conv: Tensor, padding: int) -> bool:
+    """Whether a whole block of images can go in one pass: few channels, sides of maps powers of two up to 32; nothing learns from it."""
+    sides = [side + 2 * padding - 2 for side in x.shape[-2:]]
+    small = conv.shape[1] <= 3 and len(conv) % 16 == 0 and all(4 <= side <= 32 and not side & side - 1 for side in sides)
+    return small and x.dtype == conv.dtype and not (torch.is_grad_enabled() and (x.requires_grad or conv.requires_grad))
+
+
+def first_block(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int) -> Tensor:
+    """Images [count, channels, height, width] to maps [count, width, ...] after convolution, norm, ReLU and pooling.
+
+    The maps before the pooling, a hundred times the images, never reach memory.
+    """
+    return _first_block(x, conv, gain.float(), shift.float(), padding)
+
+
 def norm_relu_pool(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     """Maps [count, channels, height, width] to [count, channels, height / 2, width / 2]; differentiable once."""
     return _whole(x, gain.float(), shift.float())[0]

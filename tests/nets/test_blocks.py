@@ -1,5 +1,10 @@
 """A block is convolution, instance norm, ReLU and average pooling, by whichever way it is computed."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
@@ -121,6 +126,20 @@ def test_fused_gradients_of_the_maps_alone():
 
 
 @gpu
+@pytest.mark.parametrize(("channels", "side", "padding", "width"), [(1, 28, 3, 128), (3, 32, 1, 128), (3, 16, 1, 48), (1, 8, 1, 16)])
+def test_the_first_block_is_near_double_precision(channels, side, padding, width):
+    from privot.nets import fused
+
+    x, conv, *rest = [each.cuda() for each in parts(count=70, channels=channels, width=width, side=(side, side), dtype=torch.float32)]
+    x, conv = x.bfloat16(), conv.bfloat16()
+    assert fused.begins(x, conv, padding)
+    found = block(x, conv, *rest, padding=padding)
+    near(found, plainly(x.double(), conv.double(), *(each.double() for each in rest), padding), 0.004)
+    many = torch.func.vmap(lambda each: block(each[None], conv, *rest, padding=padding)[0])(x)
+    assert torch.equal(many, found)
+
+
+@gpu
 def test_fused_under_vmap_is_a_larger_batch():
     from privot.nets import fused
 
@@ -141,7 +160,7 @@ def test_widths_and_sides_that_do_not_suit_take_the_plain_way(monkeypatch, width
 
     taken, real = [], fused.norm_relu_pool
     monkeypatch.setattr(fused, "norm_relu_pool", lambda *given: taken.append(1) or real(*given))
-    given = [each.cuda() for each in parts(channels=3, width=width, side=side, dtype=torch.float32)]
+    given = [each.cuda().requires_grad_() for each in parts(channels=3, width=width, side=side, dtype=torch.float32)]
     with torch.autocast("cuda", torch.bfloat16):
         found = block(*given, padding=1)
     assert bool(taken) == suits
@@ -165,3 +184,38 @@ def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
         torch.autograd.grad(found.float().square().sum(), some), torch.autograd.grad(wanted.square().sum(), other), strict=True
     ):
         near(one, two, 0.03)
+
+
+INTERPRETED = """
+import torch
+from torch.nn.functional import avg_pool2d, conv2d, group_norm
+from privot.nets import fused
+
+def plainly(maps, gain, shift):
+    return avg_pool2d(group_norm(maps, maps.shape[1], gain, shift).relu(), 2)
+
+for inputs, side, pad, width in ((1, 28, 3, 32), (3, 32, 1, 16), (1, 8, 1, 16), (3, 16, 1, 64), (2, 4, 1, 48)):
+    x, conv, gain, shift = (torch.randn(size) for size in ((3, inputs, side, side), (width, inputs, 3, 3), (width,), (width,)))
+    assert fused.begins(x, conv, pad)
+    wanted = plainly(conv2d(x, conv, padding=pad), gain, shift)
+    torch.testing.assert_close(fused.first_block(x, conv, gain, shift, pad), wanted, rtol=1e-4, atol=1e-4)
+    many = torch.func.vmap(lambda image: fused.first_block(image[None], conv, gain, shift, pad)[0])(x)
+    torch.testing.assert_close(many, wanted, rtol=1e-4, atol=1e-4)
+    assert not fused.begins(x.requires_grad_(), conv, pad)
+for width, side in ((16, 8), (8, 16), (64, 4), (32, 2)):
+    given = [torch.randn(size).requires_grad_() for size in ((3, width, side, side), (width,), (width,))]
+    assert fused.suits(given[0])
+    ways = fused.norm_relu_pool(*given), plainly(*given)
+    weights = torch.randn_like(ways[1])
+    for one, two in zip(*([way, *torch.autograd.grad((way * weights).sum(), given)] for way in ways)):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+assert not fused.suits(torch.zeros(1, 8, 6, 8)) and not fused.suits(torch.zeros(1, 48, 8, 8)) and not fused.suits(torch.zeros(1, 8, 128, 8))
+print("right")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here to interpret the fused steps")
+def test_the_fused_steps_are_right_in_tritons_interpreter():
+    """Without a GPU, and so in full precision; the kernels are the same."""
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    assert done.stdout == "right\n", done.stderr
