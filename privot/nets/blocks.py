@@ -46,7 +46,7 @@ def block(x: Tensor, conv: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, pa
         from privot.nets import fused
 
         x, conv = x.to(quick), conv.to(quick)
-        if fused.begins(x, conv, padding):
+        if fused.begins(x, conv, gain, padding):
             return fused.first_block(x, conv, gain, shift, padding)
         x, conv = _filled(x, conv)
         maps = conv2d(x, conv, None, padding=padding)  # without the bias: the norm takes it away again

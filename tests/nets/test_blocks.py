@@ -132,9 +132,14 @@ def test_the_first_block_is_near_double_precision(channels, side, padding, width
 
     x, conv, *rest = [each.cuda() for each in parts(count=70, channels=channels, width=width, side=(side, side), dtype=torch.float32)]
     x, conv = x.bfloat16(), conv.bfloat16()
-    assert fused.begins(x, conv, padding)
-    found = block(x, conv, *rest, padding=padding)
-    near(found, plainly(x.double(), conv.double(), *(each.double() for each in rest), padding), 0.004)
+    assert fused.begins(x, conv, rest[1], padding)
+    found = block(x.requires_grad_(), conv, *rest, padding=padding)
+    exact = x.detach().double().requires_grad_()
+    wanted = plainly(exact, conv.double(), *(each.double() for each in rest), padding)
+    near(found, wanted, 0.004)
+    (slope,), (goal,) = (torch.autograd.grad(each.float().pow(2).sum(), of) for each, of in ((found, x), (wanted, exact)))
+    near(slope, goal.double(), 0.03)
+    x = x.detach()
     many = torch.func.vmap(lambda each: block(each[None], conv, *rest, padding=padding)[0])(x)
     assert torch.equal(many, found)
 
@@ -194,14 +199,17 @@ from privot.nets import fused
 def plainly(maps, gain, shift):
     return avg_pool2d(group_norm(maps, maps.shape[1], gain, shift).relu(), 2)
 
-for inputs, side, pad, width in ((1, 28, 3, 32), (3, 32, 1, 16), (1, 8, 1, 16), (3, 16, 1, 64), (2, 4, 1, 48)):
+for inputs, side, pad, width in ((1, 28, 3, 32), (3, 32, 1, 16), (1, 8, 1, 16), (3, 16, 1, 64), (2, 8, 1, 48)):
     x, conv, gain, shift = (torch.randn(size) for size in ((3, inputs, side, side), (width, inputs, 3, 3), (width,), (width,)))
-    assert fused.begins(x, conv, pad)
+    assert fused.begins(x, conv, gain, pad)
     wanted = plainly(conv2d(x, conv, padding=pad), gain, shift)
     torch.testing.assert_close(fused.first_block(x, conv, gain, shift, pad), wanted, rtol=1e-4, atol=1e-4)
     many = torch.func.vmap(lambda image: fused.first_block(image[None], conv, gain, shift, pad)[0])(x)
     torch.testing.assert_close(many, wanted, rtol=1e-4, atol=1e-4)
-    assert not fused.begins(x.requires_grad_(), conv, pad)
+    weights, x = torch.randn_like(wanted), x.requires_grad_()
+    ways = fused.first_block(x, conv, gain, shift, pad), plainly(conv2d(x, conv, padding=pad), gain, shift)
+    torch.testing.assert_close(*(torch.autograd.grad((way * weights).sum(), x)[0] for way in ways), rtol=1e-3, atol=1e-3)
+    assert not fused.begins(x, conv.requires_grad_(), gain, pad)
 for width, side in ((16, 8), (8, 16), (64, 4), (32, 2)):
     given = [torch.randn(size).requires_grad_() for size in ((3, width, side, side), (width,), (width,))]
     assert fused.suits(given[0])
