@@ -14,7 +14,7 @@ from torch import Tensor
 from privot.data.records import Records
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.nets.augment import OPERATIONS, Drawn, draw
+from privot.nets.augment import Drawn, draw, operations
 
 OPENED = "no mechanism: the published set is an exact function of the records"
 VISIBLE = "; initialised from real images, which remain visible in the result"
@@ -69,13 +69,17 @@ def counted(per_class: int, ratio: float | None, size: int, classes: int) -> int
     return per_class if ratio is None else max(1, round(ratio * size / classes))
 
 
+def at_least_one(method: Any, *keys: str) -> None:
+    """Refuse these settings below 1; one that is not there, or None, is left alone."""
+    for key in keys:
+        if (value := getattr(method, key, None)) is not None and value < 1:
+            raise SettingError(f"{method.name}.{key}={value}: at least 1 is needed")
+
+
 def checked(method: Any) -> None:
     """Refuse settings, of those that the condensation methods have in common, that are out of range."""
     name = method.name
-    for key in ("per_class", "iterations", "batch", "width", "depth", "outer", "inner"):
-        value = getattr(method, key, None)
-        if value is not None and value < 1:
-            raise SettingError(f"{name}.{key}={value}: at least 1 is needed")
+    at_least_one(method, "per_class", "iterations", "steps", "batch", "nets", "width", "depth", "outer", "inner")
     if (ratio := getattr(method, "ratio", None)) is not None and not 0 < ratio <= 1:
         raise SettingError(f"{name}.ratio={ratio}: a part of each class, above 0 and at most 1, is needed")
     if (init := getattr(method, "init", "random")) not in ("random", "real"):
@@ -114,7 +118,7 @@ def finished(images: Tensor) -> Tensor:
 
 
 def work(spec: Spec, width: int, depth: int) -> int:
-    """Floating-point operations of one image's way through a `ConvNet`: its convolutions.
+    """Floating-point operations of one image's way through a ConvNet: its convolutions. By arithmetic, so that planning builds no net.
 
     >>> work(Spec((3, 32, 32), 10), 128, 3)
     101449728
@@ -165,11 +169,14 @@ class Pool:
 
 
 class Augmentations:
-    """Differentiable augmentations drawn ahead in bulk: ``ready`` on the host before each step, ``take`` as part of the step."""
+    """Differentiable augmentations drawn ahead in bulk: ``ready`` on the host before each step, ``take`` as part of the step.
 
-    def __init__(self, count: int, spec: Spec, flip: bool, generator: torch.Generator, device: torch.device):
+    ``flip`` says whether mirroring is among them; None: by the rule of `operations`.
+    """
+
+    def __init__(self, count: int, spec: Spec, flip: bool | None, generator: torch.Generator, device: torch.device):
         self.count, self.sides, self.generator = count, spec.shape[1:], generator
-        self.operations = tuple(each for each in OPERATIONS if flip or each != "flip")
+        self.operations = operations(spec.shape[0], flip)
         self.rounds, self.used = max(1, AHEAD // count), 0
         self.row = torch.arange(count, device=device)
         self.turn = torch.zeros((), dtype=torch.int64, device=device)

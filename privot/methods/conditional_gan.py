@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from privot.condensation import at_least_one
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.nets import NETS, initialise
@@ -65,9 +66,7 @@ class ConditionalGan:
     average: float = 0.999  # of the generator's weights over the steps
 
     def __post_init__(self) -> None:
-        for key in ("code", "width", "steps", "critic_steps"):
-            if getattr(self, key) < 1:
-                raise SettingError(f"conditional-gan.{key}={getattr(self, key)}: at least 1 is needed")
+        at_least_one(self, "code", "width", "steps", "critic_steps")
         if self.batch < 2:
             raise SettingError(f"conditional-gan.batch={self.batch}: batch norm needs at least 2")
         if not 0 < self.rate < 1 or not 0 <= self.average < 1:
@@ -81,7 +80,9 @@ class ConditionalGan:
         # A round has 9 (3x3) + 2 * 4 (4x4, a quarter of the places, twice as many channels) products a place and pair of channels, and
         # as many places times pairs of channels as every other round: places fall by 4 where channels double.
         picture = 2 * 17 * (rounds + 1) * self.width**2 * spec.pixels / spec.shape[0]
-        passes = 3 * (3 * self.critic_steps + 2)  # forward and backward: two images to the critic and one from the generator, in turn
+        # Forward and back is 3 passes. The critic learns from two images, one of them drawn (1 pass); then the generator learns through
+        # the critic, which is gone through forward and back to the image alone (2).
+        passes = (3 * 2 + 1) * self.critic_steps + 3 + 2
         return {"floating_point_operations": self.steps * self.batch * passes * picture}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:

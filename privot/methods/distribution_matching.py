@@ -4,7 +4,7 @@ r"""DM: a small set whose mean features match those of the data, class by class,
 **Bound** none: no record's influence is limited, and nothing is added. In a linear network the means of set and data become equal.
 **Cost** the records are opened: ``NoGuarantee``. With ``init="real"`` the set is real images, slightly altered.
 **Departs** from the paper: pixels stay in [0, 1] at each step; public constants standardise them; starts from noise unless told otherwise;
-one augmentation a class; bfloat16 on a GPU; rates of Dong et al. (2022), who take rate = images a class.
+one augmentation a class; bfloat16 on a GPU; from noise the rates of Dong et al. (2022), who take rate = images a class.
 **Notation** minimise E sum over classes of |mean psi(A(T_c)) - mean psi(A(S_c))|², psi a fresh random ConvNet, A one augmentation.
 """
 
@@ -43,6 +43,15 @@ def distance(net: ConvNet, real: Tensor, weight: Tensor, images: Tensor, portion
     return (goal - class_means(net, images, even, len(images))).square().sum()
 
 
+def usual_rate(init: str, per_class: int) -> float:
+    """The papers': from noise the images of a class (Dong et al.), from real images 1, or 10 above 50 a class (Zhao and Bilen).
+
+    >>> usual_rate("random", 50), usual_rate("real", 50), usual_rate("real", 100)
+    (50.0, 1.0, 10.0)
+    """
+    return float(per_class) if init == "random" else 1.0 if per_class <= 50 else 10.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistributionMatching:
     """Settings of DM. ``ratio`` sets the images of a class as a part of its records, in place of ``per_class``.
@@ -72,10 +81,10 @@ class DistributionMatching:
     ratio: float | None = None
     init: str = "random"  # or "real"
     iterations: int = 20_000
-    rate: float | None = None  # None: the images of a class (10, 50, 100 in Dong et al.); Zhao and Bilen have 1 up to 50, then 10
+    rate: float | None = None  # None: see `usual_rate`
     batch: int = 256  # real images of a class
     augment: bool = True
-    flip: bool = True  # among the augmentations; the papers leave it out for digits
+    flip: bool | None = None  # among the augmentations; None: colour yes, grey no. The papers flip Fashion-MNIST too
     width: int = 128
     depth: int = 3
 
@@ -99,7 +108,7 @@ class DistributionMatching:
         records = gate.open(reason(self.init))
         per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
         begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
-        pixels = Pixels(begun, spec, self.rate or float(per_class))
+        pixels = Pixels(begun, spec, self.rate or usual_rate(self.init, per_class))
         pool, draws, net = Pool(records, spec.classes), streams.generator("draws", device), self._net(spec, device)
         ahead = Augmentations(spec.classes, spec, self.flip, streams.generator("augment", device), device) if self.augment else None
 
@@ -123,7 +132,7 @@ class DistributionMatching:
         return Product.set(finished(pixels.free), labels)
 
     def _net(self, spec: Spec, device: torch.device) -> ConvNet:
-        """Random and never trained, so that it needs no more than half the digits."""
+        """Random and never trained; on a GPU all of it is in bfloat16."""
         net: nn.Module = ConvNet(spec.shape, spec.classes, self.width, self.depth).to(device).requires_grad_(False)
         if device.type == "cuda":
             net = net.to(dtype=torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -65,8 +65,8 @@ def class_gradient(net: nn.Module, known: Tensor, weight: Tensor, shown: Tensor,
     """
     compared = [each for each in net.parameters() if each.ndim > 1]
     with half(known.device):
-        loss = cross_entropy(net(known), label.expand(len(known)), reduction="none").float() @ weight
-    real = torch.autograd.grad(loss, compared)
+        losses = cross_entropy(net(known), label.expand(len(known)), reduction="none")
+    real = torch.autograd.grad(losses.float() @ weight, compared)  # out of autocast, which would round the losses to half precision
     loss = cross_entropy(net(shown), label.expand(len(shown)))
     synthetic = torch.autograd.grad(loss, compared, create_graph=True)
     return torch.autograd.grad(row_distance(list(real), list(synthetic)), shown)[0]
@@ -106,7 +106,7 @@ class GradientMatching:
     rate: float | None = None  # None: 0.1, the papers' for every size
     batch: int = 256  # real images of a class
     augment: bool = True  # DSA
-    flip: bool = True  # among the augmentations; the papers leave it out for digits
+    flip: bool | None = None  # among the augmentations; None: colour yes, grey no. The papers flip Fashion-MNIST too
     width: int = 128
     depth: int = 3
 
@@ -122,8 +122,8 @@ class GradientMatching:
             return {"floating_point_operations": None}
         images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
         outer, inner = self._loops(images)
-        # forward and back is 3 passes; back again through that is about twice as many
-        passes = outer * (3 * self.batch + 9 * images) + (outer - 1) * inner * 3 * images
+        # forward and back is 3 passes; back again through those is 5 more
+        passes = outer * (3 * self.batch + 8 * images) + (outer - 1) * inner * 3 * images
         work_done = self.iterations * spec.classes * passes * work(spec, self.width, self.depth)
         return {"images": images * spec.classes, "floating_point_operations": work_done}
 

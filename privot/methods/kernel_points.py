@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from privot.condensation import STANDARD, Augmentations, Pool, checked, counted, fitting, reason, standardised, start, work
+from privot.condensation import STANDARD, Augmentations, Pool, checked, counted, finished, fitting, reason, standardised, start, work
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.nets.augment import Drawn, apply
@@ -51,6 +51,11 @@ def probabilities(labels: Tensor) -> Tensor:
     kept = (ordered > surplus).sum(1, keepdim=True)
     nearest = (rows - surplus.gather(1, kept - 1)).clamp(min=0)
     return nearest / nearest.sum(1, keepdim=True)  # rounding of labels far outside
+
+
+def usual_rate(per_class: int) -> float:
+    """0.04 as in the KIP code, and 0.1 from 50 images of a class: Dong et al. have it at their larger ratio."""
+    return 0.04 if per_class < 50 else 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +94,13 @@ class KernelPoints:
     init: str = "random"  # or "real"
     kernel: str = "features"  # of random ConvNets; or "dense": the tangent kernel of a dense network, exact
     steps: int = 1000  # the KIP code shows 300, and takes 1,000 to converge
-    rate: float = 0.04  # of Adam, on standardised or whitened pixels and on labels; Dong et al. have 0.1 for large sets
+    rate: float | None = None  # of Adam, on standardised or whitened pixels and on labels. None: see `usual_rate`
     batch: int = 5000  # records a step, as many of each class
     ridge: float = 1e-6  # times the mean of the kernel's diagonal
     zca: bool = False
     learned_labels: bool = False
-    augment: bool = False  # one random change (DSA) for all images of a step, as Dong et al. did
-    flip: bool = True  # among the changes; the papers leave it out for digits
+    augment: bool = True  # one random change (DSA) for all images of a step, as Dong et al. did
+    flip: bool | None = None  # among the changes; None: colour yes, grey no. The papers flip Fashion-MNIST too
     nets: int = 8  # random ConvNets a step (Loo et al.)
     width: int = 128  # of each
     depth: int = 3  # blocks of a ConvNet, or hidden layers of the dense network
@@ -104,9 +109,6 @@ class KernelPoints:
         checked(self)
         if self.kernel not in ("features", "dense"):
             raise SettingError(f"{self.name}.kernel={self.kernel!r}: features or dense")
-        for key in ("steps", "nets"):
-            if getattr(self, key) < 1:
-                raise SettingError(f"{self.name}.{key}={getattr(self, key)}: at least 1 is needed")
         if not 1e-10 <= self.ridge < 10:
             raise SettingError(f"{self.name}.ridge={self.ridge}: at least 1e-10, under which it drowns in rounding, and under 10 is needed")
 
@@ -119,22 +121,31 @@ class KernelPoints:
             return {"floating_point_operations": None}
         images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes) * spec.classes
         seen = min(self.batch, spec.size or self.batch)
-        # records go forward, the set also back to its pixels; a dense kernel is the matrix product below it, forward and back
+        # Records go forward, the set also back to its pixels. A dense kernel is the matrix product below it: forward, and back to the set
+        # on whichever side that is.
         features = self.nets * (seen + 2 * images) * work(spec, self.width, self.depth)
-        each = features if self.kernel == "features" else 6 * images * (seen + images) * spec.pixels
+        each = features if self.kernel == "features" else images * (4 * seen + 6 * images) * spec.pixels
         return {"images": images, "floating_point_operations": self.steps * (each + images**3)}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec = gate.spec
         records = gate.open(reason(self.init))
         per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
-        begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
         white = Whitening(standardised(records.images)) if self.zca else None
+        begun, labels = self._begin(records, white, per_class, spec, streams)
         images, soft = self._descend(begun, labels, Pool(records, spec.classes), white, spec, streams, progress)
         if not (images.isfinite().all() and soft.isfinite().all()):
             raise ReleaseError("the set has values that are not finite: its optimisation diverged; try a lower rate")
         # The class of an image stays the one it began in, whatever its learned label: every class keeps its images.
         return Product.set(images, labels, soft=probabilities(soft) if self.learned_labels else None)
+
+    def _begin(self, records: Any, white: Whitening | None, per_class: int, spec: Spec, streams: Streams) -> tuple[Tensor, Tensor]:
+        """Where the set starts, in [0, 1], and its labels."""
+        begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
+        if white and self.init == "random":
+            # Noise in pixels would, whitened, be loudest in the directions that images hardly use: noise is N(0, 1) where steps are made.
+            begun = finished(white.back(torch.randn(begun.shape, generator=streams.generator("start")).to(begun.device)))
+        return begun, labels
 
     def _descend(
         self, images: Tensor, labels: Tensor, pool: Pool, white: Whitening | None, spec: Spec, streams: Streams, progress: Progress
@@ -146,7 +157,7 @@ class KernelPoints:
         moved = white(standardised(images)) if white else standardised(images)
         soft = centred(labels, spec.classes)
         learned = [moved.requires_grad_(), soft.requires_grad_()][: 2 if self.learned_labels else 1]
-        optimiser = torch.optim.Adam(learned, lr=self.rate)
+        optimiser = torch.optim.Adam(learned, lr=self.rate or usual_rate(len(labels) // spec.classes))
         for step in range(self.steps):
             kernel.renew(draws)
             real, weight = pool.draw(max(1, self.batch // spec.classes), draws)  # [classes, batch, ...] and [classes, batch]
