@@ -117,21 +117,6 @@ def finished(images: Tensor) -> Tensor:
     return (images.detach() * std + mean).clamp(0, 1)
 
 
-def work(spec: Spec, width: int, depth: int) -> int:
-    """Floating-point operations of one image's way through a ConvNet: its convolutions. By arithmetic, so that planning builds no net.
-
-    >>> work(Spec((3, 32, 32), 10), 128, 3)
-    101449728
-    """
-    channels, height, across = spec.shape
-    height, across = (32, 32) if (height, across) == (28, 28) else (height, across)
-    total = 0
-    for _ in range(min(depth, int(math.log2(min(height, across))) - 1)):
-        total += 2 * 9 * channels * width * height * across
-        channels, height, across = width, height // 2, across // 2
-    return total
-
-
 class Pixels:
     """The set while it is optimised: standardised pixels, kept between black and white, by gradient steps with momentum."""
 

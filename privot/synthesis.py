@@ -316,8 +316,9 @@ def _run_folder(out: Path, run: dict[str, Any], resume: bool, free: tuple[str, .
 
 def _bound(run: Any, free: tuple[str, ...]) -> Any:
     """A run without the settings that nothing asked so far depends on."""
-    with refusing(ReleaseError, "run.json of the unfinished run is not as it was written: remove its folder (its charge stays)"):
-        return {**run, "settings": {key: value for key, value in run["settings"].items() if key not in free}}
+    if not (isinstance(run, dict) and isinstance(run.get("settings"), dict)):
+        return run
+    return {**run, "settings": {key: value for key, value in run["settings"].items() if key not in free}}
 
 
 def _begin(folder: Path, run: dict[str, Any]) -> None:

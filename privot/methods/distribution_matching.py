@@ -16,11 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start, work
+from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start
 from privot.data.spec import Spec
 from privot.nets.augment import apply
+from privot.nets.blocks import precision
 from privot.nets.convnet import ConvNet
 from privot.nets.convolutional import initialise
+from privot.nets.outline import Outline
 from privot.nets.repeated import Repeated
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
@@ -101,7 +103,10 @@ class DistributionMatching:
         images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
         # a real image goes forward, a synthetic one also back, to its pixels
         passes = spec.classes * (self.batch + 2 * images)
-        return {"images": images * spec.classes, "floating_point_operations": self.iterations * passes * work(spec, self.width, self.depth)}
+        return {
+            "images": images * spec.classes,
+            "floating_point_operations": self.iterations * passes * Outline(spec.shape, self.width, self.depth).work,
+        }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device, portion = gate.spec, streams.runtime.target, streams.runtime.portion
@@ -134,7 +139,7 @@ class DistributionMatching:
     def _net(self, spec: Spec, device: torch.device) -> ConvNet:
         """Random and never trained; on a GPU all of it is in bfloat16."""
         net: nn.Module = ConvNet(spec.shape, spec.classes, self.width, self.depth).to(device).requires_grad_(False)
-        if device.type == "cuda":
+        if precision(device) is torch.bfloat16:
             net = net.to(dtype=torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net  # type: ignore[return-value]
 

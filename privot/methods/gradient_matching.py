@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start, work
+from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start
 from privot.data.spec import Spec
 from privot.nets.augment import Drawn, apply
 from privot.nets.blocks import half
 from privot.nets.convnet import ConvNet
 from privot.nets.convolutional import initialise
+from privot.nets.outline import Outline
 from privot.nets.repeated import Repeated
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
@@ -124,7 +125,7 @@ class GradientMatching:
         outer, inner = self._loops(images)
         # forward and back is 3 passes; back again through those is 5 more
         passes = outer * (3 * self.batch + 8 * images) + (outer - 1) * inner * 3 * images
-        work_done = self.iterations * spec.classes * passes * work(spec, self.width, self.depth)
+        work_done = self.iterations * spec.classes * passes * Outline(spec.shape, self.width, self.depth).work
         return {"images": images * spec.classes, "floating_point_operations": work_done}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from privot.condensation import STANDARD, Augmentations, Pool, checked, counted, finished, fitting, reason, standardised, start, work
+from privot.condensation import STANDARD, Augmentations, Pool, checked, counted, finished, fitting, reason, standardised, start
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.nets.augment import Drawn, apply
 from privot.nets.ensemble import Ensemble
 from privot.nets.kernel_regression import DenseKernel, FeatureKernel
+from privot.nets.outline import Outline
 from privot.nets.whitening import Whitening
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
@@ -123,7 +124,7 @@ class KernelPoints:
         seen = min(self.batch, spec.size or self.batch)
         # Records go forward, the set also back to its pixels. A dense kernel is the matrix product below it: forward, and back to the set
         # on whichever side that is.
-        features = self.nets * (seen + 2 * images) * work(spec, self.width, self.depth)
+        features = self.nets * (seen + 2 * images) * Outline(spec.shape, self.width, self.depth).work
         each = features if self.kernel == "features" else images * (4 * seen + 6 * images) * spec.pixels
         return {"images": images, "floating_point_operations": self.steps * (each + images**3)}
 

@@ -25,6 +25,7 @@ from privot.errors import ReleaseError, SettingError
 from privot.nets.augment import Drawn, draw, operations
 from privot.nets.ensemble import Ensemble, Frozen
 from privot.nets.matching import Round, match, unit
+from privot.nets.outline import Outline
 from privot.nets.scenes import scenes
 from privot.nets.training import Recipe, train_ensemble
 from privot.privacy.gate import Gate
@@ -135,19 +136,18 @@ class PrivateSet:
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         smallest = min(spec.class_sizes) if spec.class_sizes else spec.size / spec.classes if spec.size else None
-        with torch.device("meta"):
-            shape = self._net(1, spec, torch.Generator())
+        outline = Outline(spec.shape, self._size(spec, "width"), self.depth)
         # All rounds are one Gaussian; its noise along one direction of the features, as a part of a class's sum of unit vectors.
         whole = 1 / math.sqrt(sum(stage.steps / stage.noise**2 for stage in plan.stages)) if all(s.noise for s in plan.stages) else 0
         noise_std = whole * (2 if plan.neighbours is Neighbours.REPLACE else 1)
-        directions = DIRECTIONS * shape.numbers / self._size(spec, "width") if shape.blocks else shape.numbers
+        directions = DIRECTIONS * outline.numbers / outline.width if outline.blocks else outline.numbers
         ratio = SIGNAL * smallest / (noise_std * math.sqrt(directions)) if smallest and noise_std else None
         rounds, images = self._rounds(spec), spec.classes * self.per_class
         read = (spec.size or 0) * sum(count for count, _ in rounds.values())
         later = len(self._shares(spec)) - 3
         moved = images * self.at_once * self._size(spec, "steps") * (later + 1) * len(rounds)
         taught = images * self._size(spec, "trained") * self._size(spec, "lessons") * later
-        work = shape.work * (read + 3 * (moved + taught))
+        work = outline.work * (read + 3 * (moved + taught))
         return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
@@ -329,20 +329,18 @@ class PrivateSet:
             return value.float().to(device)
 
         means = known("means", spec.classes, *spec.shape)
-        with torch.device("meta"):  # a net's outline, however large
-            outline = self._net(1, spec, torch.Generator())
-        blocks = {each: value.shape[1:] for each, value in outline.named_parameters() if each not in ("head", "tail")}
+        outline = Outline(spec.shape, self._size(spec, "width"), self.depth)
         for name, (count, share) in self._rounds(spec).items():
             centre = known(f"{name}.centre", count, outline.numbers)
             target = known(f"{name}.target", count, spec.classes, outline.numbers)
             drawn = Drawn(*(known(f"{name}.{each}", count, *shape) for each, shape in DRAWN.items()))
             many = 1 if name == "random" else count // self.views
-            values = {each: known(f"{name}.{each}", many, *shape) for each, shape in blocks.items()}
+            values = {each: known(f"{name}.{each}", many, *shape) for each, shape in outline.parameters.items()}
             nets = (self._random(spec, streams) if name == "random" else self._net(many, spec, torch.Generator())).to(device)
             for each, value in nets.requires_grad_(False).named_parameters():
-                if name == "random" and each in blocks and not torch.equal(value[:1].half().float(), values[each]):
+                if name == "random" and each in values and not torch.equal(value[:1].half().float(), values[each]):
                     raise ReleaseError("this version of PyTorch draws other random nets than the one that made the release")
-                if name != "random" and each in blocks:
+                if name != "random" and each in values:
                     value.copy_(values[each])
             rounds[name] = Round(nets, drawn, centre, target, share)
         return means, rounds

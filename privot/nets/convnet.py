@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
 
 from privot.nets.blocks import block
+from privot.nets.outline import Outline
 
 
 class ConvNet(nn.Module):
@@ -23,15 +23,13 @@ class ConvNet(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128, depth: int = 3):
         super().__init__()
-        channels, height, width_in = shape
-        padded = 4 if (height, width_in) == (28, 28) else 0
-        sides = [height + padded, width_in + padded]
+        outline = Outline(shape, width, depth)
         self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
-        for _ in range(min(depth, int(math.log2(min(sides))) - 1)):
-            self.convs.append(nn.Conv2d(channels, width, 3, padding=3 if not len(self.convs) and padded else 1))
+        for number in range(outline.blocks):
+            inputs, pad = (width, 1) if number else (shape[0], outline.pad)
+            self.convs.append(nn.Conv2d(inputs, width, 3, padding=pad))
             self.norms.append(nn.GroupNorm(width, width))
-            channels, sides = width, [side // 2 for side in sides]
-        self.head = nn.Linear(channels * math.prod(sides), classes)
+        self.head = nn.Linear(outline.numbers, classes)
 
     def features(self, images: Tensor) -> Tensor:
         """[count, width * height' * width'], 2048 for 28 and 32 pixels at the usual size."""

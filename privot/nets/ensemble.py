@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from privot.nets.blocks import block, precision
+from privot.nets.outline import Outline
 
 
 class Ensemble(nn.Module):
@@ -31,19 +32,14 @@ class Ensemble(nn.Module):
         generator: torch.Generator,
     ):  # fmt: skip
         super().__init__()
-        channels, height, across = shape
-        self.nets, self.shape, self.classes, self.width = nets, tuple(shape), classes, width
-        self.pad = 3 if (height, across) == (28, 28) else 1
-        sides = [side + 2 * (self.pad - 1) for side in (height, across)]
-        self.blocks = max(0, min(depth, int(math.log2(min(sides))) - 1))
+        self.outline, self.nets, self.classes = Outline(shape, width, depth), nets, classes
+        self.blocks, self.numbers = self.outline.blocks, self.outline.numbers
         for number in range(self.blocks):
-            reach = 1 / math.sqrt(channels * 9)
-            self._add(f"conv{number}", (nets, width, channels, 3, 3), reach, generator)
-            self._add(f"bias{number}", (nets, width), reach, generator)
+            conv = self.outline.parameters[f"conv{number}"]
+            for name, sizes in (("conv", conv), ("bias", (width,))):
+                self._add(f"{name}{number}", (nets, *sizes), 1 / math.sqrt(conv[1] * 9), generator)
             self.register_parameter(f"gain{number}", nn.Parameter(torch.ones(nets, width)))
             self.register_parameter(f"shift{number}", nn.Parameter(torch.zeros(nets, width)))
-            channels, sides = width, [side // 2 for side in sides]
-        self.numbers = channels * math.prod(sides)
         self._add("head", (nets, self.numbers, classes), 1 / math.sqrt(self.numbers), generator)
         self._add("tail", (nets, 1, classes), 1 / math.sqrt(self.numbers), generator)
 
@@ -61,13 +57,6 @@ class Ensemble(nn.Module):
             for name, value in self.named_parameters():
                 if name not in ("head", "tail"):
                     value.copy_(other.get_parameter(name)[theirs])
-
-    @property
-    def work(self) -> int:
-        """Floating-point operations of one image's way through one net: its convolutions."""
-        sides = [side + 2 * (self.pad - 1) for side in self.shape[1:]]
-        sizes = [self.get_parameter(f"conv{number}")[0].numel() for number in range(self.blocks)]
-        return sum(2 * size * math.prod(side >> number for side in sides) for number, size in enumerate(sizes))
 
     def features(self, images: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
         """What lies before the last layer: [nets, count, numbers]."""
@@ -94,7 +83,7 @@ class Ensemble(nn.Module):
         levels = [] if self.blocks else [x]
         for number in range(self.blocks):
             conv, bias, gain, shift = (known[f"{part}{number}"] for part in ("conv", "bias", "gain", "shift"))
-            x = block(x, conv, bias, gain, shift, self.pad if number == 0 else 1)
+            x = block(x, conv, bias, gain, shift, self.outline.pad if number == 0 else 1)
             levels.append(x)
         return levels
 

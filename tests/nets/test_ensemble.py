@@ -11,7 +11,7 @@ from privot.nets.ensemble import Ensemble, Frozen
 
 def alone(nets, place):
     """The ConvNet with the weights of one net of the ensemble."""
-    net = ConvNet(nets.shape, nets.classes, width=nets.width)
+    net = ConvNet(nets.outline.shape, nets.classes, nets.outline.width)
     state = {}
     for number in range(nets.blocks):
         for layer, names in (("convs", ("conv", "bias")), ("norms", ("gain", "shift"))):
@@ -172,4 +172,4 @@ def test_work_is_what_a_profiler_counts(shape):
     nets = made(shape)
     with FlopCounterMode(display=False) as counted:
         nets.features(torch.rand(7, *shape))
-    assert nets.work == counted.get_total_flops() / (3 * 7)
+    assert nets.outline.work == counted.get_total_flops() / (3 * 7)
