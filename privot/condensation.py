@@ -6,7 +6,8 @@ None of them has a mechanism: everything here runs on opened records, and what c
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from privot.data.records import Records
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
 from privot.nets.augment import Drawn, draw, operations
+from privot.privacy.plan import Neighbours, Plan
 
 OPENED = "no mechanism: the published set is an exact function of the records"
 VISIBLE = "; initialised from real images, which remain visible in the result"
@@ -76,25 +78,43 @@ def at_least_one(method: Any, *keys: str) -> None:
             raise SettingError(f"{method.name}.{key}={value}: at least 1 is needed")
 
 
-def checked(method: Any) -> None:
-    """Refuse settings, of those that the condensation methods have in common, that are out of range."""
-    name = method.name
-    at_least_one(method, "per_class", "iterations", "steps", "batch", "nets", "width", "depth", "outer", "inner")
-    if (ratio := getattr(method, "ratio", None)) is not None and not 0 < ratio <= 1:
-        raise SettingError(f"{name}.ratio={ratio}: a part of each class, above 0 and at most 1, is needed")
-    if (init := getattr(method, "init", "random")) not in ("random", "real"):
-        raise SettingError(f"{name}.init={init!r}: random or real")
-    if (rate := getattr(method, "rate", None)) is not None and not 0 < rate < math.inf:
-        raise SettingError(f"{name}.rate={rate}: a number above 0 is needed")
+@dataclass(frozen=True, kw_only=True)
+class Condensed:
+    """What a method that condenses opened records has anyway: how many images, and a plan without a mechanism.
 
+    A method adds ``init`` ("random" or "real"), and of iterations, steps, batch, nets, width, depth, rate and the like what it needs.
+    """
 
-def fitting(method: Any, spec: Spec) -> None:
-    """Refuse, where class sizes are declared, what `start` would refuse after the records were opened."""
-    if spec.class_sizes is None:
-        return
-    wanted = counted(method.per_class, method.ratio, sum(spec.class_sizes), spec.classes) if method.init == "real" else 1
-    if min(spec.class_sizes) < wanted:
-        raise SettingError(f"{method.name}: {wanted} records of each class are needed, but class_sizes declares {min(spec.class_sizes)}")
+    name: ClassVar[str]
+    trusts: ClassVar[str] = "everyone who sees the set"
+    promise: ClassVar[str] = "none: no mechanism, the set is an exact function of the records"
+
+    per_class: int = 50
+    ratio: float | None = None  # of the mean class size, in place of ``per_class``
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "per_class", "iterations", "steps", "batch", "nets", "width", "depth", "outer", "inner")
+        if self.ratio is not None and not 0 < self.ratio <= 1:
+            raise SettingError(f"{self.name}.ratio={self.ratio}: a part of each class, above 0 and at most 1, is needed")
+        if (init := self._init()) not in ("random", "real"):
+            raise SettingError(f"{self.name}.init={init!r}: random or real")
+        if (rate := getattr(self, "rate", None)) is not None and not 0 < rate < math.inf:
+            raise SettingError(f"{self.name}.rate={rate}: a number above 0 is needed")
+
+    def plan(self, spec: Spec) -> Plan:
+        """No stages. Refuses, where class sizes are declared, what `start` would refuse after the records were opened."""
+        if spec.class_sizes is not None:
+            wanted = counted(self.per_class, self.ratio, sum(spec.class_sizes), spec.classes) if self._init() == "real" else 1
+            if (least := min(spec.class_sizes)) < wanted:
+                raise SettingError(f"{self.name}: {wanted} records of each class are needed, but class_sizes declares {least}")
+        return Plan((), Neighbours.REPLACE)
+
+    def images(self, spec: Spec) -> int | None:
+        """Of each class, as far as that is known before the records are opened."""
+        return None if self.ratio is not None and spec.size is None else counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
+
+    def _init(self) -> str:
+        return getattr(self, "init", "random")
 
 
 def standardised(images: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def plan(
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
     from privot.data import describe
     from privot.methods import make
-    from privot.synthesis import preflight
+    from privot.preflight import preflight
 
     maker = make(method, to_settings(config, sets))
     spec = describe(data, shape=to_shape(shape), classes=classes)

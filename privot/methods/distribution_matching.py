@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start
+from privot.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
 from privot.data.spec import Spec
 from privot.nets.augment import apply
 from privot.nets.blocks import precision
@@ -25,7 +25,7 @@ from privot.nets.convolutional import initialise
 from privot.nets.outline import Outline
 from privot.nets.repeated import Repeated
 from privot.privacy.gate import Gate
-from privot.privacy.plan import Neighbours, Plan
+from privot.privacy.plan import Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
@@ -55,7 +55,7 @@ def usual_rate(init: str, per_class: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributionMatching:
+class DistributionMatching(Condensed):
     """Settings of DM. ``ratio`` sets the images of a class as a part of its records, in place of ``per_class``.
 
     >>> DistributionMatching().plan(Spec((1, 28, 28), 10)).stages
@@ -64,8 +64,6 @@ class DistributionMatching:
 
     name: ClassVar[str] = "distribution-matching"
     title: ClassVar[str] = "DM: a set that matches mean features (no privacy)"
-    trusts: ClassVar[str] = "everyone who sees the set"
-    promise: ClassVar[str] = "none: no mechanism, the set is an exact function of the records"
     citation: ClassVar[str] = """@inproceedings{zhao2023dm,
   title     = {Dataset Condensation with Distribution Matching},
   author    = {Zhao, Bo and Bilen, Hakan},
@@ -79,8 +77,6 @@ class DistributionMatching:
   year      = {2022}
 }"""
 
-    per_class: int = 50
-    ratio: float | None = None
     init: str = "random"  # or "real"
     iterations: int = 20_000
     rate: float | None = None  # None: see `usual_rate`
@@ -90,17 +86,9 @@ class DistributionMatching:
     width: int = 128
     depth: int = 3
 
-    def __post_init__(self) -> None:
-        checked(self)
-
-    def plan(self, spec: Spec) -> Plan:
-        fitting(self, spec)
-        return Plan((), Neighbours.REPLACE)
-
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        if self.ratio is not None and spec.size is None:
+        if (images := self.images(spec)) is None:
             return {"floating_point_operations": None}
-        images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
         # a real image goes forward, a synthetic one also back, to its pixels
         passes = spec.classes * (self.batch + 2 * images)
         return {

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from privot.condensation import Augmentations, Pixels, Pool, checked, counted, finished, fitting, reason, start
+from privot.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
 from privot.data.spec import Spec
 from privot.nets.augment import Drawn, apply
 from privot.nets.blocks import half
@@ -28,7 +28,7 @@ from privot.nets.convolutional import initialise
 from privot.nets.outline import Outline
 from privot.nets.repeated import Repeated
 from privot.privacy.gate import Gate
-from privot.privacy.plan import Neighbours, Plan
+from privot.privacy.plan import Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
@@ -74,7 +74,7 @@ def class_gradient(net: nn.Module, known: Tensor, weight: Tensor, shown: Tensor,
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientMatching:
+class GradientMatching(Condensed):
     """Settings of DSA, or of DC with ``augment=False``. ``outer`` and ``inner`` follow the papers' table unless given.
 
     >>> GradientMatching().plan(Spec((1, 28, 28), 10)).stages
@@ -83,8 +83,6 @@ class GradientMatching:
 
     name: ClassVar[str] = "gradient-matching"
     title: ClassVar[str] = "DC and DSA: a set that matches gradients (no privacy)"
-    trusts: ClassVar[str] = "everyone who sees the set"
-    promise: ClassVar[str] = "none: no mechanism, the set is an exact function of the records"
     citation: ClassVar[str] = """@inproceedings{zhao2021dc,
   title     = {Dataset Condensation with Gradient Matching},
   author    = {Zhao, Bo and Mopuri, Konda Reddy and Bilen, Hakan},
@@ -98,8 +96,6 @@ class GradientMatching:
   year      = {2021}
 }"""
 
-    per_class: int = 50
-    ratio: float | None = None
     init: str = "random"  # or "real"
     iterations: int = 1000  # networks
     outer: int | None = None
@@ -111,17 +107,9 @@ class GradientMatching:
     width: int = 128
     depth: int = 3
 
-    def __post_init__(self) -> None:
-        checked(self)
-
-    def plan(self, spec: Spec) -> Plan:
-        fitting(self, spec)
-        return Plan((), Neighbours.REPLACE)
-
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        if self.ratio is not None and spec.size is None:
+        if (images := self.images(spec)) is None:
             return {"floating_point_operations": None}
-        images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
         outer, inner = self._loops(images)
         # forward and back is 3 passes; back again through those is 5 more
         passes = outer * (3 * self.batch + 8 * images) + (outer - 1) * inner * 3 * images

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from privot.condensation import STANDARD, Augmentations, Pool, checked, counted, finished, fitting, reason, standardised, start
+from privot.condensation import STANDARD, Augmentations, Condensed, Pool, counted, finished, reason, standardised, start
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.nets.augment import Drawn, apply
@@ -27,7 +27,7 @@ from privot.nets.kernel_regression import DenseKernel, FeatureKernel
 from privot.nets.outline import Outline
 from privot.nets.whitening import Whitening
 from privot.privacy.gate import Gate
-from privot.privacy.plan import Neighbours, Plan
+from privot.privacy.plan import Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
@@ -60,7 +60,7 @@ def usual_rate(per_class: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelPoints:
+class KernelPoints(Condensed):
     """Settings of KIP. ``ratio`` sets the images of a class as a part of its records, in place of ``per_class``.
 
     >>> KernelPoints().plan(Spec((1, 28, 28), 10)).stages
@@ -69,8 +69,6 @@ class KernelPoints:
 
     name: ClassVar[str] = "kernel-points"
     title: ClassVar[str] = "KIP: a set for kernel ridge regression (no privacy)"
-    trusts: ClassVar[str] = "everyone who sees the set"
-    promise: ClassVar[str] = "none: no mechanism, the set is an exact function of the records"
     citation: ClassVar[str] = """@inproceedings{nguyen2021kip,
   title     = {Dataset Meta-Learning from Kernel Ridge-Regression},
   author    = {Nguyen, Timothy and Chen, Zhourong and Lee, Jaehoon},
@@ -90,8 +88,6 @@ class KernelPoints:
   year      = {2022}
 }"""
 
-    per_class: int = 50
-    ratio: float | None = None
     init: str = "random"  # or "real"
     kernel: str = "features"  # of random ConvNets; or "dense": the tangent kernel of a dense network, exact
     steps: int = 1000  # the KIP code shows 300, and takes 1,000 to converge
@@ -107,20 +103,16 @@ class KernelPoints:
     depth: int = 3  # blocks of a ConvNet, or hidden layers of the dense network
 
     def __post_init__(self) -> None:
-        checked(self)
+        super().__post_init__()
         if self.kernel not in ("features", "dense"):
             raise SettingError(f"{self.name}.kernel={self.kernel!r}: features or dense")
         if not 1e-10 <= self.ridge < 10:
             raise SettingError(f"{self.name}.ridge={self.ridge}: at least 1e-10, under which it drowns in rounding, and under 10 is needed")
 
-    def plan(self, spec: Spec) -> Plan:
-        fitting(self, spec)
-        return Plan((), Neighbours.REPLACE)
-
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        if self.ratio is not None and spec.size is None:
+        if (each_class := self.images(spec)) is None:
             return {"floating_point_operations": None}
-        images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes) * spec.classes
+        images = each_class * spec.classes
         seen = min(self.batch, spec.size or self.batch)
         # Records go forward, the set also back to its pixels. A dense kernel is the matrix product below it: forward, and back to the set
         # on whichever side that is.

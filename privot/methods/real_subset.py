@@ -12,16 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privot.condensation import checked, counted, fitting, start
+from privot.condensation import Condensed, counted, start
 from privot.data.spec import Spec
 from privot.privacy.gate import Gate
-from privot.privacy.plan import Neighbours, Plan
+from privot.privacy.plan import Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealSubset:
+class RealSubset(Condensed):
     """``per_class`` real images of each class, or ``ratio`` of the mean class size.
 
     >>> RealSubset(per_class=10).forecast(Spec((1, 28, 28), 10), RealSubset().plan(Spec((1, 28, 28), 10)))
@@ -30,7 +30,6 @@ class RealSubset:
 
     name: ClassVar[str] = "real-subset"
     title: ClassVar[str] = "random real images: the naive baseline (no privacy)"
-    trusts: ClassVar[str] = "everyone who sees the set"
     promise: ClassVar[str] = "none: these are real records"
     init: ClassVar[str] = "real"
     citation: ClassVar[str] = """@inproceedings{dong2022privacy,
@@ -40,20 +39,9 @@ class RealSubset:
   year      = {2022}
 }"""
 
-    per_class: int = 50
-    ratio: float | None = None
-
-    def __post_init__(self) -> None:
-        checked(self)
-
-    def plan(self, spec: Spec) -> Plan:
-        fitting(self, spec)
-        return Plan((), Neighbours.REPLACE)
-
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        known = self.ratio is None or spec.size
-        images = counted(self.per_class, self.ratio, spec.size or 0, spec.classes) * spec.classes if known else None
-        return {"images": images, "floating_point_operations": 0}
+        each_class = self.images(spec)
+        return {"images": each_class and each_class * spec.classes, "floating_point_operations": 0}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         progress("choosing records", 0, 1)

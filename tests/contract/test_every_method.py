@@ -18,11 +18,12 @@ from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError, SettingError
 from privot.methods import make, methods
+from privot.preflight import prepare
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan
 from privot.release import Guarantee, NoGuarantee, Release, verify
 from privot.runtime import Runtime
-from privot.synthesis import prepare, synthesize
+from privot.synthesis import synthesize
 
 HEADINGS = ("Released", "Bound", "Cost", "Departs", "Notation")
 DOCS = Path(__file__).parents[2] / "docs" / "methods"

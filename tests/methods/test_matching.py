@@ -25,9 +25,10 @@ from privot.nets import repeated
 from privot.nets.augment import OPERATIONS, apply, draw, operations
 from privot.nets.convnet import ConvNet
 from privot.nets.convolutional import initialise
+from privot.preflight import preflight
 from privot.release import NoGuarantee
 from privot.runtime import Runtime, Streams, silent
-from privot.synthesis import preflight, synthesize
+from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,11 +12,12 @@ from privot import resize
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError
 from privot.methods import make
+from privot.preflight import preflight
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
 from privot.release import Release, verify
 from privot.runtime import Runtime
-from privot.synthesis import preflight, synthesize
+from privot.synthesis import synthesize
 
 QUICK = {"per_class": 3, "nets": 12, "trained": 2, "width": 4, "steps": 4, "lessons": 1, "soft": 0.5}
 CPU = Runtime("cpu")

@@ -1,0 +1,115 @@
+"""What is known before a run: its plan and price, what it will take, and what a careful colleague would say. Nothing is read or spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import torch
+
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.methods import Method
+from privot.privacy.plan import Budget, Plan, Risk, Wall
+from privot.release import Guarantee, NoGuarantee
+from privot.runtime import Runtime
+from privot.show import seconds
+
+LONG = 3600.0  # seconds of work that one wants to know of before it begins
+
+
+def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
+    """The plan that will run and the wall it keeps to: calibrated to the budget, or priced from a given noise."""
+    plan, fixed = method.plan(spec), getattr(method, "noise", None) is not None
+    if fixed and (isinstance(wall, Risk) or (isinstance(wall, Budget) and wall.epsilon < math.inf)):
+        raise SettingError("give either a budget or the noise, not both")
+    if not plan.stages:
+        return plan, wall or Budget(math.inf)
+    if fixed:
+        delta = wall.delta if wall else 1e-5
+        return plan, Budget(max(float(plan.cost().epsilon(delta)), 1e-12), delta)
+    if wall is None:
+        raise SettingError("no budget: give --epsilon, or --max-tpr, or set the noise")
+    return plan.calibrated(wall), wall
+
+
+def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any]) -> list[str]:
+    """What a careful colleague would say before the run."""
+    said = []
+    if spec.size and delta >= 1 / spec.size:
+        said.append(f"delta {delta:g} is not below 1/size = {1 / spec.size:.2g}: it would allow a whole record to be published")
+    if spec.class_sizes and not min(spec.class_sizes):
+        said.append(f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise")
+    ratio = expected.get("signal_to_noise_per_class")
+    if ratio is not None and ratio < 1:
+        said.append(_too_little(spec, plan, delta, ratio))
+    if plan.stages and any(stage.noise == 0 for stage in plan.stages):
+        said.append("no noise: the release will carry NoGuarantee")
+    if (took := expected.get("predicted_seconds", 0)) > LONG:
+        said.append(f"about {seconds(took)} are predicted on this machine: use a GPU, or smaller settings (--set width, nets, steps, ...)")
+    return said
+
+
+def _too_little(spec: Spec, plan: Plan, delta: float, ratio: float) -> str:
+    """That the noise drowns the classes, and what would not: the signal grows with a class, and the noise is the plan's own."""
+    name, records = _smallest(spec)
+    who = f"class {name} is the smallest, with {records:g} records" if name else f"a class has about {records:.0f} records"
+    epsilon = _up(float(plan.scaled(ratio).cost().epsilon(delta)))
+    return (
+        f"signal to noise per class is predicted at {ratio:.2g}, under 1 ({who}): expect poor images; "
+        f"epsilon {epsilon} would do, or classes of {math.ceil(records / ratio):,} records"
+    )
+
+
+def _smallest(spec: Spec) -> tuple[str, float]:
+    """The smallest class by name or number, and its records; where sizes are not declared, no name and the mean size."""
+    if not spec.class_sizes:
+        return "", (spec.size or 0) / spec.classes
+    place = spec.class_sizes.index(min(spec.class_sizes))
+    return spec.class_names[place] if spec.class_names else str(place), spec.class_sizes[place]
+
+
+def _up(value: float) -> str:
+    """Two digits, rounded up: what is said to do must do."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / step - 1e-9) * step:.4g}"
+
+
+def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
+    """All that can be said before anything is read or spent."""
+    plan, wall = prepare(spec, method, wall)
+    expected = forecast(spec, method, plan, Runtime(device).target)
+    private = plan.stages and all(stage.noise > 0 for stage in plan.stages)
+    claim = Guarantee.of(plan, wall.delta) if private else NoGuarantee("no noise is added")
+    return {
+        "method": method.name,
+        "settings": dataclasses.asdict(method),  # type: ignore[call-overload]
+        "spec": spec.to_json(),
+        "plan": plan.to_json(),
+        "event": str(plan.event()),
+        "guarantee": dataclasses.asdict(claim),
+        "forecast": expected,
+        "cautions": cautions(spec, plan, wall.delta, expected),
+    }
+
+
+def forecast(spec: Spec, method: Method, plan: Plan, device: torch.device) -> dict[str, Any]:
+    """The method's own, and what it means in seconds on this machine."""
+    own = method.forecast(spec, plan)
+    work = own.get("floating_point_operations")
+    return {**own, "predicted_seconds": work / _speed(device)} if work else own
+
+
+def _speed(device: torch.device) -> float:
+    """Floating-point operations a second of this machine, by a short matrix product."""
+    one = torch.ones(1000, 1000, device=device)
+    (one @ one).sum().item()
+    start = time.perf_counter()
+    for _ in range(5):
+        product = one @ one
+    product.sum().item()
+    return 5 * 2e9 / (time.perf_counter() - start)
