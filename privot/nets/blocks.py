@@ -43,11 +43,11 @@ def block(x: Tensor, conv: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, pa
     torch.Size([2, 4, 4, 4])
     """
     if x.is_cuda and (quick := _computed(x)) in HALF and _triton():
-        from privot.nets import fused
+        from privot.nets import fused, fused_first
 
         x, conv = x.to(quick), conv.to(quick)
-        if fused.begins(x, conv, gain, padding):
-            return fused.first_block(x, conv, gain, shift, padding)
+        if fused_first.begins(x, conv, gain, padding):
+            return fused_first.first_block(x, conv, gain, shift, padding)
         x, conv = _filled(x, conv)
         maps = conv2d(x, conv, None, padding=padding)  # without the bias: the norm takes it away again
         if fused.suits(maps):

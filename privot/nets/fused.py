@@ -17,18 +17,9 @@ TILE = 16_384  # numbers of a map that one program holds: as many channels as fi
 
 
 @triton.jit
-def _forward(x, gain, shift, y, mean, scale, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, part: tl.constexpr):
-    image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * part + tl.arange(0, part)
-    places: tl.constexpr = (height // 2) * (width // 2)
+def pooled(a, b, c, d, gain, shift, y, mean, scale, image, channel, places: tl.constexpr, channels: tl.constexpr):
+    """Norm, ReLU and mean of the four corners of each window, [places, channels] each; stores the result, the mean and the scale."""
     place = tl.arange(0, places)
-    # The four corners of each 2x2 window, [places, channels] each.
-    corner = (
-        image * height * width * channels
-        + ((2 * (place // (width // 2)) * width + 2 * (place % (width // 2))) * channels)[:, None]
-        + channel[None, :]
-    )
-    a, b = tl.load(x + corner).to(tl.float32), tl.load(x + corner + channels).to(tl.float32)
-    c, d = tl.load(x + corner + width * channels).to(tl.float32), tl.load(x + corner + width * channels + channels).to(tl.float32)
     middle = tl.sum(a + b + c + d, 0) / (4 * places)
     a, b, c, d = a - middle[None, :], b - middle[None, :], c - middle[None, :], d - middle[None, :]
     steep = 1 / tl.sqrt(tl.sum(a * a + b * b + c * c + d * d, 0) / (4 * places) + 1e-5)
@@ -41,28 +32,33 @@ def _forward(x, gain, shift, y, mean, scale, height: tl.constexpr, width: tl.con
 
 
 @triton.jit
-def _lit(raw, middle, steep, factor, plus, slope):
+def lit(raw, middle, steep, factor, plus, slope):
     """The normalised map, and the slope where ReLU let it through."""
     normal = (raw.to(tl.float32) - middle) * steep
     return normal, tl.where(normal * factor + plus > 0, slope, 0.0)
 
 
 @triton.jit
+def _forward(x, gain, shift, y, mean, scale, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, part: tl.constexpr):
+    image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * part + tl.arange(0, part)
+    places: tl.constexpr = (height // 2) * (width // 2)
+    place = tl.arange(0, places)
+    # The four corners of each 2x2 window, [places, channels] each.
+    corner = (
+        image * height * width * channels
+        + ((2 * (place // (width // 2)) * width + 2 * (place % (width // 2))) * channels)[:, None]
+        + channel[None, :]
+    )
+    a, b = tl.load(x + corner).to(tl.float32), tl.load(x + corner + channels).to(tl.float32)
+    c, d = tl.load(x + corner + width * channels).to(tl.float32), tl.load(x + corner + width * channels + channels).to(tl.float32)
+    pooled(a, b, c, d, gain, shift, y, mean, scale, image, channel, places, channels)
+
+
+@triton.jit
 def _backward(
-    x,
-    gain,
-    shift,
-    mean,
-    scale,
-    dy,
-    dx,
-    dgain,
-    dshift,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    channels: tl.constexpr,
+    x, gain, shift, mean, scale, dy, dx, dgain, dshift, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
     part: tl.constexpr,
-):
+):  # fmt: skip
     image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * part + tl.arange(0, part)
     places: tl.constexpr = (height // 2) * (width // 2)
     place = tl.arange(0, places)
@@ -74,10 +70,10 @@ def _backward(
     middle, steep = tl.load(mean + image * channels + channel)[None, :], tl.load(scale + image * channels + channel)[None, :]
     factor, plus = tl.load(gain + channel)[None, :], tl.load(shift + channel)[None, :]
     slope = tl.load(dy + image * places * channels + (place * channels)[:, None] + channel[None, :]).to(tl.float32) * 0.25
-    a, da = _lit(tl.load(x + corner), middle, steep, factor, plus, slope)
-    b, db = _lit(tl.load(x + corner + channels), middle, steep, factor, plus, slope)
-    c, dc = _lit(tl.load(x + corner + width * channels), middle, steep, factor, plus, slope)
-    d, dd = _lit(tl.load(x + corner + width * channels + channels), middle, steep, factor, plus, slope)
+    a, da = lit(tl.load(x + corner), middle, steep, factor, plus, slope)
+    b, db = lit(tl.load(x + corner + channels), middle, steep, factor, plus, slope)
+    c, dc = lit(tl.load(x + corner + width * channels), middle, steep, factor, plus, slope)
+    d, dd = lit(tl.load(x + corner + width * channels + channels), middle, steep, factor, plus, slope)
     first, second = tl.sum(da + db + dc + dd, 0), tl.sum(da * a + db * b + dc * c + dd * d, 0)
     tl.store(dshift + image * channels + channel, first)
     tl.store(dgain + image * channels + channel, second)
@@ -156,172 +152,6 @@ def _(info: Any, dims: tuple[int | None, ...], x: Tensor, gain: Tensor, shift: T
         raise NotImplementedError("only images may be many")
     found = _whole(x.movedim(dims[0], 0).flatten(0, 1), gain, shift)
     return tuple(each.unflatten(0, (info.batch_size, -1)) for each in found), (0, 0, 0)
-
-
-@triton.jit
-def _seen(x, row, column, channel, height: tl.constexpr, width: tl.constexpr, there):
-    """The pixels under each tap of the convolution, black outside: [places, taps]."""
-    inside = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    return tl.load(x + channel * height * width + row * width + column, mask=inside, other=0.0)
-
-
-@triton.jit
-def _first(
-    x, conv, gain, shift, y, mean, scale, inputs: tl.constexpr, above: tl.constexpr, across: tl.constexpr, pad: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, part: tl.constexpr, taps: tl.constexpr,
-):  # fmt: skip
-    image, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * part + tl.arange(0, part)
-    places: tl.constexpr = (height // 2) * (width // 2)
-    place, tap = tl.arange(0, places), tl.arange(0, taps)
-    there = (tap < inputs * 9)[None, :]
-    weights = tl.load(conv + channel[None, :] * (inputs * 9) + tap[:, None], mask=(tap < inputs * 9)[:, None], other=0.0)
-    row = (2 * (place // (width // 2)))[:, None] + (tap % 9 // 3)[None, :] - pad
-    column = (2 * (place % (width // 2)))[:, None] + (tap % 3)[None, :] - pad
-    source, own = (tap // 9)[None, :], x + image * inputs * above * across
-    a = tl.dot(_seen(own, row, column, source, above, across, there), weights)
-    b = tl.dot(_seen(own, row, column + 1, source, above, across, there), weights)
-    c = tl.dot(_seen(own, row + 1, column, source, above, across, there), weights)
-    d = tl.dot(_seen(own, row + 1, column + 1, source, above, across, there), weights)
-    middle = tl.sum(a + b + c + d, 0) / (4 * places)
-    a, b, c, d = a - middle[None, :], b - middle[None, :], c - middle[None, :], d - middle[None, :]
-    steep = 1 / tl.sqrt(tl.sum(a * a + b * b + c * c + d * d, 0) / (4 * places) + 1e-5)
-    factor, plus = (tl.load(gain + channel) * steep)[None, :], tl.load(shift + channel)[None, :]
-    total = tl.maximum(a * factor + plus, 0) + tl.maximum(b * factor + plus, 0)
-    total += tl.maximum(c * factor + plus, 0) + tl.maximum(d * factor + plus, 0)
-    tl.store(y + image * places * channels + (place * channels)[:, None] + channel[None, :], (total * 0.25).to(y.dtype.element_ty))
-    tl.store(mean + image * channels + channel, middle)
-    tl.store(scale + image * channels + channel, steep)
-
-
-@triton.jit
-def _back(normal, slope, flat, tilt, outer, turned, kind: tl.constexpr):
-    """From the slopes of one corner of the windows to those of the pixels under its taps: [places, taps]."""
-    return tl.dot((outer * (slope - flat - normal * tilt)).to(kind), turned)
-
-
-@triton.jit
-def _add(dx, found, row, column, channel, height: tl.constexpr, width: tl.constexpr, there):
-    inside = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    tl.atomic_add(dx + channel * height * width + row * width + column, found, mask=inside)
-
-
-@triton.jit
-def _first_backward(
-    x, conv, gain, shift, mean, scale, dy, dx, inputs: tl.constexpr, above: tl.constexpr, across: tl.constexpr, pad: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, part: tl.constexpr, taps: tl.constexpr,
-):  # fmt: skip
-    image = tl.program_id(0).to(tl.int64)
-    places: tl.constexpr = (height // 2) * (width // 2)
-    kind: tl.constexpr = x.dtype.element_ty
-    place, tap = tl.arange(0, places), tl.arange(0, taps)
-    there = (tap < inputs * 9)[None, :]
-    row = (2 * (place // (width // 2)))[:, None] + (tap % 9 // 3)[None, :] - pad
-    column = (2 * (place % (width // 2)))[:, None] + (tap % 3)[None, :] - pad
-    source, own = (tap // 9)[None, :], x + image * inputs * above * across
-    xa, xb = _seen(own, row, column, source, above, across, there), _seen(own, row, column + 1, source, above, across, there)
-    xc, xd = _seen(own, row + 1, column, source, above, across, there), _seen(own, row + 1, column + 1, source, above, across, there)
-    za, zb = tl.zeros([places, taps], tl.float32), tl.zeros([places, taps], tl.float32)
-    zc, zd = tl.zeros([places, taps], tl.float32), tl.zeros([places, taps], tl.float32)
-    for start in range(0, channels, part):
-        channel = start + tl.arange(0, part)
-        weights = tl.load(conv + channel[None, :] * (inputs * 9) + tap[:, None], mask=(tap < inputs * 9)[:, None], other=0.0)
-        middle, steep = tl.load(mean + image * channels + channel)[None, :], tl.load(scale + image * channels + channel)[None, :]
-        factor, plus = tl.load(gain + channel)[None, :], tl.load(shift + channel)[None, :]
-        slope = tl.load(dy + image * places * channels + (place * channels)[:, None] + channel[None, :]).to(tl.float32) * 0.25
-        a, da = _lit(tl.dot(xa, weights), middle, steep, factor, plus, slope)
-        b, db = _lit(tl.dot(xb, weights), middle, steep, factor, plus, slope)
-        c, dc = _lit(tl.dot(xc, weights), middle, steep, factor, plus, slope)
-        d, dd = _lit(tl.dot(xd, weights), middle, steep, factor, plus, slope)
-        flat = (tl.sum(da + db + dc + dd, 0) / (4 * places))[None, :]
-        tilt = (tl.sum(da * a + db * b + dc * c + dd * d, 0) / (4 * places))[None, :]
-        turned, outer = tl.trans(weights), steep * factor
-        za += _back(a, da, flat, tilt, outer, turned, kind)
-        zb += _back(b, db, flat, tilt, outer, turned, kind)
-        zc += _back(c, dc, flat, tilt, outer, turned, kind)
-        zd += _back(d, dd, flat, tilt, outer, turned, kind)
-    result = dx + image * inputs * above * across
-    _add(result, za, row, column, source, above, across, there)
-    _add(result, zb, row, column + 1, source, above, across, there)
-    _add(result, zc, row + 1, column, source, above, across, there)
-    _add(result, zd, row + 1, column + 1, source, above, across, there)
-
-
-def _sizes(x: Tensor, conv: Tensor, padding: int) -> tuple[int, ...]:
-    """What the kernels of the first block must know: of images, maps, and how much of them one program holds."""
-    inputs, above, across = x.shape[1:]
-    sides, channels = [side + 2 * padding - 2 for side in (above, across)], len(conv)
-    return inputs, above, across, padding, *sides, channels, 32 if channels % 32 == 0 else 16, 16 if inputs == 1 else 32
-
-
-@torch.library.custom_op("privot::first_block", mutates_args=())
-def _first_block(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
-    *_, height, width, channels, part, _ = sizes = _sizes(x, conv, padding)
-    y = torch.empty(len(x), channels, height // 2, width // 2, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    mean, scale = (torch.empty(len(x), channels, device=x.device) for _ in range(2))
-    _first[len(x), channels // part](x.contiguous(), conv.contiguous(), gain, shift, y, mean, scale, *sizes, num_warps=8)
-    return y, mean, scale
-
-
-@_first_block.register_fake
-def _(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
-    *_, height, width, channels, _, _ = _sizes(x, conv, padding)
-    y = torch.empty(len(x), channels, height // 2, width // 2, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    return y, gain.new_empty(len(x), channels), gain.new_empty(len(x), channels)
-
-
-@torch.library.custom_op("privot::first_block_backward", mutates_args=())
-def _first_block_backward(
-    x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, mean: Tensor, scale: Tensor, dy: Tensor, padding: int
-) -> Tensor:  # fmt: skip
-    dx = torch.zeros(x.shape, device=x.device)
-    dy = dy.contiguous(memory_format=torch.channels_last)
-    _first_backward[len(x),](
-        x.contiguous(), conv.contiguous(), gain, shift, mean, scale, dy, dx, *_sizes(x, conv, padding), num_warps=8
-    )  # fmt: skip
-    return dx.to(x.dtype)
-
-
-@_first_block_backward.register_fake
-def _(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, mean: Tensor, scale: Tensor, dy: Tensor, padding: int) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _first_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:4], *output[1:])
-    ctx.padding = inputs[4]
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _first_gradient(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return _first_block_backward(*ctx.saved_tensors, dy, ctx.padding), None, None, None, None
-
-
-_first_block.register_autograd(_first_gradient, setup_context=_first_setup)
-
-
-@_first_block.register_vmap
-def _(
-    info: Any, dims: tuple[int | None, ...], x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
-    if dims[1:4] != (None, None, None) or dims[0] is None:
-        raise NotImplementedError("only images may be many")
-    found = _first_block(x.movedim(dims[0], 0).flatten(0, 1), conv, gain, shift, padding)
-    return tuple(each.unflatten(0, (info.batch_size, -1)) for each in found), (0, 0, 0)
-
-
-def begins(x: Tensor, conv: Tensor, gain: Tensor, padding: int) -> bool:
-    """Whether a whole block of images can go in one pass: few channels, sides of maps powers of two up to 32, and nets that are fixed."""
-    sides = [side + 2 * padding - 2 for side in x.shape[-2:]]
-    small = conv.shape[1] <= 3 and len(conv) % 16 == 0 and all(8 <= side <= 32 and not side & side - 1 for side in sides)
-    return small and x.dtype == conv.dtype and not (torch.is_grad_enabled() and (conv.requires_grad or gain.requires_grad))
-
-
-def first_block(x: Tensor, conv: Tensor, gain: Tensor, shift: Tensor, padding: int) -> Tensor:
-    """Images [count, channels, height, width] to maps [count, width, ...] after convolution, norm, ReLU and pooling.
-
-    The maps before the pooling, a hundred times the images, never reach memory, nor do their gradients; only images have one.
-    """
-    return _first_block(x, conv, gain.float(), shift.float(), padding)[0]
 
 
 def norm_relu_pool(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:

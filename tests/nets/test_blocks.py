@@ -128,11 +128,11 @@ def test_fused_gradients_of_the_maps_alone():
 @gpu
 @pytest.mark.parametrize(("channels", "side", "padding", "width"), [(1, 28, 3, 128), (3, 32, 1, 128), (3, 16, 1, 48), (1, 8, 1, 16)])
 def test_the_first_block_is_near_double_precision(channels, side, padding, width):
-    from privot.nets import fused
+    from privot.nets import fused_first
 
     x, conv, *rest = [each.cuda() for each in parts(count=70, channels=channels, width=width, side=(side, side), dtype=torch.float32)]
     x, conv = x.bfloat16(), conv.bfloat16()
-    assert fused.begins(x, conv, rest[1], padding)
+    assert fused_first.begins(x, conv, rest[1], padding)
     found = block(x.requires_grad_(), conv, *rest, padding=padding)
     exact = x.detach().double().requires_grad_()
     wanted = plainly(exact, conv.double(), *(each.double() for each in rest), padding)
@@ -194,22 +194,22 @@ def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
 INTERPRETED = """
 import torch
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
-from privot.nets import fused
+from privot.nets import fused, fused_first
 
 def plainly(maps, gain, shift):
     return avg_pool2d(group_norm(maps, maps.shape[1], gain, shift).relu(), 2)
 
 for inputs, side, pad, width in ((1, 28, 3, 32), (3, 32, 1, 16), (1, 8, 1, 16), (3, 16, 1, 64), (2, 8, 1, 48)):
     x, conv, gain, shift = (torch.randn(size) for size in ((3, inputs, side, side), (width, inputs, 3, 3), (width,), (width,)))
-    assert fused.begins(x, conv, gain, pad)
+    assert fused_first.begins(x, conv, gain, pad)
     wanted = plainly(conv2d(x, conv, padding=pad), gain, shift)
-    torch.testing.assert_close(fused.first_block(x, conv, gain, shift, pad), wanted, rtol=1e-4, atol=1e-4)
-    many = torch.func.vmap(lambda image: fused.first_block(image[None], conv, gain, shift, pad)[0])(x)
+    torch.testing.assert_close(fused_first.first_block(x, conv, gain, shift, pad), wanted, rtol=1e-4, atol=1e-4)
+    many = torch.func.vmap(lambda image: fused_first.first_block(image[None], conv, gain, shift, pad)[0])(x)
     torch.testing.assert_close(many, wanted, rtol=1e-4, atol=1e-4)
     weights, x = torch.randn_like(wanted), x.requires_grad_()
-    ways = fused.first_block(x, conv, gain, shift, pad), plainly(conv2d(x, conv, padding=pad), gain, shift)
+    ways = fused_first.first_block(x, conv, gain, shift, pad), plainly(conv2d(x, conv, padding=pad), gain, shift)
     torch.testing.assert_close(*(torch.autograd.grad((way * weights).sum(), x)[0] for way in ways), rtol=1e-3, atol=1e-3)
-    assert not fused.begins(x, conv.requires_grad_(), gain, pad)
+    assert not fused_first.begins(x, conv.requires_grad_(), gain, pad)
 for width, side in ((16, 8), (8, 16), (64, 4), (32, 2)):
     given = [torch.randn(size).requires_grad_() for size in ((3, width, side, side), (width,), (width,))]
     assert fused.suits(given[0])
