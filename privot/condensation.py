@@ -57,7 +57,7 @@ def start(records: Records, spec: Spec, per_class: int, init: str, generator: to
     for label in range(spec.classes):
         places = (known == label).nonzero().flatten()
         if len(places) < per_class:
-            raise DataError(f"class {label} has {len(places)} records, but {per_class} real images of each class are wanted")
+            raise DataError(f"class {label} has fewer records than the {per_class} real images of each class that are wanted")
         chosen.append(places[torch.randperm(len(places), generator=generator)[:per_class]])
     return records.images[torch.cat(chosen).to(device)].clone(), labels
 

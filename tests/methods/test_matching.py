@@ -101,7 +101,7 @@ def test_a_real_start_is_records_of_each_class_none_twice():
     assert len(same.int().argmax(1).unique()) == 12
     images.zero_()
     assert records.images.max() > 0  # a copy
-    with pytest.raises(DataError, match="class 1 has 4 records, but 5"):
+    with pytest.raises(DataError, match="class 1 has fewer records than the 5 real images"):
         start(records, Spec((1, 8, 8), 3), 5, "real", seeded())
 
 
