@@ -2,7 +2,7 @@
 
     python bench/sets.py --method private-set --data mnist fashion-mnist cifar10 --epsilon 1 10 --per-class 50 [--set key=value]
     python bench/sets.py --method distribution-matching --data cifar10 --per-class 10 50
-    python bench/sets.py --method kernel-points --data fashion-mnist --half --set ratio=0.002 flip=true
+    python bench/sets.py --method kernel-points --data fashion-mnist --half --set ratio=0.002
 
 Prints one Markdown row a run; with --out also writes the row as JSON and a picture of the set. Methods without a mechanism take no
 epsilon. --half gives the method a random half of the training images, always the same, as Dong et al. (2022) did; a ratio is then of

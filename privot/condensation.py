@@ -174,14 +174,11 @@ class Pool:
 
 
 class Augmentations:
-    """Differentiable augmentations drawn ahead in bulk: ``ready`` on the host before each step, ``take`` as part of the step.
+    """Differentiable augmentations drawn ahead in bulk: ``ready`` on the host before each step, ``take`` as part of the step."""
 
-    ``flip`` says whether mirroring is among them; None: by the rule of `operations`.
-    """
-
-    def __init__(self, count: int, spec: Spec, flip: bool | None, generator: torch.Generator, device: torch.device):
+    def __init__(self, count: int, spec: Spec, generator: torch.Generator, device: torch.device):
         self.count, self.sides, self.generator = count, spec.shape[1:], generator
-        self.operations = operations(spec.shape[0], flip)
+        self.operations = operations(spec)
         self.rounds, self.used = max(1, AHEAD // count), 0
         self.row = torch.arange(count, device=device)
         self.turn = torch.zeros((), dtype=torch.int64, device=device)

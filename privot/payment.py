@@ -49,7 +49,7 @@ def paid_accuracy(
             f"the budget of the test data, epsilon {limit.epsilon:g}, does not allow this (privot ledger shows what is spent)"
         )
     gate = Gate(test, plan, book, budget, method="paid accuracy", runtime=runtime, insecure_seed=insecure_seed)
-    released = (subject.images, subject.labels, test.spec.classes)
+    released = (subject.images, subject.labels, test.spec)
     made = [trained(name, *released, runtime.target, seed, progress, soft=subject.soft) for name in networks]
     counted = test.spec.size is None
     bound = math.sqrt(len(networks) + counted)

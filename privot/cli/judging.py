@@ -62,7 +62,7 @@ def _measured(
     known = read(ceiling) if ceiling else []
     subjects = [Subject.of(each, count, seed, public=public) for each in sources]
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    box = load(test, "test", classes=None if len(subjects) > 1 else _declared(test, subjects[0].classes), **more)
+    box = load(test, "test", **({} if len(subjects) > 1 else _declared(test, subjects[0].classes, subjects[0].mirror)), **more)
     real = load(train, **more) if train else None
     with progress_bar(err_console) as progress:
         bench = Workbench(box, real, weights=weights, runtime=runtime, seed=seed, progress=progress, notice=say_caution)
@@ -95,17 +95,18 @@ def _paid(
     subject, budget = Subject.of(source, count, seed), Budget(pay, delta)
     if public:
         raise SettingError("--pay buys numbers on sensitive data; on public data they are free")
-    box = load(test, "test", classes=_declared(test, subject.classes), label=label, resize=resize, download=download)
+    box = load(test, "test", **_declared(test, subject.classes, subject.mirror), label=label, resize=resize, download=download)
     assert isinstance(box, Sensitive)
     with progress_bar(err_console) as progress:
         found = paid_accuracy(subject, box, budget, names, ledger=ledger, runtime=Runtime(device), seed=seed, progress=progress)
     return subject, found
 
 
-def _declared(test: str, classes: int) -> int | None:
+def _declared(source: str, classes: int, mirror: bool | None) -> dict[str, Any]:
+    """What was declared of the released data holds for a file of real data too."""
     from privot.data import catalogue
 
-    return None if test in catalogue() else classes
+    return {} if source in catalogue() else {"classes": classes, "mirror": mirror}
 
 
 def _json(subject: Any, readings: Sequence[Reading]) -> dict[str, Any]:
@@ -231,8 +232,7 @@ def report(
     loaded = Release.load(release)
     measured = [each for path in readings or [] for each in read(path)]
     tried = [each for path in attacks or [] for each in read_attacks(path)]
-    classes = loaded.spec.classes if data and _declared(data, 0) is not None else None
-    box = load(data, classes=classes, label=label, resize=resize) if data else None
+    box = load(data, **_declared(data, loaded.spec.classes, loaded.spec.mirror), label=label, resize=resize) if data else None
     owner = Owner(box, Ledger(ledger) if ledger else None) if internal else None
     done = write(loaded, out, name=release.resolve().name, readings=measured, attacks=tried, owner=owner)
     if as_json:

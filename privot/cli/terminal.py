@@ -46,6 +46,9 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the public ran
 Label = Annotated[str, typer.Option(help="Label column of a parquet file.")]
 Resize = Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Mend bad records (black, clipped) instead of refusing.")]
+Mirror = Annotated[
+    bool | None, typer.Option("--mirror/--no-mirror", help="Mirrored images are of the same class, or are not. Colour: yes, grey: no.")
+]
 PublicSize = Annotated[bool, typer.Option("--public-size", help="Declare the number of records public.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")]
 

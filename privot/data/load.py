@@ -38,7 +38,7 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
         if shape not in (None, tuple(entry["shape"])) or classes not in (None, entry["classes"]):
             known = "x".join(map(str, entry["shape"]))
             raise SettingError(f"{source} has {known} pixels and {entry['classes']} classes, not those declared: declare these, or none")
-        facts = {key: entry.get(key) for key in ("shape", "classes", "class_names")}
+        facts = {key: entry.get(key) for key in ("shape", "classes", "class_names", "mirror")}
         return Spec.from_json(facts | {"size": found.get("size", part["size"])})
     existing(source)
     if shape is None or classes is None:
@@ -49,12 +49,12 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
 def load(
     source: str | Path, split: str = "train", *, public: bool = False, shape: tuple[int, int, int] | None = None,
     classes: int | None = None, public_size: bool = False, label: str = "label", resize: int | None = None, repair: bool = False,
-    download: bool = False,
+    download: bool = False, mirror: bool | None = None,
 ) -> Sensitive | Public:  # fmt: skip
     """Read a built-in data set (``digits``, ``mnist``, ...) or a path (IDX, .npz, folder of class folders, .parquet) into a box.
 
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
-    data is secret unless ``public_size``.
+    data is secret unless ``public_size``. ``mirror`` of a built-in is known (see `Spec`).
 
     >>> load("digits").spec.shape
     (1, 8, 8)
@@ -74,7 +74,7 @@ def load(
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
         size = len(arrays.images) if public_size else None
-        spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names)
+        spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names, mirror=mirror)
         box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
     except DataError as error:
         raise DataError(f"{source}: {error}") from None

@@ -25,6 +25,7 @@ class Spec:
     size: int | None = None
     class_sizes: tuple[int, ...] | None = None
     class_names: tuple[str, ...] | None = None
+    mirror: bool | None = None  # whether a mirrored image is of the same class; None: if it has colours
 
     def __post_init__(self) -> None:
         with refusing(DataError, "spec: shape is three whole numbers (channels, height, width), and counts are whole numbers"):

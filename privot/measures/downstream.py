@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from privot.data.records import Public, Records, Sensitive
+from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.measures.classical import CLASSICAL, run_all
 from privot.measures.reading import Reading
@@ -75,7 +76,7 @@ def downstream(
     for name in (each for each in only if each in NETWORKS):
         start = time.perf_counter()
         repeats = NETWORKS[name][1].repeats
-        net, ruler = trained(name, images, labels, classes, device, seed, progress, soft=soft, repeats=repeats)
+        net, ruler = trained(name, images, labels, test.spec, device, seed, progress, soft=soft, repeats=repeats)
         right[name] = (net.guesses(real.images) == real.labels, time.perf_counter() - start, ruler)
     classical = [each for each in only if each in CLASSICAL]
     for name, (guesses, seconds) in run_all(classical, Records(images, labels), real.images, classes, seed, progress=progress).items():
@@ -104,17 +105,17 @@ def downstream(
 
 
 def trained(
-    name: str, images: Tensor, labels: Tensor, classes: int, device: torch.device, seed: int = 0, progress: Progress = silent, *,
+    name: str, images: Tensor, labels: Tensor, spec: Spec, device: torch.device, seed: int = 0, progress: Progress = silent, *,
     soft: Tensor | None = None, repeats: int = 1,
 ) -> tuple[Classifier, str]:  # fmt: skip
     """A network of the list, trained on released images by its protocol, and the words for it; several are trained side by side.
 
-    Images of one channel are never mirrored: by rule, since they are mostly writing, and not by a look at the data.
+    ``spec`` is that of the data it is for: whether images are mirrored is declared there, not decided by a look at them.
     """
     build, recipe = NETWORKS[name][0], shortened(NETWORKS[name][1], len(labels))
-    recipe = replace(recipe, augment=operations(images.shape[1]) if recipe.augment else (), repeats=repeats)
-    wanted = labels if soft is None else pad(soft, (0, classes - soft.shape[1]))  # the test data may have more classes
-    net = train(build, images, wanted, classes, recipe, device, seed=seed, progress=progress, stage=f"training {name}")
+    recipe = replace(recipe, augment=operations(spec) if recipe.augment else (), repeats=repeats)
+    wanted = labels if soft is None else pad(soft, (0, spec.classes - soft.shape[1]))  # the test data may have more classes
+    net = train(build, images, wanted, spec.classes, recipe, device, seed=seed, progress=progress, stage=f"training {name}")
     words = [f"{build.__name__}, {recipe}"] + ["mean over the trainings, the error is their standard deviation"] * (repeats > 1)
     return net, "; ".join(words + ["soft labels"] * (soft is not None))
 

@@ -38,6 +38,10 @@ class Subject:
     def guarantee(self) -> Guarantee | NoGuarantee | None:
         return self.release.guarantee if self.release else None
 
+    @property
+    def mirror(self) -> bool | None:
+        return self.release.spec.mirror if self.release else None
+
     @classmethod
     def sampled(cls, release: Release, name: str, count: int, seed: int = 0) -> Subject:
         """Samples of a release. A set of no more than ``count`` images is measured as it is, none of them twice, in its own order."""

@@ -82,7 +82,6 @@ class DistributionMatching(Condensed):
     rate: float | None = None  # None: see `usual_rate`
     batch: int = 256  # real images of a class
     augment: bool = True
-    flip: bool | None = None  # among the augmentations; None: colour yes, grey no. The papers flip Fashion-MNIST too
     width: int = 128
     depth: int = 3
 
@@ -103,7 +102,7 @@ class DistributionMatching(Condensed):
         begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
         pixels = Pixels(begun, spec, self.rate or usual_rate(self.init, per_class))
         pool, draws, net = Pool(records, spec.classes), streams.generator("draws", device), self._net(spec, device)
-        ahead = Augmentations(spec.classes, spec, self.flip, streams.generator("augment", device), device) if self.augment else None
+        ahead = Augmentations(spec.classes, spec, streams.generator("augment", device), device) if self.augment else None
 
         def step() -> None:
             initialise(net, draws)

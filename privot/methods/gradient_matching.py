@@ -103,7 +103,6 @@ class GradientMatching(Condensed):
     rate: float | None = None  # None: 0.1, the papers' for every size
     batch: int = 256  # real images of a class
     augment: bool = True  # DSA
-    flip: bool | None = None  # among the augmentations; None: colour yes, grey no. The papers flip Fashion-MNIST too
     width: int = 128
     depth: int = 3
 
@@ -148,8 +147,8 @@ class _Run:
         self.net = ConvNet(spec.shape, spec.classes, method.width, method.depth).to(device)
         self.siamese = self.single = None  # type: Augmentations | None
         if method.augment:
-            self.siamese = Augmentations(spec.classes, spec, method.flip, streams.generator("siamese", device), device)
-            self.single = Augmentations(len(labels), spec, method.flip, streams.generator("augment", device), device)
+            self.siamese = Augmentations(spec.classes, spec, streams.generator("siamese", device), device)
+            self.single = Augmentations(len(labels), spec, streams.generator("augment", device), device)
         self.parts = math.ceil(len(labels) / BATCH)  # of an epoch: 500 images are two batches of 250
         self._match, self._learn = (Repeated(each, device, self.draws) for each in (self._matching, self._learning))
 

@@ -97,7 +97,6 @@ class KernelPoints(Condensed):
     zca: bool = False
     learned_labels: bool = False
     augment: bool = True  # one random change (DSA) for all images of a step, as Dong et al. did
-    flip: bool | None = None  # among the changes; None: colour yes, grey no. The papers flip Fashion-MNIST too
     nets: int = 8  # random ConvNets a step (Loo et al.)
     width: int = 128  # of each
     depth: int = 3  # blocks of a ConvNet, or hidden layers of the dense network
@@ -146,7 +145,7 @@ class KernelPoints(Condensed):
         """The set that predicts best, in [0, 1], and its regression labels. Nothing in the loop waits for the device."""
         device, (mean, std) = images.device, STANDARD[spec.shape[0]]
         draws, kernel = streams.generator("draws", device), self._kernel(spec, streams)
-        ahead = Augmentations(1, spec, self.flip, streams.generator("augment"), device) if self.augment else None
+        ahead = Augmentations(1, spec, streams.generator("augment"), device) if self.augment else None
         moved = white(standardised(images)) if white else standardised(images)
         soft = centred(labels, spec.classes)
         learned = [moved.requires_grad_(), soft.requires_grad_()][: 2 if self.learned_labels else 1]

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
+from privot.data.spec import Spec
+
 OPERATIONS = ("colour", "crop", "cutout", "flip", "scale", "rotate")
 
 
-def operations(channels: int, flip: bool | None = None) -> tuple[str, ...]:
-    """Which there are for images of so many channels: grey ones, mostly writing, are not mirrored unless told. By rule, not by data.
+def operations(spec: Spec) -> tuple[str, ...]:
+    """Which there are for such images: unless declared, colour ones are mirrored, and grey ones, mostly writing, are not.
 
-    >>> operations(1)
+    >>> operations(Spec((1, 28, 28), 10))
     ('colour', 'crop', 'cutout', 'scale', 'rotate')
     """
-    return OPERATIONS if (channels > 1 if flip is None else flip) else tuple(each for each in OPERATIONS if each != "flip")
+    mirrored = spec.shape[0] > 1 if spec.mirror is None else spec.mirror
+    return tuple(each for each in OPERATIONS if mirrored or each != "flip")
 
 
 class Drawn(NamedTuple):

@@ -109,7 +109,7 @@ def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeyp
     (tmp_path / "photos").mkdir()
     for path in ("scans.npz", "photos"):
         facts = said("plan", path, "--epsilon", 1, "--shape", "3x16x16", "--classes", 4)
-        assert facts["spec"] == {"shape": [3, 16, 16], "classes": 4, "size": None, "class_sizes": None, "class_names": None}
+        assert facts["spec"] == {"shape": [3, 16, 16], "classes": 4, "size": None, "class_sizes": None, "class_names": None, "mirror": None}
         code, _, err = privot("plan", path, "--epsilon", 1)
         assert code == 2
         assert "--shape" in err

@@ -57,6 +57,14 @@ def test_the_pictures_are_the_published_ones(source, mean, deviation, monkeypatc
     assert images.std().item() == pytest.approx(deviation, abs=1e-4)
 
 
+def test_what_may_be_mirrored_is_declared(tmp_path):
+    assert describe("fashion-mnist").mirror is True
+    assert describe("svhn").mirror is False  # colour, but digits
+    assert describe("mnist").mirror is describe("cifar10").mirror is None
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
+    assert [load(tmp_path / "own.npz", mirror=each).spec.mirror for each in (None, True, False)] == [None, True, False]
+
+
 def test_femnist_is_white_on_black(monkeypatch):
     at_hand("femnist", "test", monkeypatch)
     assert load("femnist", "test")._take(slice(0, 500)).images.mean() < 0.3

@@ -194,10 +194,11 @@ def asked(monkeypatch):
     return seen
 
 
-def test_grey_images_are_not_mirrored_and_colour_ones_are(asked):
-    for channels, operations in ((1, ("colour", "crop", "cutout", "scale", "rotate")), (3, OPERATIONS)):
+def test_grey_images_are_not_mirrored_and_colour_ones_are_unless_declared(asked):
+    without = ("colour", "crop", "cutout", "scale", "rotate")
+    for channels, mirror, operations in ((1, None, without), (3, None, OPERATIONS), (1, True, OPERATIONS), (3, False, without)):
         images, labels = torch.rand(20, channels, 8, 8), torch.arange(20) % 10
-        test = Public(np.zeros((4, channels, 8, 8), np.float32), np.arange(4), Spec((channels, 8, 8), 10), name="x")
+        test = Public(np.zeros((4, channels, 8, 8), np.float32), np.arange(4), Spec((channels, 8, 8), 10, mirror=mirror), name="x")
         downstream(images, labels, test, ["convnet"])
         assert asked["ConvNet"][1].augment == operations
 

@@ -138,7 +138,7 @@ def test_draws_are_of_the_class_and_without_repetition():
 
 def test_augmentations_drawn_ahead_are_never_used_twice(monkeypatch):
     monkeypatch.setattr(condensation, "AHEAD", 6)
-    ahead, fresh = Augmentations(3, Spec((1, 8, 12), 3), True, seeded(), torch.device("cpu")), seeded()
+    ahead, fresh = Augmentations(3, Spec((1, 8, 12), 3, mirror=True), seeded(), torch.device("cpu")), seeded()
     for _ in range(4):
         bulk = draw(6, (8, 12), fresh)
         for turn in range(2):
@@ -148,8 +148,8 @@ def test_augmentations_drawn_ahead_are_never_used_twice(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [DistributionMatching, GradientMatching, KernelPoints])
-@pytest.mark.parametrize(("channels", "flip", "mirrors"), [(1, None, False), (3, None, True), (1, True, True), (3, False, False)])
-def test_whether_to_mirror_follows_the_rule_or_the_setting(kind, channels, flip, mirrors, monkeypatch):
+@pytest.mark.parametrize(("channels", "mirror", "mirrors"), [(1, None, False), (3, None, True), (1, True, True), (3, False, False)])
+def test_whether_to_mirror_follows_the_rule_or_what_is_declared(kind, channels, mirror, mirrors, monkeypatch):
     asked = []
 
     def spied(count, sides, generator, operations=OPERATIONS):
@@ -158,7 +158,7 @@ def test_whether_to_mirror_follows_the_rule_or_the_setting(kind, channels, flip,
 
     monkeypatch.setattr(condensation, "draw", spied)
     loops = {"steps": 1, "nets": 1} if kind is KernelPoints else {"iterations": 1}
-    fitted(kind(per_class=1, width=2, batch=3, flip=flip, **loops), tiny((channels, 4, 4)), Spec((channels, 4, 4), 3))
+    fitted(kind(per_class=1, width=2, batch=3, **loops), tiny((channels, 4, 4)), Spec((channels, 4, 4), 3, mirror=mirror))
     assert asked
     assert {"flip" in each for each in asked} == {mirrors}
     assert {tuple(each for each in some if each != "flip") for some in asked} == {tuple(each for each in OPERATIONS if each != "flip")}
@@ -328,7 +328,7 @@ def test_the_network_learns_on_the_set_between_the_steps(augment):
         GradientMatching(width=3, augment=augment), spec, Pool(records, 3), Pixels(begun, spec, 0.1), labels, Streams(5, Runtime("cpu"))
     )
     run.renew()
-    changes = draw(condensation.AHEAD // 12 * 12, (8, 8), Streams(5).generator("augment"), operations(1))
+    changes = draw(condensation.AHEAD // 12 * 12, (8, 8), Streams(5).generator("augment"), operations(Spec((1, 8, 8), 3)))
     net = copy.deepcopy(run.net)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
     for epoch in range(3):  # one batch an epoch: its order does not matter

@@ -188,7 +188,7 @@ def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
     for one, two in zip(
         torch.autograd.grad(found.float().square().sum(), some), torch.autograd.grad(wanted.square().sum(), other), strict=True
     ):
-        near(one, two, 0.03)
+        near(one, two, 0.08)  # rounding alone, at the same places, is 0.048 for the pixels
 
 
 INTERPRETED = """
