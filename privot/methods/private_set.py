@@ -41,6 +41,7 @@ KINDS, EACH, LOOKING = 100, 200, 15  # of scenes: kinds, pictures of each, and e
 # How a budget is shared, by channels: class means, random nets, nets that know scenes, then each round of trained nets. How chosen:
 # docs/methods/private-set.md.
 SHARES = {1: (0.05, 0.35, 0.0, 0.60), 3: (0.05, 0.20, 0.15, 0.30, 0.30)}
+TEXTURE = {1: 0.0, 3: 0.0}
 DETAIL = {1: 1.0, 3: 0.5}  # part of the frequencies in which images are drawn: what is not there cannot take up noise
 LARGE = {"nets": 150, "trained": 40, "width": 128, "steps": 2000, "lessons": 200}
 SMALL = {"nets": 30, "trained": 10, "width": 16, "steps": 150, "lessons": 40}  # of images under 24 pixels a side, which need no more
@@ -100,6 +101,8 @@ class PrivateSet:
     trained: int | None = None  # nets in each round
     width: int | None = None
     depth: int = 3
+    texture: float | None = None  # norm of a net's textures beside its features; None: by the channels, see TEXTURE
+    sketched: bool = False  # images start from scenes around the class means, not from noise around them
     detail: float | None = None  # None: by the channels, see DETAIL
     steps: int | None = None  # before each round of trained nets, and after the last
     at_once: int = 4  # nets of each round in one step
@@ -121,8 +124,13 @@ class PrivateSet:
                 )
             if not all(share > 0 for share in (self.shares[0], *self.shares[3:])):
                 raise SettingError("private-set.shares: the means and every round of trained nets need a part above 0")
-        if not 0 < self.rate < 1 or not (self.detail is None or 0 < self.detail <= 1) or not 0 <= self.soft < 1:
-            raise SettingError("private-set: 0 < rate < 1, 0 < detail <= 1 and 0 <= soft < 1 are needed")
+        if (
+            not 0 < self.rate < 1
+            or not (self.detail is None or 0 < self.detail <= 1)
+            or not 0 <= self.soft < 1
+            or not 0 <= (self.texture or 0) <= 10
+        ):
+            raise SettingError("private-set: 0 < rate < 1, 0 < detail <= 1, 0 <= soft < 1 and 0 <= texture <= 10 are needed")
         if self.noise is not None and not 0 <= self.noise < math.inf:
             raise SettingError(f"private-set.noise={self.noise}: a multiplier of 0 or more is needed")
 
@@ -197,7 +205,7 @@ class PrivateSet:
         drawn = draw(count, spec.shape[1:], streams.generator("rehearsal"), operations(spec)).to(device)
         black, label = torch.zeros(streams.runtime.portion, *spec.shape, device=device), torch.zeros(streams.runtime.portion, device=device)
         many = torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))
-        many(black, label, nets, Frozen(nets)[:], drawn, torch.zeros(count, nets.numbers, device=device))
+        many(black, label, nets, Frozen(nets)[:], drawn, torch.zeros(count, nets.seen_numbers, device=device))
 
     def _means(self, gate: Gate, device: torch.device) -> tuple[Tensor, Tensor]:
         """Noisy class means [classes, ...] and class sizes [classes]."""
@@ -237,7 +245,9 @@ class PrivateSet:
     # What is free
 
     def _net(self, count: int, spec: Spec, generator: torch.Generator, classes: int | None = None) -> Ensemble:
-        return Ensemble(count, spec.shape, classes or spec.classes, self._size(spec, "width"), self.depth, generator=generator)
+        sizes = (spec.shape, classes or spec.classes, self._size(spec, "width"), self.depth)
+        texture = TEXTURE[spec.shape[0]] if self.texture is None else self.texture
+        return Ensemble(count, *sizes, texture=texture, generator=generator)
 
     def _random(self, spec: Spec, streams: Streams) -> Ensemble:
         return self._net(self._size(spec, "nets"), spec, streams.generator("random"))
@@ -247,7 +257,12 @@ class PrivateSet:
 
     def _start(self, means: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
         labels = torch.arange(len(means), device=means.device).repeat_interleave(self.per_class)
-        noise = torch.randn(len(labels), *means.shape[1:], generator=streams.generator("start")).to(means.device)
+        generator = streams.generator("start")
+        if self.sketched:
+            channels, height, width = means.shape[1:]
+            drawn, _ = scenes(len(means), self.per_class, (channels, height, width), generator, means.device)  # each class is a kind
+            return (means[labels] + 0.5 * (drawn - drawn.mean(0))).clamp(0, 1), labels
+        noise = torch.randn(len(labels), *means.shape[1:], generator=generator).to(means.device)
         return (means[labels] + 0.3 * noise).clamp(0, 1), labels
 
     def _seeing(self, spec: Spec, streams: Streams, progress: Progress) -> Ensemble:
@@ -329,12 +344,12 @@ class PrivateSet:
         means = known("means", spec.classes, *spec.shape)
         outline = Outline(spec.shape, self._size(spec, "width"), self.depth)
         for name, (count, share) in self._rounds(spec).items():
-            centre = known(f"{name}.centre", count, outline.numbers)
-            target = known(f"{name}.target", count, spec.classes, outline.numbers)
             drawn = Drawn(*(known(f"{name}.{each}", count, *shape) for each, shape in DRAWN.items()))
             many = 1 if name == "random" else count // self.views
             values = {each: known(f"{name}.{each}", many, *shape) for each, shape in outline.parameters.items()}
             nets = (self._random(spec, streams) if name == "random" else self._net(many, spec, torch.Generator())).to(device)
+            centre = known(f"{name}.centre", count, nets.seen_numbers)
+            target = known(f"{name}.target", count, spec.classes, nets.seen_numbers)
             for each, value in nets.requires_grad_(False).named_parameters():
                 if name == "random" and each in values and not torch.equal(value[:1].half().float(), values[each]):
                     raise ReleaseError("this version of PyTorch draws other random nets than the one that made the release")

@@ -29,11 +29,11 @@ class Ensemble(nn.Module):
 
     def __init__(
         self, nets: int, shape: tuple[int, int, int], classes: int, width: int = 128, depth: int = 3, *,
-        generator: torch.Generator,
+        texture: float = 0.0, generator: torch.Generator,
     ):  # fmt: skip
         super().__init__()
         self.outline, self.nets, self.classes = Outline(shape, width, depth), nets, classes
-        self.blocks, self.numbers = self.outline.blocks, self.outline.numbers
+        self.blocks, self.numbers, self.texture = self.outline.blocks, self.outline.numbers, texture
         for number in range(self.blocks):
             conv = self.outline.parameters[f"conv{number}"]
             for name, sizes in (("conv", conv), ("bias", (width,))):
@@ -61,6 +61,29 @@ class Ensemble(nn.Module):
     def features(self, images: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
         """What lies before the last layer: [nets, count, numbers]."""
         return self._maps(images, weights or dict(self.named_parameters()), slice(-1, None))[0].flatten(2)
+
+    @property
+    def seen_numbers(self) -> int:
+        """Of `seen`."""
+        after, channels = self.outline.textures
+        return self.numbers + (after * channels * (channels + 1) // 2 if self.texture else 0)
+
+    def seen(self, images: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        r"""Features; with textures, these and the textures, each of norm 1, these times ``texture``: [nets, count, seen_numbers].
+
+        A texture is :math:`\sum_p h_i(p) h_j(p)` over the places of a map, for i <= j of its first channels: what occurs together,
+        wherever it lies (Gatys et al., 2015).
+        """
+        if not self.texture:
+            return self.features(images, weights).float()
+        after, channels = self.outline.textures
+        maps = [each.float() for each in self._maps(images, weights, slice(-max(after, 1), None))]
+        up = torch.triu_indices(channels, channels, device=images.device)
+        parts = [_normal(maps[-1].flatten(2))]
+        for each in maps[len(maps) - after :]:
+            places = each[:, :, :channels].flatten(3)
+            parts.append(self.texture * _normal((places @ places.mT)[..., up[0], up[1]]))
+        return torch.cat(parts, 2)
 
     def layers(self, images: Tensor, weights: dict[str, Tensor] | None = None, *, side: int) -> list[Tensor]:
         """What lies after each block, averaged to ``side`` x ``side`` places (or as many as there are): each [nets, count, numbers]."""
@@ -91,6 +114,10 @@ class Ensemble(nn.Module):
         """Logits [nets, count, classes]."""
         known = weights or dict(self.named_parameters())
         return self.features(images, known) @ known["head"] + known["tail"]
+
+
+def _normal(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=-1, keepdim=True).clamp(min=1e-6)
 
 
 class Frozen:

@@ -16,14 +16,14 @@ from privot.nets.waves import Canvas
 
 
 def unit(nets: Ensemble, weights: dict[str, Tensor], images: Tensor, drawn: Drawn, centre: Tensor | None) -> Tensor:
-    r"""Unit features by each of k nets: [k, count, numbers], of images [count, channels, height, width].
+    r"""Unit features by each of k nets: [k, count, seen_numbers], of images [count, channels, height, width].
 
     :math:`u_k(x) = (f_k(a_k(x)) - m_k) / |f_k(a_k(x)) - m_k|` with net, augmentation and centre; without a centre, f_k(a_k(x)) as it is.
     """
     k, count = len(weights["tail"]), len(images)
     repeated = Drawn(*(each.repeat_interleave(count, 0) for each in drawn))
     seen = apply(images.repeat(k, 1, 1, 1), repeated).unflatten(0, (k, count))
-    found = nets.features((2 * seen - 1).to(weights.get("conv0", weights["tail"]).dtype), weights).float()
+    found = nets.seen((2 * seen - 1).to(weights.get("conv0", weights["tail"]).dtype), weights)
     if centre is None:
         return found
     away = found - centre[:, None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+TEXTURED = 48  # channels; of random nets any are as good as others
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -39,6 +41,11 @@ class Outline:
     def numbers(self) -> int:
         """Features before the last layer."""
         return (self.width if self.blocks else self.shape[0]) * math.prod(side >> self.blocks for side in self.sides)
+
+    @property
+    def textures(self) -> tuple[int, int]:
+        """After how many blocks, of the last, products of channels are taken, and between how many channels."""
+        return min(2, self.blocks), min(TEXTURED, self.width)
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:

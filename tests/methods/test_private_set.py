@@ -74,9 +74,9 @@ def streams(seed=0):
 # One record's part
 
 
-def rig(shape=GREY, count=3, seed=0):
+def rig(shape=GREY, count=3, seed=0, texture=0.0):
     """What `directions` is given beside a record, as in a run: nets, weights, augmentations, centres."""
-    nets = Ensemble(count, shape, CLASSES, width=4, generator=seeded(seed)).requires_grad_(False)
+    nets = Ensemble(count, shape, CLASSES, width=4, texture=texture, generator=seeded(seed)).requires_grad_(False)
     weights, drawn = Frozen(nets)[:], draw(count, shape[1:], seeded(seed + 1))
     centre = unit(nets, weights, torch.rand(6, *shape, generator=seeded(seed + 2)), drawn, None).mean(1)
     return nets, weights, drawn, centre
@@ -113,8 +113,8 @@ def test_a_part_is_never_longer_than_one(shape):
         assert found.max() <= 1 + 1e-6
         assert found.max() > 0.999
         assert found.min() >= share * (1 - 1e-6)
-    for count in (1, 3, 10):
-        nets, weights, drawn, centre = rig(shape, count)
+    for count, texture in ((1, 0.0), (3, 0.0), (10, 0.0), (3, 0.7)):
+        nets, weights, drawn, centre = rig(shape, count, texture=texture)
         found = norms(directions, images, nets, weights, drawn, centre)
         assert found.max() <= 1 + 1e-6
         assert found.median() > 0.999  # a unit vector whatever the record is: the clip is a guard, not a loss
@@ -373,6 +373,16 @@ def test_soft_labels_are_probabilities_that_leave_half_to_the_label(released):
         assert "soft" not in method.fit(gate_for(method, Spec(GREY, CLASSES)), streams(), silent).tensors
 
 
+def test_a_sketched_start_is_scenes_around_the_class_means():
+    means = torch.rand(CLASSES, *COLOUR, generator=seeded()) / 4 + 0.375
+    begun, labels = PrivateSet(per_class=40, sketched=True)._start(means, streams())
+    noise, _ = PrivateSet(per_class=40)._start(means, streams())
+    found = torch.stack([begun[labels == label].mean((0, 2, 3)) for label in range(CLASSES)])
+    torch.testing.assert_close(found.mean(0), means.mean((0, 2, 3)), rtol=0, atol=0.05)
+    rough = [(each[..., 1:] - each[..., :-1]).abs().mean().item() for each in (begun - means[labels], noise - means[labels])]
+    assert rough[0] < rough[1] / 2  # scenes have areas, noise has none
+
+
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_another_size_is_made_without_any_gate(released, monkeypatch, count):
     for way in ("sum", "rows", "answer", "update", "open"):
@@ -388,11 +398,12 @@ def test_another_size_is_made_without_any_gate(released, monkeypatch, count):
         assert torch.equal(value, made.product.kept[name])
 
 
-def test_what_is_kept_is_what_was_answered(monkeypatch):
+@pytest.mark.parametrize("texture", [0.0, 0.7])
+def test_what_is_kept_is_what_was_answered(monkeypatch, texture):
     """Half precision apart."""
     monkeypatch.setattr(private_set, "KINDS", 3)
     monkeypatch.setattr(private_set, "EACH", 4)
-    method, spec = PrivateSet(**TINY, noise=1.0), Spec(COLOUR, CLASSES)
+    method, spec = PrivateSet(**TINY, noise=1.0, texture=texture), Spec(COLOUR, CLASSES)
     rounds, real = {}, PrivateSet._ask
 
     def watched(self, gate, stage, *more):
@@ -532,12 +543,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("texture", [0.0, 0.7])
 @pytest.mark.parametrize(("shape", "width", "portion"), [((1, 8, 8), 16, 37), ((1, 28, 28), 128, 24), ((3, 32, 32), 32, 33)])
-def test_a_part_depends_on_its_record_alone(shape, width, portion, device):
+def test_a_part_depends_on_its_record_alone(shape, width, portion, texture, device):
     """To the bit, wherever it lies in its portion and whoever lies beside it: removing one record moves all that follow."""
     generator = torch.Generator().manual_seed(0)
     portion = portion * 100 if device == "cuda" else portion
-    nets = Ensemble(3, shape, 10, width, generator=generator).to(device).requires_grad_(False)
+    nets = Ensemble(3, shape, 10, width, texture=texture, generator=generator).to(device).requires_grad_(False)
     drawn, images = draw(3, shape[1:], generator).to(torch.device(device)), torch.rand(portion, *shape, generator=generator).to(device)
     labels, weights = torch.zeros(portion, dtype=torch.int64, device=device), Frozen(nets)[:]
     centre = unit(nets, weights, images[:8], drawn, None).mean(1)
@@ -563,6 +575,7 @@ def test_a_part_depends_on_its_record_alone(shape, width, portion, device):
         ("width", 0), ("depth", 0), ("steps", 0),
         ("at_once", 0), ("lessons", 0), ("shares", (0.5, 0.5)), ("shares", (0.0, 1.0, 0.0)), ("shares", (0.5, 0.0, 0.0, 0.5)),
         ("shares", (0.5, 0.5, -0.1)), ("shares", (0.5, 0.5, math.nan)), ("shares", (0.5, math.inf, 0.0)), ("shares", (0.3, 0.3, 0.0, 0.0)),
+        ("texture", -0.1), ("texture", math.nan),
         ("rate", 0.0), ("rate", 1.0), ("detail", 0.0), ("detail", 1.5), ("noise", -1.0), ("noise", math.nan), ("noise", math.inf),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.nn.functional import avg_pool2d, cross_entropy
+from torch.nn.functional import avg_pool2d, conv2d, cross_entropy, group_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from privot.nets.convnet import ConvNet
@@ -36,6 +36,28 @@ def test_each_net_is_the_convnet_with_its_weights(shape):
         torch.testing.assert_close(nets(images)[place], net(images), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(nets(own)[place], net(own[place]), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(nets.features(own)[place], net.features(own[place]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "width"), [((3, 32, 32), 64), ((1, 28, 28), 4), ((1, 8, 8), 6), ((3, 3, 3), 4)])
+def test_what_is_seen_with_textures_is_features_and_products_of_channels(shape, width):
+    nets = Ensemble(2, shape, 5, width, texture=0.7, generator=torch.Generator().manual_seed(0)).requires_grad_(False)
+    images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(1))
+    found = nets.seen(images, dict(nets.named_parameters()))
+    assert found.shape == (2, 3, nets.seen_numbers)
+    for place in range(2):
+        x, maps = images, []
+        for number in range(nets.blocks):
+            conv, bias, gain, shift = (nets.get_parameter(f"{name}{number}")[place] for name in ("conv", "bias", "gain", "shift"))
+            x = conv2d(x, conv, bias, padding=nets.outline.pad if number == 0 else 1)
+            x = avg_pool2d(group_norm(x, width, gain, shift).relu(), 2)
+            maps.append(x)
+        for image in range(3):
+            wanted = [nets.features(images)[place, image]]
+            for each in maps[-2:]:
+                some = [channel.flatten() for channel in each[image, :48]]
+                wanted.append(torch.stack([one @ two for turn, one in enumerate(some) for two in some[turn:]]))
+            weighted = [(0.7 if turn else 1.0) * part / part.norm() for turn, part in enumerate(wanted)]
+            torch.testing.assert_close(found[place, image], torch.cat(weighted), rtol=1e-3, atol=1e-5)
 
 
 def test_each_net_learns_as_if_alone():
