@@ -178,7 +178,7 @@ class Augmentations:
 
     def __init__(self, count: int, spec: Spec, generator: torch.Generator, device: torch.device):
         self.count, self.sides, self.generator = count, spec.shape[1:], generator
-        self.operations = operations(spec)
+        self.operations = operations(spec.mirrored)
         self.rounds, self.used = max(1, AHEAD // count), 0
         self.row = torch.arange(count, device=device)
         self.turn = torch.zeros((), dtype=torch.int64, device=device)

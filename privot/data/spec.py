@@ -48,6 +48,10 @@ class Spec:
     def pixels(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def mirrored(self) -> bool:
+        return self.shape[0] > 1 if self.mirror is None else self.mirror
+
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 

@@ -113,7 +113,7 @@ def trained(
     ``spec`` is that of the data it is for: whether images are mirrored is declared there, not decided by a look at them.
     """
     build, recipe = NETWORKS[name][0], shortened(NETWORKS[name][1], len(labels))
-    recipe = replace(recipe, augment=operations(spec) if recipe.augment else (), repeats=repeats)
+    recipe = replace(recipe, augment=operations(spec.mirrored) if recipe.augment else (), repeats=repeats)
     wanted = labels if soft is None else pad(soft, (0, spec.classes - soft.shape[1]))  # the test data may have more classes
     net = train(build, images, wanted, spec.classes, recipe, device, seed=seed, progress=progress, stage=f"training {name}")
     words = [f"{build.__name__}, {recipe}"] + ["mean over the trainings, the error is their standard deviation"] * (repeats > 1)

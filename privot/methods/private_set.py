@@ -202,7 +202,7 @@ class PrivateSet:
         """The largest query on black images, as many as the gate takes at a time: what cannot run here fails before anything is charged."""
         device, count = streams.runtime.target, max(-(-nets // _answers(nets)) for nets, _ in self._rounds(spec).values())
         nets = self._net(count, spec, streams.generator("rehearsal")).to(device).requires_grad_(False)
-        drawn = draw(count, spec.shape[1:], streams.generator("rehearsal"), operations(spec)).to(device)
+        drawn = draw(count, spec.shape[1:], streams.generator("rehearsal"), operations(spec.mirrored)).to(device)
         black, label = torch.zeros(streams.runtime.portion, *spec.shape, device=device), torch.zeros(streams.runtime.portion, device=device)
         many = torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))
         many(black, label, nets, Frozen(nets)[:], drawn, torch.zeros(count, nets.seen_numbers, device=device))
@@ -223,7 +223,7 @@ class PrivateSet:
         """Noisy class means of the unit features by each net, centred by the images so far."""
         spec, frozen, count = gate.spec, Frozen(nets), self._rounds(gate.spec)[stage][0]
         groups = torch.arange(count, device=images.device).tensor_split(_answers(count))
-        fresh = draw(count, spec.shape[1:], streams.generator(f"{stage} augmentations"), operations(spec)).to(images.device)
+        fresh = draw(count, spec.shape[1:], streams.generator(f"{stage} augmentations"), operations(spec.mirrored)).to(images.device)
 
         def made() -> dict[str, Tensor]:
             with torch.no_grad():
@@ -268,7 +268,9 @@ class PrivateSet:
     def _seeing(self, spec: Spec, streams: Streams, progress: Progress) -> Ensemble:
         """Nets that learned to tell scenes apart: no record was seen."""
         nets = self._net(self.seeing, spec, streams.generator("seeing"), KINDS).to(device := streams.runtime.target)
-        recipe = Recipe(LOOKING, 0.02, batch=200, decay=5e-4, drops=(LOOKING // 2, LOOKING * 4 // 5), half=True, augment=operations(spec))
+        recipe = Recipe(
+            LOOKING, 0.02, batch=200, decay=5e-4, drops=(LOOKING // 2, LOOKING * 4 // 5), half=True, augment=operations(spec.mirrored)
+        )
 
         def made() -> dict[str, Tensor]:
             images, kinds = scenes(KINDS, EACH, spec.shape, streams.generator("scenes"), device)
@@ -288,7 +290,7 @@ class PrivateSet:
         if seeing is not None:
             nets.follow(seeing)
         epochs, lessons = self._size(spec, "lessons"), streams.generator(f"{name} lessons")
-        recipe = Recipe(epochs, 0.01, batch=256, decay=5e-4, drops=(epochs // 2,), half=True, even=True, augment=operations(spec))
+        recipe = Recipe(epochs, 0.01, batch=256, decay=5e-4, drops=(epochs // 2,), half=True, even=True, augment=operations(spec.mirrored))
 
         def made() -> dict[str, Tensor]:
             train_ensemble(nets, images, labels, recipe, lessons, progress=progress, stage=f"teaching the nets of {name}")

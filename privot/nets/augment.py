@@ -13,18 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from privot.data.spec import Spec
-
 OPERATIONS = ("colour", "crop", "cutout", "flip", "scale", "rotate")
 
 
-def operations(spec: Spec) -> tuple[str, ...]:
-    """Which there are for such images: unless declared, colour ones are mirrored, and grey ones, mostly writing, are not.
+def operations(mirrored: bool) -> tuple[str, ...]:
+    """Which there are for images that may be mirrored, or may not.
 
-    >>> operations(Spec((1, 28, 28), 10))
+    >>> operations(mirrored=False)
     ('colour', 'crop', 'cutout', 'scale', 'rotate')
     """
-    mirrored = spec.shape[0] > 1 if spec.mirror is None else spec.mirror
     return tuple(each for each in OPERATIONS if mirrored or each != "flip")
 
 

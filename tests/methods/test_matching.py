@@ -328,7 +328,7 @@ def test_the_network_learns_on_the_set_between_the_steps(augment):
         GradientMatching(width=3, augment=augment), spec, Pool(records, 3), Pixels(begun, spec, 0.1), labels, Streams(5, Runtime("cpu"))
     )
     run.renew()
-    changes = draw(condensation.AHEAD // 12 * 12, (8, 8), Streams(5).generator("augment"), operations(Spec((1, 8, 8), 3)))
+    changes = draw(condensation.AHEAD // 12 * 12, (8, 8), Streams(5).generator("augment"), operations(mirrored=False))
     net = copy.deepcopy(run.net)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
     for epoch in range(3):  # one batch an epoch: its order does not matter
