@@ -70,18 +70,43 @@ class Streams:
         >>> Streams(0).once("start", lambda: {"x": torch.zeros(2)})
         {'x': tensor([0., 0.])}
         """
+        if (found := self.stored(name)) is None:
+            self.store(name, found := make())
+        return found
+
+    def store(self, name: str, state: dict[str, Tensor]) -> None:
+        """Keep where a long stage has come to, in the place of what was kept under this name; all of it is public."""
         if self.folder is None:
-            return make()
-        begin, device = f"{name.replace(' ', '-')}.public.", self.runtime.target
-        for file in self.folder.glob(f"{begin}*.safetensors"):  # its name tells its digest
-            raw = file.read_bytes()
-            if hashlib.sha256(raw).hexdigest()[:16] != file.name[len(begin) : -len(".safetensors")]:
-                raise ReleaseError(f"{file}: this part of an unfinished run was altered; start anew, at a new charge")
-            return {key: value.to(device) for key, value in load(raw).items()}
-        made = make()
-        raw = save({key: value.detach().cpu().contiguous() for key, value in made.items()})
+            return
+        begin, old = self._begin(name), self._files(name)
+        raw = save({key: value.detach().cpu().contiguous() for key, value in state.items()})
         with open(part := self.folder / f"{begin}part", "wb") as stream:
             stream.write(raw)
             os.fsync(stream.fileno())
-        part.replace(self.folder / f"{begin}{hashlib.sha256(raw).hexdigest()[:16]}.safetensors")
-        return made
+        part.replace(new := self.folder / f"{begin}{hashlib.sha256(raw).hexdigest()[:16]}.safetensors")
+        for file in old:
+            if file != new:
+                file.unlink()
+
+    def stored(self, name: str) -> dict[str, Tensor] | None:
+        """What `store` kept last, if anything."""
+        if not (files := self._files(name)):
+            return None
+        raw = (file := max(files, key=lambda each: each.stat().st_mtime_ns)).read_bytes()  # two lie there if a crash came between
+        if hashlib.sha256(raw).hexdigest()[:16] != file.name[len(self._begin(name)) : -len(".safetensors")]:  # its name tells its digest
+            raise ReleaseError(f"{file}: this part of an unfinished run was altered; start anew, at a new charge")
+        return {key: value.to(self.runtime.target) for key, value in load(raw).items()}
+
+    def show(self, images: Tensor, columns: int) -> None:
+        """A picture of what is drawn so far, in ``samples.png`` beside the unfinished run; the images are public."""
+        if self.folder is not None:
+            from privot.export import picture
+
+            picture(images.detach(), columns).save(part := self.folder / "samples.part.png")
+            part.replace(self.folder / "samples.png")
+
+    def _begin(self, name: str) -> str:
+        return f"{name.replace(' ', '-')}.public."
+
+    def _files(self, name: str) -> list[Path]:
+        return list(self.folder.glob(f"{self._begin(name)}*.safetensors")) if self.folder else []

@@ -114,6 +114,7 @@ def synthesize(
     if out and folder:
         release.save(out)
         shutil.rmtree(folder)
+    gate.forget()
     return release
 
 

@@ -26,7 +26,7 @@ SMALL = {
     "trained": 2,
     "width": 4,
 }
-ALSO: dict[str, dict] = {"gradient-matching": {"outer": 2, "inner": 2}}  # method: settings, where SMALL and the rule below are not enough
+ALSO: dict[str, dict] = {"dp-sinkhorn": {"rate": 0.5}, "gradient-matching": {"outer": 2, "inner": 2}}  # method: settings, where SMALL and the rule below are not enough
 
 SHAPE, CLASSES, COUNT = (1, 8, 8), 3, 47  # 47: no whole number of portions of 16
 

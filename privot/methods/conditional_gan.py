@@ -11,7 +11,6 @@ released generator is the running mean of the trained one. The settings are the 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from privot.condensation import at_least_one
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.nets import NETS, initialise
+from privot.nets.averaged import Averaged
 from privot.nets.deep_convolutional import ProjectionCritic, doublings
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
@@ -29,7 +29,6 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 
 REASON = "no mechanism: the generator was trained on the records themselves, without clipping or noise, and can reproduce some of them"
-SETTLING = 20  # batches over which the running mean's batch-norm statistics are taken anew, at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,8 @@ class ConditionalGan:
     def _train(self, net: nn.Module, critic: nn.Module, images: Tensor, labels: Tensor, streams: Streams, progress: Progress) -> nn.Module:
         """The running mean of the generator. Batches and codes are drawn where the networks are, so nothing waits for the host."""
         device, draws = images.device, streams.generator("draws", images.device)
-        mean = copy.deepcopy(net)
+        betas = (0.0, 0.9)  # as is usual with spectral norm: momentum makes the pair circle
+        pair, optimiser = Averaged(net, self.rate, betas, self.average), torch.optim.Adam(critic.parameters(), lr=self.rate, betas=betas)
 
         def some() -> Tensor:
             return torch.randint(len(labels), (self.batch,), generator=draws, device=device)
@@ -105,8 +105,6 @@ class ConditionalGan:
         def made(generator: nn.Module, wanted: Tensor) -> Tensor:
             return generator(torch.randn(self.batch, self.code, generator=draws, device=device), wanted)
 
-        betas = (0.0, 0.9)  # as is usual with spectral norm: momentum makes the pair circle
-        optimisers = [torch.optim.Adam(each.parameters(), lr=self.rate, betas=betas) for each in (net, critic)]
         net.train()
         critic.train()
         for step in range(self.steps):
@@ -117,35 +115,18 @@ class ConditionalGan:
                     fake = made(net, wanted)
                 scores = critic(torch.cat([images[real], fake]), torch.cat([labels[real], wanted]))
                 loss = (1 - scores[: self.batch]).relu().mean() + (1 + scores[self.batch :]).relu().mean()
-                optimisers[1].zero_grad(set_to_none=True)
+                optimiser.zero_grad(set_to_none=True)
                 loss.backward()
-                optimisers[1].step()
+                optimiser.step()
             wanted = labels[some()]
             critic.requires_grad_(False)
             loss = -critic(made(net, wanted), wanted).mean()
-            optimisers[0].zero_grad(set_to_none=True)
             loss.backward()
-            optimisers[0].step()
+            pair.step()
             critic.requires_grad_(True)
-            with torch.no_grad():  # early steps weigh less, as the first drawings are noise
-                keep = min(self.average, (1 + step) / (10 + step))
-                for kept, new in zip(mean.parameters(), net.parameters(), strict=True):
-                    kept.lerp_(new, 1 - keep)
             if step % 25 == 24 or step + 1 == self.steps:
                 progress("training the pair", step + 1, self.steps)
-        return self._settled(mean, lambda: made(mean, labels[some()]))
-
-    def _settled(self, mean: nn.Module, draw: Any) -> nn.Module:
-        """Batch norm's statistics belong to other weights than the mean's: take them anew, as plain means over some batches."""
-        norms = [each for each in mean.modules() if isinstance(each, nn.BatchNorm2d)]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None
-        mean.train()
-        with torch.no_grad():
-            for _ in range(SETTLING):
-                draw()
-        return mean.eval()
+        return pair.settled(lambda mean: made(mean, labels[some()]))
 
 
 METHOD = ConditionalGan

@@ -4,7 +4,15 @@ from privot.nets.convolutional import ConvGenerator, initialise
 from privot.nets.deep_convolutional import DeepConvGenerator
 from privot.nets.dense import DenseGenerator
 from privot.nets.lenet import LeNet
+from privot.nets.private_critic import DecodedGenerator
+from privot.nets.residual import ResidualGenerator
 
-NETS = {"ConvGenerator": ConvGenerator, "DeepConvGenerator": DeepConvGenerator, "DenseGenerator": DenseGenerator}
+NETS = {
+    "ConvGenerator": ConvGenerator,
+    "DecodedGenerator": DecodedGenerator,
+    "DeepConvGenerator": DeepConvGenerator,
+    "DenseGenerator": DenseGenerator,
+    "ResidualGenerator": ResidualGenerator,
+}
 
-__all__ = ["NETS", "ConvGenerator", "DeepConvGenerator", "DenseGenerator", "LeNet", "initialise"]
+__all__ = ["NETS", "ConvGenerator", "DecodedGenerator", "DeepConvGenerator", "DenseGenerator", "LeNet", "ResidualGenerator", "initialise"]

@@ -1,20 +1,22 @@
 """The gate: code goes to the data, only sanitized values come back. Everything that may touch a sensitive record is in this file.
 
 A query is a plain function. For `sum`, `rows` and `sorted_blocks` it sees ONE record, ``query(image, label, *public) -> tensor``, and
-the gate maps it over the records with ``vmap``, so that no record can reach into another's part. For `answer` and `update` it
-sees a whole draw, ``query(records, vault, *public)``. The sensitivity table below is the only one in the package.
+the gate maps it over the records with ``vmap``, so that no record can reach into another's part. For `answer` it sees a whole draw,
+``query(records, *public)``. For `update`, `route` and `poll` it sees ONE shard, or what was learned from it, which stays inside; it is
+mapped over the shards in the same way. The sensitivity table below is the only one in the package.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from privot.data.records import Records, Sensitive
@@ -33,12 +35,18 @@ SENSITIVITY = {
     ("rows", LOCAL): 2.0,
     ("answer", ADD_REMOVE): 2.0,  # the answer may change altogether, within the ball
     ("answer", REPLACE): 2.0,
+    ("route", REPLACE): 2.0,  # the state of one shard may change altogether, and so its answer, within the ball
+    ("poll", REPLACE): 2.0,  # one shard's part out, another in
     ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/gate.md
 }
 # privacy: the draws for which that distance also holds between a draw with the changed record and one without it, as amplification
 # needs. The sums of two shards are far apart, and so are rows that moved up: without a proof, refused.
-DRAWS = {"sum": (Full, Poisson, Fixed), "rows": (Full,), "answer": (Full, Poisson, Fixed, Shards), "sorted_blocks": (Full,)}
-KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them
+DRAWS: dict[str, tuple[type, ...]] = {
+    "sum": (Full, Poisson, Fixed), "rows": (Full,), "answer": (Full, Poisson, Fixed), "sorted_blocks": (Full,), "route": (Shards,),
+    "poll": (Full,),
+}  # fmt: skip
+KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them; of a longer one it
+# goes on after the last that was marked
 MARKS = 1000  # a longer stage is marked in the ledger in so many strides
 
 
@@ -62,12 +70,13 @@ class Gate:
         if ticket is not None and not ledger.covers(ticket, plan, method):
             raise LedgerError(f"{ledger.path}: the unfinished run in {folder} was charged to another ledger, or for another plan")
         self.spec, self.plan, self.ticket, self.opened = data.spec, plan, ticket, ""
-        self.insecure = insecure_seed is not None
+        self.insecure, self._crashed = insecure_seed is not None, ticket is not None
         self._data, self._ledger, self._method, self._folder = data, ledger, method, folder
         self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.portion
-        self._secret, self._vault = Secret(insecure_seed), {}  # type: tuple[Secret, dict[str, Any]]
-        self._stages, self._done = {stage.name: stage for stage in plan.stages}, dict.fromkeys((s.name for s in plan.stages), 0)
-        self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._done}  # asked before a crash
+        self._secret, self._shards = Secret(insecure_seed), None  # type: tuple[Secret, tuple[Records, dict[str, Tensor]] | None]
+        self._stages = {stage.name: stage for stage in plan.stages}
+        self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._stages}  # asked before a crash
+        self._done = {name: 0 if stage.steps <= KEPT else self._lost[name] for name, stage in self._stages.items()}
         self._marked = dict(self._lost)
 
     # The ways out
@@ -107,16 +116,13 @@ class Gate:
         return self._ask(stage, bound, parts)
 
     def answer(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float, shape: tuple[int, ...]) -> Tensor:
-        """The whole answer of ``query(records, vault, *public)``, of a public ``shape``, clipped once to ``bound``."""
+        """The whole answer of ``query(records, *public)``, of a public ``shape``, clipped once to ``bound``."""
         stage = self._stage(name, "answer")
-        # privacy: a vault remembers records beyond the draw, or earlier draws: with it the answer is not one of a sample.
-        if self._vault and not isinstance(stage.sampling, Full):
-            raise PlanError(f"stage {name}: a sampled answer has no proof once the vault holds something")
 
         def whole(grid: float) -> Tensor:
             records = Records(*(torch.cat(each) for each in zip(*self._draw(stage), strict=True)))
             # an empty draw answers noise alone
-            value = self._secretly(query, records, self._vault, *public) if len(records.labels) else torch.zeros(shape, device=self._device)
+            value = self._secretly(query, records, *public) if len(records.labels) else torch.zeros(shape, device=self._device)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 raise QueryError(f"stage {stage.name}: the query's answer does not have its declared shape {list(shape)}")
             return _toward_zero(_clip(value.reshape(1, -1), bound), grid).view(shape)
@@ -154,10 +160,103 @@ class Gate:
         total = self._ask(stage, bound, sums, grid)
         return total / torch.tensor([size // blocks for size in sizes], device=total.device).view(-1, 1, 1)
 
-    def update(self, query: Callable[..., None], *public: Any) -> None:
-        """Let ``query(records, vault, *public)`` change what lies in the vault. Nothing comes back, so it costs nothing beyond the plan."""
+    def split(self, count: int, state: dict[str, Tensor]) -> None:
+        """Split the records into ``count`` shards of equal size, each with a state of its own: from ``state``, public, [count, ...] each.
+
+        A crashed run goes on with the states it stored. Record i lies in shard i mod count; up to count - 1 records are left over.
+        """
+        # privacy: a record must not move others to another shard, so none may come or go.
+        if self.plan.neighbours is not REPLACE:
+            raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours")
+        if any(len(value) != count for value in state.values()) or not 0 < count <= self._data._count():
+            raise PlanError(f"{count} shards need a state each, and at least one record each")
         self._charge()
-        self._secretly(query, self._data._take(slice(None), self._device), self._vault, *public)
+        if self._crashed and (file := self._vault()).exists():
+            altered = f"{file}: what a crashed run had stored was altered, or is of another split; start anew, at a new charge"
+            with refusing(ReleaseError, altered):
+                raw = file.read_bytes()
+                kept = load(raw[32:])
+                if hashlib.sha256(raw[32:]).digest() != raw[:32]:
+                    raise ReleaseError(altered)
+            # privacy: a state of other shards, reshaped, would be of several of these.
+            if {name: (each.shape, each.dtype) for name, each in kept.items()} != {n: (v.shape, v.dtype) for n, v in state.items()}:
+                raise ReleaseError(altered)
+            state = kept
+        size = self._data._count() // count
+        drawn = self._data._take((torch.arange(count)[:, None] + count * torch.arange(size)).flatten(), self._device)
+        records = Records(drawn.images.unflatten(0, (count, size)), drawn.labels.view(count, size))
+        own = {name: value.detach().to(self._device).clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+        self._shards = records, own
+
+    def update(self, query: Callable[..., dict[str, Tensor]], *public: Any, some: Tensor | None = None) -> None:
+        """Each shard's state becomes ``query(images, labels, state, *public)``, of all shards or of ``some``, on a public schedule.
+
+        Nothing comes back, so it costs nothing beyond the plan.
+        """
+        (images, labels), state = self._split()
+        places = torch.arange(len(labels), device=self._device) if some is None else some.to(self._device)
+        each = torch.func.vmap(query, in_dims=(0, 0, 0, *(None for _ in public)))
+        for part in places.split(max(1, self._portion // labels.shape[1])):
+            known = {name: value[part] for name, value in state.items()}
+            fresh = self._secretly(each, images[part], labels[part], known, *public)
+            # privacy: a part of another shape would be broadcast, over the shards too.
+            if {name: each.shape for name, each in fresh.items()} != {name: each.shape for name, each in known.items()}:
+                raise QueryError("an update must give a state of the same names and shapes")
+            for name, value in state.items():
+                value[part] = fresh[name].detach().to(value.dtype)
+
+    def route(self, name: str, query: Callable[..., Tensor], *public: Tensor, bound: float) -> Tensor:
+        """For each row of ``public`` [rows, ...] a shard, drawn secretly and for this row alone, answers ``query(state, *row)``.
+
+        Each is clipped to ``bound``: [rows, ...]. So many answers of the stage are used up.
+        """
+        stage = self._stage(name, "route", rows := len(public[0]))
+        (_, labels), state = self._split()
+        if not isinstance(stage.sampling, Shards) or stage.sampling.count != len(labels):
+            raise PlanError(f"stage {name}: the plan is for another number of shards")
+
+        def parts(grid: float) -> Tensor:
+            chosen = stage.sampling.draw(rows, self._secret).to(self._device)  # type: ignore[union-attr]
+            known = {key: value[chosen] for key, value in state.items()}
+            found = self._secretly(torch.func.vmap(query, chunk_size=self._portion), known, *public)
+            return _toward_zero(_clip(found.reshape(rows, -1), bound), grid).view(found.shape)
+
+        return self._ask(stage, bound, parts, count=rows)
+
+    def poll(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float) -> Tensor:
+        """The sum over all shards of ``query(state, *public)``, each clipped to ``bound``."""
+        stage = self._stage(name, "poll")
+        (_, labels), state = self._split()
+
+        def total(grid: float) -> Tensor:
+            each = torch.func.vmap(query, in_dims=(0, *(None for _ in public)), chunk_size=self._portion)
+            found = self._secretly(each, state, *public)
+            return _toward_zero(_clip(found.reshape(len(labels), -1), bound), grid).sum(0).view(found.shape[1:])
+
+        return self._ask(stage, bound, total)
+
+    def store(self) -> None:
+        """Keep the shards' states on the secret side, beside the ledger, so that a crashed run can go on; `forget` removes them."""
+        _, state = self._split()
+        if self._folder is None:  # no run could go on from here
+            return
+        with open(
+            part := (file := self._vault()).with_suffix(".part"), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as out:
+            raw = save(dict(state))
+            out.write(hashlib.sha256(raw).digest() + raw)
+            os.fsync(out.fileno())
+        part.replace(file)
+
+    def forget(self) -> None:
+        """Remove what `store` kept."""
+        if self.ticket is not None:
+            self._vault().unlink(missing_ok=True)
+        self._shards = None
+
+    def left(self, name: str) -> int:
+        """How many answers of a stage can still be asked for. Those lost in a crash are gone."""
+        return self._stages[name].steps - self._done[name]
 
     def open(self, reason: str) -> Records:
         """All records, for a method without a mechanism. From here on the release says ``NoGuarantee(reason)``, for good.
@@ -170,11 +269,11 @@ class Gate:
 
     # How an answer comes about
 
-    def _stage(self, name: str, verb: str) -> Stage:
+    def _stage(self, name: str, verb: str, count: int = 1) -> Stage:
         stage = self._stages.get(name)
         if stage is None or stage.verb != verb:
             raise PlanError(f"the plan has no stage {name!r} of {verb}")
-        if self._done[name] >= stage.steps:
+        if not 0 < count <= self.left(name):
             raise BudgetError(f"stage {name} is used up: its plan has {stage.steps} step(s)")
         return stage
 
@@ -188,7 +287,7 @@ class Gate:
                 part.replace(self._folder / "ticket")
         return self.ticket
 
-    def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None) -> Tensor:
+    def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None, count: int = 1) -> Tensor:
         """Reserve, mark, compute, add noise, keep, commit: in this order, so that a crash can only over-charge."""
         if not 1e-30 < bound < 1e30:  # squares, of which norms are made, must neither vanish nor overflow
             raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
@@ -198,15 +297,15 @@ class Gate:
             ticket = self._charge()
             if step < self._lost[stage.name]:
                 raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
-            if step >= self._marked[stage.name]:
-                last = min(step + max(1, stage.steps // MARKS), stage.steps) - 1
-                self._ledger.ask(ticket, stage.name, step, last)
+            if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
+                last = min(max(step + count, marked + stage.steps // MARKS), stage.steps) - 1
+                self._ledger.ask(ticket, stage.name, marked, last)
                 self._marked[stage.name] = last + 1
             noise_std = stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound
             grid = grid or grid_for(bound, noise_std)
             value = noisy(mechanism(grid), noise_std, grid, self._secret)
             self._keep(ticket, stage, step, value)
-        self._done[stage.name] += 1
+        self._done[stage.name] += count
         return value
 
     def _file(self, stage: Stage, step: int) -> Path | None:
@@ -233,6 +332,14 @@ class Gate:
         return value.to(self._device)
 
     # The secret side
+
+    def _split(self) -> tuple[Records, dict[str, Tensor]]:
+        if self._shards is None:
+            raise PlanError("the records are not split into shards")
+        return self._shards
+
+    def _vault(self) -> Path:
+        return self._ledger.path.with_name(f"{self._ledger.path.name}.vault{self.ticket}.safetensors")
 
     def _draw(self, stage: Stage) -> Iterator[Records]:
         """The drawn records in portions, at least one of them (it may be empty)."""

@@ -30,17 +30,17 @@ class Secret:
         self._count += 1
         return bytearray(hashlib.shake_256(f"{self._seed}/{self._count}".encode()).digest(count))
 
-    def uniform(self, count: int) -> Tensor:
+    def uniform(self, count: int, device: torch.device | str = "cpu") -> Tensor:
         """Float64 in (0, 1], on the 53-bit lattice: [count]."""
         if count == 0:
-            return torch.empty(0, dtype=torch.float64)
-        bits = torch.frombuffer(self._bytes(8 * count), dtype=torch.int64) >> 11 & (1 << 53) - 1
+            return torch.empty(0, dtype=torch.float64, device=device)
+        bits = torch.frombuffer(self._bytes(8 * count), dtype=torch.int64).to(device) >> 11 & (1 << 53) - 1
         return (bits.double() + 1) * 2.0**-53
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
+    def normal(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Standard Gaussian, float64, by Box-Muller: no rejection loop whose time could tell, tails to 8.5 deviations."""
         half = (math.prod(shape) + 1) // 2
-        radius, angle = self.uniform(2 * half).view(2, half)
+        radius, angle = self.uniform(2 * half, device).view(2, half)
         radius, angle = (-2 * radius.log()).sqrt(), 2 * math.pi * angle
         return torch.cat([radius * angle.cos(), radius * angle.sin()])[: math.prod(shape)].view(shape)
 
@@ -65,5 +65,5 @@ def noisy(total: Tensor, noise_std: float, grid: float, secret: Secret) -> Tenso
     """
     if noise_std == 0:
         return total
-    noise = secret.normal(tuple(total.shape)).to(total.device)
+    noise = secret.normal(tuple(total.shape), total.device)
     return total + (noise * (noise_std / grid)).round() * grid

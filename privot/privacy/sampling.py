@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import dp_accounting as dpa
-import torch
 from torch import Tensor
 
 from privot.errors import PlanError
@@ -80,7 +79,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Shards:
-    """One of ``count`` disjoint shards, drawn uniformly and secretly for each answer.
+    """One of ``count`` disjoint shards, drawn uniformly and secretly for each answer (`Gate.route`).
 
     privacy: replacing a record changes one shard, so a shard is the unit of a sample of 1 from ``count`` without replacement. The
     split depends on the position of a record alone (record i lies in shard i mod count), never on its content.
@@ -93,9 +92,9 @@ class Shards:
         if not isinstance(self.count, int) or self.count < 1:
             raise PlanError(f"count={self.count}: at least one shard is needed")
 
-    def draw(self, count: int, secret: Secret) -> Tensor | None:
-        chosen = int(secret.uniform(1).item() * self.count) % self.count
-        return torch.arange(min(chosen, count), count, self.count)  # a shard may be empty
+    def draw(self, count: int, secret: Secret) -> Tensor:
+        """A shard for each of ``count`` answers, each drawn on its own: [count]."""
+        return (secret.uniform(count) * self.count).long() % self.count
 
     def event(self, noise: float) -> dpa.DpEvent:
         return dpa.SampledWithoutReplacementDpEvent(self.count, 1, dpa.GaussianDpEvent(noise))

@@ -1,7 +1,8 @@
 """Record and replay: run a method on D, keep every answer of the gate, run it on D' with those answers; whatever differs has leaked.
 
-The queries do run on D', so a leak through a closure, the vault, a file or an exception happens as it would in life. For pairs
-that differ in one record the distance between the two true values, before any noise, is held against the declared sensitivity.
+The queries do run on D', so a leak through a closure, a shard's state, a file or an exception happens as it would in life. For pairs
+that differ in one record the distance between the two true values, before any noise, is held against the declared sensitivity; of routed
+rows, each of which is an answer, those that did not draw the record's shard may not move at all.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from privot.privacy import accounting, gate
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret
-from privot.privacy.sampling import Full
+from privot.privacy.sampling import Full, Shards
 from privot.release import Guarantee
 from privot.runtime import Runtime
 
@@ -44,9 +45,10 @@ def _with(images, labels, where, new_images, new_labels):
     return images, labels
 
 
-# The changed record is the last one, so that a sampler that draws in the records' order draws the others alike.
+# A removed record is the last one, so that a sampler that draws in the records' order draws the others alike; a replaced one is the first,
+# since the last may be left over by a split into shards.
 KINDS = {
-    "one replaced": lambda images, labels: _with(images, labels, -1, 1.0, (labels[-1] + 1) % CLASSES),
+    "one replaced": lambda images, labels: _with(images, labels, 0, 1.0, (labels[0] + 1) % CLASSES),
     "one removed": lambda images, labels: (images[:-1], labels[:-1]),
     "half replaced": lambda images, labels: _with(images, labels, slice(0, len(labels) // 2), *_fresh(len(labels) // 2)),
     "all replaced": lambda images, labels: _fresh(len(labels)),
@@ -56,7 +58,7 @@ KINDS = {
     "duplicates": lambda images, labels: (images.repeat(2, 0), labels.repeat(2)),  # the size doubles: one removed moves no threshold
     "one class empty": lambda images, labels: (np.where((labels == 2)[:, None, None, None], 0, images), np.where(labels == 2, 0, labels)),
     "labels permuted": lambda images, labels: (images, np.roll(labels, len(labels) // 2) * 2 % CLASSES),
-    "one NaN": lambda images, labels: _with(images, labels, -1, np.nan, labels[-1]),
+    "one NaN": lambda images, labels: _with(images, labels, 0, np.nan, labels[0]),
     "reordered": lambda images, labels: (images[::-1].copy(), labels[::-1].copy()),
 }
 SAME = "the same"  # the control: D itself
@@ -143,9 +145,10 @@ def captured(seen):
 
 
 def tree(root):
-    """Every file under a folder by name, with the digest of its bytes."""
+    """Every file under a folder by name, with the digest of its bytes; of a vault, which is secret, only that it lies with the ledger."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    return tuple((str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
+    vaults = {path for path in files if ".vault" in path.name and path.parent == root / "ledger" and not path.stat().st_mode & 0o077}
+    return tuple((str(path.relative_to(root)), "" if path in vaults else hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
 
 
 @dataclasses.dataclass
@@ -156,6 +159,7 @@ class Trace:
     answers: list
     true: list
     reach: list  # the declared sensitivity of each ask
+    drawn: list  # the shards that its rows drew, or None
     release: bytes = b""
 
 
@@ -186,8 +190,9 @@ def run(method, images, labels, spec, root, kept=None, coupled=False):
     """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    trace = Trace([], [], [], [])
+    trace = Trace([], [], [], [], [])
     box, here, noisy, rmtree = sealed(images, labels, spec), os.getcwd(), gate.noisy, shutil.rmtree
+    draw = Shards.draw
 
     def look():
         trace.seen.append(("files", tree(root)))
@@ -196,8 +201,17 @@ def run(method, images, labels, spec, root, kept=None, coupled=False):
         def _ask(self, stage, bound, *more, **others):
             trace.seen.append(("ask", stage.name, float(bound)))
             trace.reach.append(gate.SENSITIVITY[stage.verb, self.plan.neighbours] * bound)
+            trace.drawn.append(None)
             look()
             return super()._ask(stage, bound, *more, **others)
+
+        def update(self, query, *public, some=None):
+            trace.seen.append(("update", None if some is None else some.tolist()))  # the schedule is public
+            super().update(query, *public, some=some)
+
+    def drawing(self, count, secret):
+        trace.drawn[-1] = draw(self, count, secret)
+        return trace.drawn[-1]
 
     def answer(total, noise_std, grid, secret):
         value, number = noisy(total, noise_std, grid, secret), len(trace.true)  # drawn in any case, so that the streams stay in step
@@ -217,6 +231,7 @@ def run(method, images, labels, spec, root, kept=None, coupled=False):
     patches = [
         mock.patch.object(synthesis, "Gate", Watching),
         mock.patch.object(gate, "noisy", answer),
+        mock.patch.object(Shards, "draw", drawing),
         mock.patch.object(shutil, "rmtree", removed),
         mock.patch.object(accounting, "cost", _priced),
         mock.patch.object(Guarantee, "of", _guaranteed),
@@ -285,6 +300,18 @@ def leaks(method, records, spec, root, kinds=KINDS):
         elif one.release != two.release:
             yield kind, "release"
         if kind in NEIGHBOURS[method.plan(spec).neighbours]:
-            for number, (left, right, reach) in enumerate(zip(one.true, two.true, one.reach, strict=False)):
-                if left.shape == right.shape and (gap := float(torch.linalg.vector_norm(left - right))) > reach * (1 + 1e-9):
-                    yield kind, f"ask {number} moves by {gap:.3g}, its declared sensitivity is {reach:.3g}"
+            for number, pair_of in enumerate(zip(one.true, two.true, one.reach, one.drawn, strict=False)):
+                if told := _too_far(*pair_of):
+                    yield kind, f"ask {number} {told}"
+
+
+def _too_far(left, right, reach, drawn):
+    """How an answer moves that should not, in words."""
+    if left.shape != right.shape:
+        return ""  # seen otherwise
+    if drawn is None:
+        left, right = left.flatten()[None], right.flatten()[None]
+    gaps = torch.linalg.vector_norm((left - right).flatten(1), dim=1)
+    if drawn is not None and gaps[drawn != 0].any():  # the replaced record is the first, which lies in shard 0
+        return "moves in rows that drew another shard"
+    return f"moves by {gaps.max():.3g}, its declared sensitivity is {reach:.3g}" if gaps.max() > reach * (1 + 1e-9) else ""

@@ -9,15 +9,19 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
 from quick import quick, records, spec_for
+from safetensors.torch import save_file
 from sidedoor import KINDS, SAME, leaks, run
 
+from privot.errors import PlanError
 from privot.methods import make, methods
+from privot.privacy import gate as gate_module
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.privacy.sampling import Poisson, Shards
+from privot.privacy.sampling import Fixed, Poisson, Shards
 from privot.product import Product
 
 # Honest miniatures, one for each verb and way to draw
@@ -72,28 +76,56 @@ class Descent(Means):
 
 
 class Critic(Means):
-    """A teacher that stays in the vault, and one bounded answer from it."""
+    """A critic for each of five shards, that stays inside: it learns on a public schedule, and rows are routed to it."""
+
+    steps = 100  # more than are kept, so that it stores and goes on
+    shards: ClassVar[int] = 5
 
     def plan(self, spec):
-        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+        return Plan((Stage("means", "route", self.noise, self.steps, Shards(self.shards)),), Neighbours.REPLACE)
 
     def fit(self, gate, streams, progress):
-        def teach(records, vault):
-            vault["mean"] = records.images.mean(0)
+        gate.split(self.shards, {"net": torch.zeros(self.shards, gate.spec.pixels), "own": torch.arange(self.shards)})
+        point = torch.rand(10, gate.spec.pixels, generator=streams.generator("start"))
+        for step in range(self.steps // len(point)):
+            self.learn(gate, point, step)
+            toward = self.ask(gate, point)
+            point = point + toward.float() / 10
+            gate.store()
+            progress("walking", step + 1, self.steps // len(point))
+        return self.product(gate, point[: gate.spec.classes])
 
-        gate.update(teach)
-        value = gate.answer("means", lambda records, vault: records.images.mean(0) - vault["mean"], bound=1.0, shape=gate.spec.shape)
-        return self.product(gate, value.view(1, -1).expand(gate.spec.classes, -1))
+    def learn(self, gate, point, step):
+        gate.update(self.lesson, point, some=torch.tensor([step % self.shards, (step + 1) % self.shards]))
+
+    @staticmethod
+    def lesson(images, labels, state, point):
+        return {"net": state["net"] / 2 + images.flatten(1).mean(0) - point.mean(0), "own": state["own"]}
+
+    def ask(self, gate, point):
+        return gate.route("means", lambda state, row: state["net"] * (1 + row), point, bound=1.0)
 
 
-class Sharded(Means):
-    """Secret draws of one shard in three."""
+class Polled(Critic):
+    """The sum over all critics."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "answer", self.noise, 1, Shards(3)),), Neighbours.REPLACE)
+        return Plan((Stage("means", "poll", self.noise, self.steps),), Neighbours.REPLACE)
+
+    def ask(self, gate, point):
+        return gate.poll("means", lambda state, point: state["net"] * (1 + point.mean(0)), point, bound=1.0)
+
+
+class Chosen(Means):
+    """One answer from records drawn without replacement; the size is declared."""
+
+    def plan(self, spec):
+        if spec.size is None:
+            raise PlanError("the size must be declared")
+        return Plan((Stage("means", "answer", self.noise, 1, Fixed(spec.size // 3, spec.size)),), Neighbours.REPLACE)
 
     def means(self, gate):
-        value = gate.answer("means", lambda records, vault: records.images.mean(0), bound=1.0, shape=gate.spec.shape)
+        value = gate.answer("means", lambda records: records.images.mean(0), bound=1.0, shape=gate.spec.shape)
         return value.view(1, -1).expand(gate.spec.classes, -1)
 
 
@@ -120,7 +152,7 @@ class Sorted(Means):
         return blocks.mean((1, 2), keepdim=True).expand(-1, gate.spec.pixels, 1)
 
 
-HONEST = (Means, Descent, Critic, Sharded, Rows, Sorted)
+HONEST = (Means, Descent, Critic, Polled, Chosen, Rows, Sorted)
 
 
 # Planted leaks
@@ -159,7 +191,7 @@ class ClosurePeek(Means):
     def fit(self, gate, streams, progress):
         held = []
 
-        def query(records, vault):
+        def query(records):
             held.append(records.images.mean())
             return records.images.mean(0)
 
@@ -167,13 +199,19 @@ class ClosurePeek(Means):
         return self.product(gate, value.view(1, -1).expand(gate.spec.classes, -1), held[0])
 
 
-class UpdatePeek(Means):
+class UpdatePeek(Critic):
     """The same through the way that releases nothing."""
 
     def fit(self, gate, streams, progress):
         held = []
-        gate.update(lambda records, vault: held.append(records.images.std()))
-        return self.product(gate, self.means(gate), held[0])
+
+        def lesson(images, labels, state):
+            held.append(torch._C._functorch.get_unwrapped(images).std())
+            return state
+
+        gate.split(self.shards, {"net": torch.zeros(self.shards, 1)})
+        gate.update(lesson)
+        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels), held[0])
 
 
 class UnwrappedPeek(Means):
@@ -241,7 +279,7 @@ class RaggedShape(Means):
 
     def fit(self, gate, streams, progress):
         shape = (gate._data._count(),)
-        gate.answer("means", lambda records, vault: records.images.flatten(1).mean(1), bound=1.0, shape=shape)
+        gate.answer("means", lambda records: records.images.flatten(1).mean(1), bound=1.0, shape=shape)
         return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
 
 
@@ -259,7 +297,7 @@ class FailingQuery(Means):
         return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
 
     def fit(self, gate, streams, progress):
-        def query(records, vault):
+        def query(records):
             if records.images.mean() > 0.4:
                 raise ValueError("no convergence")
             return records.images.mean(0)
@@ -330,15 +368,78 @@ class WritingElsewhere(Means):
         return self.product(gate, self.means(gate))
 
 
-class VaultOutside(Means):
-    """What lies in the vault is used outside of it."""
+class StateOutside(Critic):
+    """What a shard has learned is used outside of the gate."""
+
+    def ask(self, gate, point):
+        return super().ask(gate, point) + gate._shards[1]["net"].mean()
+
+
+class VaultOutside(Critic):
+    """What was stored of it is read from the disk."""
+
+    def ask(self, gate, point):
+        gate.store()
+        return super().ask(gate, point) + sum(gate._vault().read_bytes()) % 97
+
+
+class StoredInTheOpen(Critic):
+    """The states are kept beside the public parts of the run."""
+
+    def ask(self, gate, point):
+        save_file({"net": gate._shards[1]["net"].clone()}, gate._folder / "critic.safetensors")
+        return super().ask(gate, point)
+
+
+class AcrossShards(Critic):
+    """A lesson remembers the shard before, so that one record has a part in two states: nothing shows but where the rows move."""
+
+    def learn(self, gate, point, step):
+        held = []
+
+        def lesson(images, labels, state):
+            held.append(torch._C._functorch.get_unwrapped(images).mean())
+            return {"net": state["net"] + images.mean() + sum(held), "own": state["own"]}
+
+        gate._portion = 1  # a shard at a time
+        gate.update(lesson)
+
+
+class MixedStates(Critic):
+    """The states themselves are mixed, as by an average of all critics."""
+
+    def learn(self, gate, point, step):
+        super().learn(gate, point, step)
+        gate._shards[1]["net"][:] = gate._shards[1]["net"].mean(0)
+
+
+class LoudCritic(Critic):
+    """A critic's own answer is let out of its ball."""
+
+    def ask(self, gate, point):
+        def loud(state, row):
+            return state["net"] * 1e3
+
+        with mock.patch.object(gate_module, "_clip", lambda parts, bound: parts.detach().double()):
+            return gate.route("means", loud, point, bound=1.0)
+
+
+class ScheduleFromDraws(Critic):
+    """Only critics that were drawn learn, as in the literature: then a state remembers the draws. The schedule itself shows it."""
+
+    def learn(self, gate, point, step):
+        gate.update(self.lesson, point, some=drawn[-1] if (drawn := self.drawn) else None)
+
+    def ask(self, gate, point):
+        def query(state, row):
+            self.drawn.append(torch._C._functorch.get_unwrapped(state["own"]).unique())
+            return state["net"] * (1 + row)
+
+        return gate.route("means", query, point, bound=1.0)
 
     def fit(self, gate, streams, progress):
-        def teach(records, vault):
-            vault["mean"] = records.images.mean()
-
-        gate.update(teach)
-        return self.product(gate, self.means(gate), gate._vault["mean"])
+        object.__setattr__(self, "drawn", [])
+        return super().fit(gate, streams, progress)
 
 
 class DataDirectly(Means):
@@ -405,15 +506,13 @@ class OrderLeak(Means):
 
 
 class CrossRecord(Means):
-    """A query remembers an earlier portion, so that one record moves the parts of others: nothing shows but the distance."""
+    """A query knows of the other records, so that one of them moves the parts of all: nothing shows but the distance."""
 
     def plan(self, spec):
         return Plan((Stage("means", "sum", self.noise),), Neighbours.ADD_REMOVE)
 
     def fit(self, gate, streams, progress):
-        size = []
-        gate.update(lambda records, vault: size.append(len(records.labels)))
-        sign = 1 if size[0] % 2 else -1
+        sign = 1 if gate._data._count() % 2 else -1
         gate.sum("means", lambda image, label: sign * image.flatten(), bound=4.0)
         return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
 
@@ -448,7 +547,7 @@ def test_planted_leaks_are_caught(kind, root):
 
 
 @pytest.mark.parametrize(
-    "kind", [each for each in PLANTED if each not in (SecretOutside, WritingElsewhere)], ids=lambda kind: kind.__name__
+    "kind", [each for each in PLANTED if each not in (SecretOutside, WritingElsewhere, ScheduleFromDraws)], ids=lambda kind: kind.__name__
 )
 def test_leaks_are_caught_by_the_data_alone(kind, root):
     # On D itself there is nothing to see, so what was caught above was not some accident of running twice.

@@ -5,12 +5,12 @@ import shutil
 import signal
 
 import pytest
-from deeds import METHODS, SITES, Walk, box
+from deeds import METHODS, SITES, Critics, Walk, box
 from safetensors.torch import load_file
 
 from privot.data.records import Sensitive
 from privot.errors import LedgerError, ReleaseError
-from privot.privacy.gate import KEPT, _digest
+from privot.privacy.gate import KEPT, Gate, _digest
 from privot.privacy.ledger import Ledger
 from privot.product import Product
 from privot.release import NoGuarantee, Release, verify
@@ -47,7 +47,7 @@ def examine(root):
         assert digests.get(tuple(key), digest) == digest
     assert digests.keys() <= values.keys()
     for file in root.glob("out.run/*.safetensors"):  # every released value on disk was computed once, and paid for
-        assert _digest(load_file(file)["value"]) in values.values()
+        assert ".public." in file.name or _digest(load_file(file)["value"]) in values.values()
     if (root / "out").exists():
         verify(root / "out")
         head = Release.load(root / "out").facts["ledger"]["head"]
@@ -72,6 +72,7 @@ def killed_and_resumed(forks, root, which, **death):
         return code, said["error"]
     assert (root / "out").exists()
     assert not (root / "out.run").exists()
+    assert not list((root / "ledger").glob("*.vault*.safetensors"))
     return code, "finished"
 
 
@@ -91,7 +92,7 @@ def states(which, calls):
     """Every (site, call, when) of a run; of a long run's ledger the first and last few lines."""
     for site, count in calls.items():
         for fatal in range(count):
-            if which != "march" or fatal < 3 or fatal >= count - 2:
+            if which not in ("march", "critics") or fatal < 3 or fatal >= count - 2:
                 yield from ((site, fatal, when) for when in ("before", "after", "midway") if when != "midway" or SITES[site])
 
 
@@ -142,16 +143,66 @@ def test_killed_at_every_state_of_the_ledger(forks, counted, tmp_path):
     assert {"finished", "BudgetError"} <= set(ends)
 
 
-def test_too_many_answers_to_keep(forks, tmp_path):
-    # Nothing of a long stage lies on disk, so the only honest end is a refusal; a fresh start is a fresh charge.
-    assert METHODS["march"]().steps > KEPT
-    death = {"site": "privot.privacy.gate:Gate._ask", "fatal": 30, "when": "after"}
-    assert killed_and_resumed(forks, tmp_path / "run", "march", **death) == (KILLED, "BudgetError")
-    for file in (tmp_path / "run" / "out.run").iterdir():
-        file.unlink()
-    assert forks.do("synthesize", root=tmp_path / "run", which="march")[0] == [0]
-    examine(tmp_path / "run")
-    assert sum(each["kind"] == "reserve" for each in Ledger(tmp_path / "run" / "ledger" / "small.jsonl").entries()) == 2
+def reservations(root):
+    return sum(each["kind"] == "reserve" for each in Ledger(root / "ledger" / "small.jsonl").entries())
+
+
+@pytest.mark.parametrize(("site", "when", "lost"), [
+    ("privot.privacy.gate:Gate._ask", "before", 0), ("privot.privacy.gate:Gate._ask", "after", 0),
+    ("privot.privacy.gate:Gate._keep", "before", 0), ("privot.privacy.ledger:Ledger._append", "after", 1),
+])  # fmt: skip
+def test_too_many_answers_to_keep(forks, tmp_path, site, when, lost):
+    # Nothing of a long stage lies on disk: it goes on after the last mark, and an answer that was marked and not computed is gone.
+    steps = METHODS["march"]().steps
+    assert steps > KEPT
+    root = tmp_path / "run"
+    assert killed_and_resumed(forks, root, "march", site=site, fatal=30, when=when) == (KILLED, "finished")
+    assert examine(root) == steps - lost
+    assert reservations(root) == 1
+
+
+@pytest.mark.parametrize(("site", "fatal", "when"), [
+    ("privot.privacy.gate:Gate._ask", 0, "after"), ("privot.privacy.gate:Gate._ask", 9, "after"),
+    ("privot.privacy.gate:Gate._ask", 19, "after"), ("privot.privacy.ledger:Ledger._append", 6, "after"),
+    ("privot.privacy.ledger:_write", 12, "midway"),
+    ("privot.privacy.gate:Gate.store", 0, "midway"), ("privot.privacy.gate:Gate.store", 1, "before"),
+    ("privot.privacy.gate:Gate.store", 2, "after"),
+])  # fmt: skip
+def test_critics_go_on_with_what_they_learned(forks, tmp_path, site, fatal, when):
+    root = tmp_path / "run"
+    assert killed_and_resumed(forks, root, "critics", site=site, fatal=fatal, when=when) == (KILLED, "finished")
+    assert reservations(root) == 1
+
+
+def interrupted(at):
+    def progress(stage, step, of, **facts):
+        if step == at:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("at", [2, 9, 20])
+def test_critics_are_taken_up_as_they_were_stored(tmp_path, ledger, monkeypatch, at):
+    way, ages, split = {"method": Critics(), "out": tmp_path / "out", "ledger": ledger}, [], Gate.split
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(box(), **way, progress=interrupted(at))
+    assert len(list(tmp_path.glob("*.vault*"))) == (at >= 4)
+    monkeypatch.setattr(Gate, "split", lambda self, *rest: (split(self, *rest), ages.append(self._shards[1]["age"].tolist()))[0])
+    synthesize(box(), **way, resume=True)
+    assert ages == [[float(at // 4)] * 4]  # stored after every fourth step, when each of the four has had one more lesson
+    assert not list(tmp_path.glob("*.vault*"))
+    marked = [(each["first"], each["last"]) for each in ledger.entries() if each["kind"] == "ask"]
+    rows = Critics().rows
+    assert marked == [(first, first + rows - 1) for first in range(0, Critics().steps * rows, rows)]  # none twice
+    assert [each["kind"] for each in ledger.entries()].count("reserve") == 1
+    verify(way["out"])
+
+
+def test_without_a_crash_nothing_secret_is_left(tmp_path, ledger):
+    for out in (tmp_path / "out", None):
+        synthesize(box(), Critics(), out=out, ledger=ledger)
+        assert not list(tmp_path.rglob("*.vault*"))
 
 
 def test_a_kept_run_goes_on_where_it_was(forks, tmp_path):
@@ -180,7 +231,8 @@ def test_killed_at_a_hundred_points(which, forks, counted, tmp_path):
     ends = killed_at_states(forks, tmp_path, which, list(states(which, calls)))
     ends += killed_over_time(forks, tmp_path, which, seconds, 50)
     assert len(ends) >= 100
-    assert {"BudgetError"} <= set(ends) <= {"finished", "BudgetError", "LedgerError", "ReleaseError"}
+    assert {"finished"} <= set(ends) <= {"finished", "BudgetError", "LedgerError", "ReleaseError"}
+    assert which in ("march", "critics") or "BudgetError" in ends  # a short run cannot do without an answer that is lost
 
 
 # What lies in the folder of an unfinished run

@@ -16,7 +16,6 @@ from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import KEPT, MARKS, Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan, Risk, Stage
-from privot.privacy.sampling import Fixed, Poisson, Shards
 from privot.runtime import Runtime
 
 ADD_REMOVE, REPLACE, LOCAL = Neighbours
@@ -151,7 +150,7 @@ def test_verbs_answer_what_they_say(box, ledger):
     assert torch.allclose(gate.rows("rows", pixels, bound=9.0), images, **close)
     short = gate.rows("rows", pixels, bound=0.5)
     assert torch.allclose(short, images * (0.5 / images.norm(dim=1, keepdim=True)).clamp(max=1), **close)
-    mean = gate.answer("answer", lambda records, vault, factor: records.images.mean(0) * factor, 2.0, bound=9.0, shape=(1, 2, 2))
+    mean = gate.answer("answer", lambda records, factor: records.images.mean(0) * factor, 2.0, bound=9.0, shape=(1, 2, 2))
     assert torch.allclose(mean, 2 * images.mean(0).view(1, 2, 2), **close)
     frame = torch.tensor([[1.0, 0, 0, 0], [0.5, -0.5, 0.5, -0.5], [0, 0, 2, 0]])
     blocks = gate.sorted_blocks("sorted_blocks", pixels, frame=frame, blocks=2, radius=9.0)
@@ -209,7 +208,7 @@ def test_answers_carry_no_graph(box, ledger):
     weights = torch.ones(4, requires_grad=True)
     gate = make(box, ledger, Stage("it", "sum", 1.0), Stage("all", "answer", 1.0))
     assert not gate.sum("it", lambda image, label, w: image.flatten() * w, weights, bound=1.0).requires_grad
-    value = gate.answer("all", lambda records, vault, w: records.images.sum(0).flatten() * w, weights, bound=1.0, shape=(4,))
+    value = gate.answer("all", lambda records, w: records.images.sum(0).flatten() * w, weights, bound=1.0, shape=(4,))
     assert not value.requires_grad
 
 
@@ -221,16 +220,14 @@ def fails(records, *rest):
 
 
 def test_errors_on_the_secret_side_do_not_speak(box, ledger):
-    gate = make(box, ledger, Stage("it", "answer", 1.0), Stage("each", "sum", 1.0))
     secret = f"{box._images.flatten()[0]:.6f}"
-    for ask in (lambda: gate.answer("it", fails, bound=1.0, shape=(1,)), lambda: gate.update(fails)):
-        with pytest.raises(QueryError, match="with ValueError") as caught:
-            ask()
-        told = "".join(traceback.format_exception(caught.value, chain=True))
-        assert secret not in told
-        assert "secret 0" not in told
-        assert caught.value.__cause__ is None
-        assert caught.value.__context__ is None  # not even for one who looks
+    with pytest.raises(QueryError, match="with ValueError") as caught:
+        make(box, ledger, Stage("it", "answer", 1.0)).answer("it", fails, bound=1.0, shape=(1,))
+    told = "".join(traceback.format_exception(caught.value, chain=True))
+    assert secret not in told
+    assert "secret 0" not in told
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None  # not even for one who looks
 
 
 def test_errors_in_a_mapped_query_do_not_speak(box, ledger):
@@ -259,33 +256,10 @@ def test_errors_on_the_public_record_speak_and_cost_nothing(box, ledger):
 @pytest.mark.parametrize("value", [3.5, None, (torch.ones(2),), torch.ones(3), torch.ones(1, 2)])
 def test_an_answer_of_another_shape_is_refused(box, ledger, value):
     with pytest.raises(QueryError, match="declared shape"):
-        make(box, ledger, Stage("it", "answer", 1.0)).answer("it", lambda records, vault: value, bound=1.0, shape=(2,))
+        make(box, ledger, Stage("it", "answer", 1.0)).answer("it", lambda records: value, bound=1.0, shape=(2,))
 
 
-# The vault, and the open door
-
-
-def train(records, vault, factor):
-    vault["mean"] = vault.get("mean", 0) + records.images.mean() * factor
-
-
-def test_the_vault_stays_inside(box, ledger):
-    gate = make(box, ledger, Stage("it", "answer", 0.0))
-    assert gate.update(train, 2.0) is None
-    gate.update(train, 1.0)
-    assert [each["kind"] for each in ledger.entries()] == ["reserve"]  # the plan is paid for before a record is read, and only once
-    value = gate.answer("it", lambda records, vault: vault["mean"][None].clone(), bound=10.0, shape=(1,))
-    assert value.item() == pytest.approx(3 * box._images.mean(), abs=1e-5)
-
-
-@pytest.mark.parametrize(("sampler", "relation"), [(Poisson(0.5), ADD_REMOVE), (Fixed(4, 8), REPLACE), (Shards(4), REPLACE)])
-def test_a_sampled_answer_has_no_vault(box, ledger, sampler, relation):
-    """The vault knows records beyond the draw, or earlier draws: amplification would be claimed for what is not a sample."""
-    gate = make(box, ledger, Stage("it", "answer", 1.0, 2, sampler), relation=relation)
-    assert gate.answer("it", lambda records, vault: torch.ones(2), bound=1.0, shape=(2,)).shape == (2,)
-    gate.update(train, 1.0)
-    with pytest.raises(PlanError, match="vault"):
-        gate.answer("it", lambda records, vault: torch.ones(2), bound=1.0, shape=(2,))
+# The open door
 
 
 def test_an_open_door_stays_open(box, ledger):
@@ -383,13 +357,24 @@ def test_a_lost_answer_is_not_given_twice(box, ledger, tmp_path):
         make(box, ledger, Stage("it", "sum", 1.0, 2), folder=tmp_path).sum("it", pixels, bound=1.0)
 
 
-def test_long_stages_keep_nothing_and_start_anew(box, ledger, tmp_path):
-    stage = Stage("it", "sum", 1.0, KEPT + 1)
+def test_a_long_stage_keeps_nothing_and_goes_on_after_its_marks(box, ledger, tmp_path):
+    stage = Stage("it", "sum", 1.0, steps := 3 * MARKS)
     make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9)).sum("it", pixels, bound=1.0)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".safetensors"] == []
-    assert kinds(ledger) == ["reserve", "ask"]
-    with pytest.raises(BudgetError, match="start anew"):
-        make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9)).sum("it", pixels, bound=1.0)
+    again = make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9))
+    assert again.left("it") == steps - 3  # a stride of three was marked, one answer of it was given: two are lost for good
+    again.sum("it", pixels, bound=1.0)
+    assert again.left("it") == steps - 4
+    assert kinds(ledger) == ["reserve", "ask", "ask"]
+    assert [(each["first"], each["last"]) for each in ledger.entries()[1:]] == [(0, 2), (3, 5)]
+
+
+def test_a_short_stage_has_all_its_answers_left_to_replay(box, ledger, tmp_path):
+    stage = Stage("it", "sum", 1.0, KEPT)
+    gate = make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9))
+    gate.sum("it", pixels, bound=1.0)
+    assert gate.left("it") == KEPT - 1
+    assert make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9)).left("it") == KEPT
 
 
 def test_a_ticket_is_good_for_its_plan_and_ledger_alone(box, ledger, tmp_path):
@@ -422,7 +407,7 @@ def test_a_stage_without_a_folder_keeps_digests_only(box, ledger):
 def test_a_failed_query_closes_the_gate(box, ledger):
     """A failure may depend on the records: it is one bit, told once."""
 
-    def fails(records, vault):
+    def fails(records):
         raise ValueError(str(records.images[0]))
 
     gate = make(box, ledger, Stage("it", "answer", 1.0), Stage("more", "sum", 1.0))

@@ -21,6 +21,7 @@ from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Budget, Plan, Stage
+from privot.privacy.sampling import Shards
 
 SCALES = [(1.0, 0.01), (3.0, 0.5), (1e-3, 1.07), (40.0, 20.0)]  # (bound, noise multiplier)
 DRAWS = 1_000_000
@@ -68,7 +69,7 @@ def test_law_and_grid(ledger, bound, noise):
 @pytest.mark.parametrize(("bound", "noise"), SCALES)
 def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor):
     honest = Secret.normal
-    monkeypatch.setattr(Secret, "normal", lambda self, shape: honest(self, shape) * factor)
+    monkeypatch.setattr(Secret, "normal", lambda self, *where: honest(self, *where) * factor)
     values, std = drawn(ledger, bound, noise), 2 * bound * noise
     assert not lawful(values, std)
     # Either half of the check would do: none of them is there for show.
@@ -76,7 +77,7 @@ def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor):
     assert not spread(values.numpy(), std)
 
 
-@pytest.mark.parametrize("verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks"])
+@pytest.mark.parametrize("verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks", "route", "poll"])
 @pytest.mark.parametrize(("count", "fill"), [(200, 1.0), (400, 0.3)])
 def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
     """10^5 coordinates, whatever the number of records and their size: the noise is a function of public numbers alone."""
@@ -89,14 +90,22 @@ def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
 
     for noise in (0.0, 1.5):
         name = {"per_class": "sum", "added": "sum"}.get(verb, verb)
-        gate = Gate(box, Plan((Stage("it", name, noise),), relation), Ledger(tmp_path / f"{noise}.jsonl"), Budget(math.inf))
+        stage = Stage("it", "route", noise, 50, Shards(4)) if verb == "route" else Stage("it", name, noise)
+        gate = Gate(box, Plan((stage,), relation), Ledger(tmp_path / f"{noise}.jsonl"), Budget(math.inf))
         if name == "sum":
             gate._portion = 50  # keeps the parts small
             found.append(gate.sum("it", query, wide, bound=0.7, per_class=verb == "per_class"))
         elif verb == "rows":
             found.append(gate.rows("it", query, wide // 200, bound=0.7))
         elif verb == "answer":
-            found.append(gate.answer("it", lambda records, vault: torch.ones(wide), bound=0.7, shape=(wide,)))
+            found.append(gate.answer("it", lambda records: torch.ones(wide), bound=0.7, shape=(wide,)))
+        elif verb in ("route", "poll"):
+            gate.split(4, {"mean": torch.zeros(4)})
+            gate.update(lambda images, labels, state: {"mean": images.mean()})
+            if verb == "poll":
+                found.append(gate.poll("it", lambda state: state["mean"].expand(wide), bound=0.7))
+            else:  # every shard has the same mean here, so the draws do not show
+                found.append(gate.route("it", lambda state, row: state["mean"].expand(wide // 50) + row, torch.zeros(50), bound=0.7))
         else:
             frame = torch.ones(500, 4) / math.sqrt(2000)  # of norm 1
             means = gate.sorted_blocks("it", query, 4, frame=frame, blocks=100, radius=0.7)

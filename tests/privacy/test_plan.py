@@ -123,7 +123,7 @@ def test_a_plan_without_stages_costs_nothing():
 
 def test_event_says_what_will_run():
     one = Stage("a", "sum", 2.0)
-    many = Stage("b", "answer", 3.0, 5, Shards(10))
+    many = Stage("b", "route", 3.0, 5, Shards(10))
     assert Plan((one,), REPLACE).event() == dpa.GaussianDpEvent(2.0)
     drawn = dpa.SampledWithoutReplacementDpEvent(10, 1, dpa.GaussianDpEvent(3.0))
     assert Plan((one, many), REPLACE).event() == dpa.ComposedDpEvent([dpa.GaussianDpEvent(2.0), dpa.SelfComposedDpEvent(drawn, 5)])

@@ -24,9 +24,9 @@ COUNT, DRAWN = 8, 100_000
 FALSE_ALARM = 1e-9
 
 
-def table(draws):
-    """[draws, records]: who was drawn."""
-    chosen = np.zeros((len(draws), COUNT), bool)
+def table(draws, count=COUNT):
+    """[draws, units]: who was drawn. A unit is a record, or a shard."""
+    chosen = np.zeros((len(draws), count), bool)
     for row, each in enumerate(draws):
         chosen[row, np.asarray(each)] = True
     return chosen
@@ -35,20 +35,21 @@ def table(draws):
 def lawful(chosen, sampler):
     """Every count of interest is binomial: test each exactly, all together at a false alarm of 1e-9.
 
-    Marginals, pairs of records within a draw, sizes, and pairs of records over two draws that follow each other.
+    Marginals, pairs of units within a draw, sizes, and pairs of units over two draws that follow each other.
     """
     together, sizes = claimed(sampler)
-    inside = np.triu_indices(COUNT)  # the diagonal holds the marginals
+    units = chosen.shape[1]
+    inside = np.triu_indices(units)  # the diagonal holds the marginals
     counts = [((chosen.T.astype(float) @ chosen)[inside], together[inside], len(chosen))]
-    counts.append((np.bincount(chosen.sum(1), minlength=COUNT + 1), sizes, len(chosen)))
-    first, second = chosen[: len(chosen) // 2 * 2].reshape(-1, 2, COUNT).transpose(1, 0, 2).astype(float)  # disjoint, so independent
+    counts.append((np.bincount(chosen.sum(1), minlength=units + 1), sizes, len(chosen)))
+    first, second = chosen[: len(chosen) // 2 * 2].reshape(-1, 2, units).transpose(1, 0, 2).astype(float)  # disjoint, so independent
     counts.append(((first.T @ second).ravel(), np.outer(np.diag(together), np.diag(together)).ravel(), len(first)))
     pvalues = np.concatenate([2 * np.minimum(binom.cdf(seen, n, p), binom.sf(seen - 1, n, p)) for seen, p, n in counts])
     return bool(pvalues.min() * len(pvalues) > FALSE_ALARM)
 
 
 def claimed(sampler):
-    """(probability that two records are drawn together, law of the size), from the event's own numbers."""
+    """(probability that two units are drawn together, law of the size), from the event's own numbers."""
     same = np.eye(COUNT, dtype=bool)
     match sampler.event(1.0):
         case dpa.PoissonSampledDpEvent(sampling_probability=rate):
@@ -57,9 +58,7 @@ def claimed(sampler):
             pair = drawn * (drawn - 1) / (size * (size - 1))
             return np.where(same, drawn / size, pair), (np.arange(COUNT + 1) == drawn).astype(float)
         case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=shards, sample_size=1):
-            mates = np.arange(COUNT)[:, None] % shards == np.arange(COUNT) % shards
-            own = np.bincount(np.bincount(np.arange(COUNT) % shards, minlength=shards), minlength=COUNT + 1)  # shards of each size
-            return mates / shards, own / shards
+            return np.eye(shards) / shards, (np.arange(shards + 1) == 1).astype(float)
     raise AssertionError
 
 
@@ -68,7 +67,7 @@ class Buffered(Secret):
 
     rest = torch.empty(0)
 
-    def uniform(self, count):
+    def uniform(self, count, device="cpu"):
         if len(self.rest) < count:
             self.rest = super().uniform(1_000_000)
         taken, self.rest = self.rest[:count], self.rest[count:]
@@ -76,16 +75,33 @@ class Buffered(Secret):
 
 
 SAMPLES = [Poisson(rate) for rate in (0.25, 0.03, 1.0)] + [Fixed(drawn, COUNT) for drawn in (3, 1, COUNT)]
-SAMPLES += [Shards(count) for count in (4, 3, 11)]  # unequal shards; more shards than records
 
 
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
 def test_law(sampler):
-    secret, draws = Buffered(), DRAWN if sampler in (Poisson(0.25), Fixed(3, COUNT), Shards(4)) else DRAWN // 10
+    secret, draws = Buffered(), DRAWN if sampler in (Poisson(0.25), Fixed(3, COUNT)) else DRAWN // 10
     assert lawful(table([sampler.draw(COUNT, secret) for _ in range(draws)]), sampler)
 
 
-# Five wrong samplers: generators of draws, each beside the sampler that it pretends to be
+def by_turns(shards, rows):
+    """Each row of a call beside the same row of the next call: [draws, units], for pairs that `lawful` would not look at."""
+    whole = shards[: len(shards) // (2 * rows) * 2 * rows]
+    return whole.reshape(-1, 2, rows).transpose(0, 2, 1).reshape(-1)
+
+
+def rows_lawful(shards, count, rows):
+    """The shards drawn for ``rows`` answers a call, one call after another, are uniform and independent within and between the calls."""
+    return all(lawful(table(each[:, None], count), Shards(count)) for each in (shards, by_turns(shards, rows)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 11])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_law_of_shards(count, rows):
+    secret = Buffered()
+    assert rows_lawful(torch.cat([Shards(count).draw(rows, secret) for _ in range(DRAWN // 2 // rows)]).numpy(), count, rows)
+
+
+# Wrong samplers: generators of draws, each beside the sampler that it pretends to be
 
 
 def shuffled_epochs():
@@ -105,7 +121,7 @@ def cycled():
 
 
 def cycled_shards():
-    return itertools.cycle(np.arange(COUNT).reshape(2, 4).T)
+    return itertools.cycle(np.arange(4)[:, None])
 
 
 def other_rate(factor):
@@ -140,7 +156,35 @@ def block_of_neighbours():
     ids=["epochs", "epochs as Poisson", "fixed size", "cycle", "cycled shards", "rate -10 %", "rate +10 %", "empty skipped", "blocks"],
 )
 def test_wrong_samplers_are_rejected(wrong, sampler):
-    assert not lawful(table(list(itertools.islice(wrong, DRAWN // 4))), sampler)
+    assert not lawful(table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "count", COUNT)), sampler)
+
+
+def shared_by_a_call(rng, calls, rows):
+    return rng.integers(4, size=calls).repeat(rows)
+
+
+def the_same_in_every_call(rng, calls, rows):
+    return np.tile(rng.integers(4, size=rows), calls)
+
+
+def never_twice_in_a_call(rng, calls, rows):
+    return np.concatenate([rng.permutation(4)[:rows] for _ in range(calls)])
+
+
+def last_call_again(rng, calls, rows):
+    return rng.integers(4, size=(calls // 2, rows)).repeat(2, 0).ravel()
+
+
+def lopsided(rng, calls, rows):
+    return rng.choice(4, size=calls * rows, p=[0.28, 0.24, 0.24, 0.24])
+
+
+@pytest.mark.parametrize("wrong", [shared_by_a_call, the_same_in_every_call, never_twice_in_a_call, last_call_again, lopsided])
+def test_wrong_routes_are_rejected(wrong):
+    """One draw for a whole batch, as in the literature, is the first of them."""
+    rng = np.random.default_rng(0)
+    assert not rows_lawful(wrong(rng, 8000, 3), 4, 3)
+    assert rows_lawful(rng.integers(4, size=24_000), 4, 3)
 
 
 def test_the_right_law_from_another_source_passes():
@@ -158,12 +202,18 @@ def test_the_gate_draws_afresh_for_every_answer(ledger, sampler):
     assert lawful(chosen.numpy(), sampler)
 
 
-def test_the_gate_draws_shards_afresh(ledger):
-    box = Sensitive(np.eye(COUNT).reshape(COUNT, 1, 2, 4), np.zeros(COUNT, int), Spec((1, 2, 4), 1))
-    plan = Plan((Stage("it", "answer", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
-    gate = Gate(box, plan, ledger, Budget(math.inf))
-    seen = [gate.answer("it", lambda records, vault: records.images.sum((0, 1)), bound=9.0, shape=(2, 4)) for _ in range(1500)]
-    assert lawful(torch.stack(seen).flatten(1).round().bool().numpy(), Shards(4))
+@pytest.mark.parametrize("learning", [False, True])
+def test_the_gate_draws_a_shard_for_every_row(ledger, learning):
+    """Each state is its shard's own number, so an answer without noise tells who was drawn; learning in between changes no draw."""
+    box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1))
+    plan = Plan((Stage("it", "route", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
+    gate, seen = Gate(box, plan, ledger, Budget(math.inf)), []
+    gate.split(4, {"own": torch.arange(4.0)})
+    for _ in range(1500):
+        if learning:
+            gate.update(lambda images, labels, state: {"own": state["own"] + images.sum()}, some=torch.arange(2))
+        seen.append(gate.route("it", lambda state, row: state["own"] + row, torch.zeros(5), bound=9.0))
+    assert rows_lawful(torch.cat(seen).long().numpy(), 4, 5)
 
 
 def test_draws_cannot_be_seeded_from_outside():
@@ -174,6 +224,18 @@ def test_draws_cannot_be_seeded_from_outside():
             np.random.seed(0)
             draws.append(tuple(sampler.draw(64, Secret()).tolist()))
         assert len(set(draws)) > 1
+
+
+def test_routes_cannot_be_seeded_from_outside(tmp_path):
+    box = Sensitive(np.zeros((64, 1, 1, 1)), np.zeros(64, int), Spec((1, 1, 1), 1))
+    plan, draws = Plan((Stage("it", "route", 0.0, 32, Shards(64)),), Neighbours.REPLACE), []
+    for turn in range(5):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        gate = Gate(box, plan, Ledger(tmp_path / f"{turn}.jsonl"), Budget(math.inf))
+        gate.split(64, {"own": torch.arange(64.0)})
+        draws.append(tuple(gate.route("it", lambda state, row: state["own"] + row, torch.zeros(32), bound=99.0).tolist()))
+    assert len(set(draws)) == 5
 
 
 def test_full_takes_everything():
@@ -200,7 +262,7 @@ def test_rate_is_never_exceeded(monkeypatch):
 def test_shards_at_the_edge_of_the_lattice(monkeypatch):
     for value, shard in ((2.0**-53, 0), (1.0, 0), (1 - 2.0**-53, 6), (0.5, 3)):
         monkeypatch.setattr(Secret, "uniform", lambda self, count, value=value: torch.full((count,), value, dtype=torch.float64))
-        assert Shards(7).draw(14, Secret()).tolist() == [shard, shard + 7]
+        assert Shards(7).draw(2, Secret()).tolist() == [shard, shard]
 
 
 @pytest.mark.parametrize("make", [
@@ -223,7 +285,7 @@ def test_events():
 
 
 def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
-    """Sums of two shards and rows in order of position lie further apart than one record can move them: no amplification there."""
+    """Rows in order of position lie further apart than one record can move them, and a sum over all shards has no draw at all."""
     box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1, COUNT, (COUNT,)))
     allowed = set()
     for verb, sampler, relation in itertools.product([*DRAWS, "shout"], [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)], Neighbours):
@@ -235,7 +297,7 @@ def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
     assert allowed == {
         ("sum", "Full", "add-remove"), ("sum", "Full", "replace"), ("sum", "Poisson", "add-remove"), ("sum", "Fixed", "replace"),
         ("rows", "Full", "replace"), ("rows", "Full", "local"), ("answer", "Full", "add-remove"), ("answer", "Full", "replace"),
-        ("answer", "Poisson", "add-remove"), ("answer", "Fixed", "replace"), ("answer", "Shards", "replace"),
-        ("sorted_blocks", "Full", "replace"),
+        ("answer", "Poisson", "add-remove"), ("answer", "Fixed", "replace"), ("sorted_blocks", "Full", "replace"),
+        ("route", "Shards", "replace"), ("poll", "Full", "replace"),
     }  # fmt: skip
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "shards"}

@@ -12,13 +12,14 @@ from privot.errors import PlanError, QueryError
 from privot.privacy import gate as gate_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import SENSITIVITY, Gate
+from privot.privacy.noise import Secret
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.sampling import Poisson
+from privot.privacy.sampling import Full, Poisson, Shards
 from privot.runtime import Runtime
 
 ADD_REMOVE, REPLACE, LOCAL = Neighbours
 COUNT, SIDE, CLASSES, PAIRS, FEW = 8, 2, 2, 1001, 77  # 7 kinds of pairs x 11 scales, 13 times or once
-SHAPE, DIM = (1, SIDE, SIDE), SIDE * SIDE
+SHAPE, DIM, SHARDS, ROWS = (1, SIDE, SIDE), SIDE * SIDE, 4, 40
 SPEC = Spec(SHAPE, CLASSES, COUNT, (COUNT // 2, COUNT // 2))
 OPEN = Spec(SHAPE, CLASSES)
 SPECS = {"sorted_blocks": SPEC, "rows": Spec(SHAPE, CLASSES, COUNT)}
@@ -27,6 +28,7 @@ EVEN = np.arange(COUNT) % CLASSES
 CASES = [
     ("sum", ADD_REMOVE, False), ("sum", REPLACE, False), ("sum", ADD_REMOVE, True), ("sum", REPLACE, True), ("rows", REPLACE, False),
     ("rows", LOCAL, False), ("answer", ADD_REMOVE, False), ("answer", REPLACE, False), ("sorted_blocks", REPLACE, False),
+    ("route", REPLACE, False), ("poll", REPLACE, False),
 ]  # fmt: skip
 
 
@@ -35,8 +37,13 @@ def spread(image, label, scale):
     return (image.flatten().double() - 0.5) * scale
 
 
-def total(records, vault, scale):
+def total(records, scale):
     return ((records.images.flatten(1).double() - 0.5) * scale).sum(0)
+
+
+def learned(images, labels, state, scale):
+    """What a shard has come to: as `total`, of its records."""
+    return {"sum": ((images.flatten(1).double() - 0.5) * scale).sum(0)}
 
 
 def features(image, label, scale):
@@ -52,7 +59,7 @@ class Rig:
         self.verb, self.relation, self.more = verb, relation, {"per_class": True} if per_class else {}
         self.query = total if verb == "answer" else query
         self.spec = SPECS.get(verb, OPEN)
-        stage = Stage("it", verb, noise, steps=10**6)
+        stage = Stage("it", verb, noise, 10**6, Shards(SHARDS) if verb == "route" else Full())
         box = Sensitive(np.zeros((COUNT, *SHAPE)), EVEN, self.spec)
         wall = Budget(math.inf)
         self.gate = Gate(box, Plan((stage,), relation), ledger, wall, runtime=Runtime("cpu", microbatch=COUNT + 1))
@@ -64,6 +71,13 @@ class Rig:
         if self.verb == "sorted_blocks":
             sums = self.gate.sorted_blocks("it", self.query, scale, frame=frame, blocks=blocks, radius=bound)
             return sums * (COUNT // CLASSES // blocks)  # means again as the sums that got the noise
+        if self.verb in ("route", "poll"):
+            self.gate.split(SHARDS, {"sum": torch.zeros(SHARDS, DIM, dtype=torch.float64)})
+            self.gate.update(self.query if self.query is not spread else learned, scale)
+            if self.verb == "poll":
+                return self.gate.poll("it", lambda state: state["sum"], bound=bound)
+            self.gate._secret = Secret(7)  # neighbours are compared draw by draw; 40 rows see every shard
+            return self.gate.route("it", lambda state, row: state["sum"] + row, torch.zeros(ROWS), bound=bound)
         return getattr(self.gate, self.verb)("it", self.query, scale, bound=bound, **self.more)
 
     def declared(self, monkeypatch, ledger, **ask):
@@ -119,7 +133,8 @@ def worst(monkeypatch, ledger, verb, relation, per_class=False, count=PAIRS, que
     declared = rig.declared(monkeypatch, ledger, **more)
     for images, labels, changed, renamed, scale in pairs(rng, count, relation, move_label=verb != "sorted_blocks"):
         here, there = (rig.ask(*each, scale, **more) for each in ((images, labels), (changed, renamed)))
-        distance = float((here - there).norm()) / declared
+        apart = (here - there).norm(dim=1).max() if verb == "route" else (here - there).norm()  # each row is an answer
+        distance = float(apart) / declared
         largest = max(largest, math.inf if math.isnan(distance) else distance)
     return largest
 
@@ -201,7 +216,9 @@ def zero_divides(parts, bound):
     [(unclipped, "sum", REPLACE), (unclipped, "answer", REPLACE), (unclipped, "rows", LOCAL), (unclipped, "sorted_blocks", REPLACE),
      (clipped_by_batch, "sum", REPLACE), (clipped_by_batch, "rows", REPLACE), (clipped_after_the_sum, "sum", ADD_REMOVE),
      (wrong_axis, "sum", REPLACE), (wrong_axis, "answer", REPLACE), (largest_entry, "sum", ADD_REMOVE), (nan_passes, "sum", REPLACE),
-     (nan_passes, "rows", REPLACE), (zero_divides, "sum", REPLACE)],
+     (nan_passes, "rows", REPLACE), (zero_divides, "sum", REPLACE), (unclipped, "route", REPLACE), (unclipped, "poll", REPLACE),
+     (clipped_by_batch, "poll", REPLACE), (wrong_axis, "poll", REPLACE), (largest_entry, "route", REPLACE),
+     (nan_passes, "route", REPLACE), (nan_passes, "poll", REPLACE), (zero_divides, "route", REPLACE)],
 )  # fmt: skip
 def test_planted_clips_are_caught(monkeypatch, ledger, planted, verb, relation):
     monkeypatch.setattr(gate_module, "_clip", planted)
@@ -321,7 +338,7 @@ def test_one_record_more_does_not_round_the_others(tmp_path, ledger, count):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
-@pytest.mark.parametrize("verb", ["sum", "rows", "answer", "sorted_blocks"])
+@pytest.mark.parametrize("verb", ["sum", "rows", "answer", "sorted_blocks", "route", "poll"])
 def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
     def query(image, label, scale):
         return torch.where(image.flatten() == 1, value, image.flatten().double())
@@ -330,7 +347,9 @@ def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
     images[3] = 1
     rig = Rig(ledger, verb, REPLACE, query=query)
     if verb == "answer":
-        rig.query = lambda records, vault, scale: query(records.images, None, scale).view(COUNT, DIM).sum(0)
+        rig.query = lambda records, scale: query(records.images, None, scale).view(COUNT, DIM).sum(0)
+    if verb in ("route", "poll"):
+        rig.query = lambda images, labels, state, scale: {"sum": torch.func.vmap(query)(images, labels, scale=scale).sum(0)}
     answer = rig.ask(images, EVEN, frame=torch.eye(DIM, dtype=torch.float64), blocks=4)
     quarter, zero = torch.full((DIM,), 0.25), torch.zeros(DIM)
     if verb == "sum":
@@ -339,6 +358,11 @@ def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
         assert torch.equal(answer, torch.stack([zero if each == 3 else quarter for each in range(COUNT)]).double())
     elif verb == "answer":
         assert torch.equal(answer, zero.double())
+    elif verb == "route":  # shards of two records each, of norm 1 together; the third of the four holds nothing
+        known = torch.stack([quarter * 0 if each == 3 else quarter * 2 for each in range(SHARDS)]).double()
+        assert torch.allclose(answer, known[Shards(SHARDS).draw(ROWS, Secret(7))], atol=1e-6)
+    elif verb == "poll":
+        assert torch.allclose(answer, 6 * quarter.double(), atol=1e-5)
     else:  # sorted: the zero comes first, in class 1
         assert torch.equal(answer[1, 0], torch.tensor([0.0, 0.25, 0.25, 0.25], dtype=torch.float64))
 
@@ -350,7 +374,7 @@ def test_an_empty_draw_answers_noise(ledger, verb):
     box = Sensitive(np.ones((COUNT, *SHAPE)), EVEN, OPEN)
     gate = Gate(box, Plan((Stage("it", name, 2.0, 3, Poisson(1e-15)),), ADD_REMOVE), ledger, Budget(1e9))
     if verb == "answer":
-        answer = gate.answer("it", lambda records, vault: torch.ones(2000), bound=1.0, shape=(2000,))
+        answer = gate.answer("it", lambda records: torch.ones(2000), bound=1.0, shape=(2000,))
         std = 4.0
     else:
         answer = gate.sum("it", lambda image, label: torch.ones(2000), bound=1.0, per_class=verb == "per_class")
@@ -381,17 +405,24 @@ def test_forty_kinds_of_records_keep_shape_and_finiteness(ledger, fill, places):
     images[list(PLACES[places])] = FILLS[fill]
     one, each = Spec(SHAPE, 1, COUNT, (COUNT,)), Sensitive(images, EVEN, SPEC)
     single = Sensitive(images, np.zeros(COUNT, int), one)
-    verbs = ("sum", "rows", "answer", "sorted_blocks")
-    plan = Plan(tuple(Stage(verb, verb, 1.0, steps=10**5) for verb in verbs), REPLACE)
+    verbs = ("sum", "rows", "answer", "sorted_blocks", "poll")
+    plan = Plan(tuple(Stage(verb, verb, 1.0, 10**5) for verb in verbs), REPLACE)
+    routes = Plan((Stage("route", "route", 0.0, 10**5, Shards(SHARDS)),), REPLACE)  # no noise: a sampled plan takes seconds to price
     for box, classes in ((each, CLASSES), (single, 1)):
         gate = Gate(box, plan, ledger, Budget(1e9), runtime=Runtime("cpu"))
         frame = torch.eye(DIM)
+        router = Gate(box, routes, ledger, Budget(math.inf), runtime=Runtime("cpu"))
         for query in NASTY:
+            for door in (gate, router):
+                door.split(SHARDS, {"it": torch.zeros(SHARDS, DIM)})
+                door.update(lambda images, labels, state, q=query: {"it": q(images.sum(0), labels.sum()) - state["it"]})
             for answer, shape in (
+                (router.route("route", lambda state, row: state["it"] / row, torch.zeros(3), bound=1.0), (3, DIM)),
+                (gate.poll("poll", lambda state: state["it"].exp(), bound=1.0), (DIM,)),
                 (gate.sum("sum", query, bound=1.0), (DIM,)),
                 (gate.sum("sum", query, bound=1.0, per_class=True), (classes, DIM)),
                 (gate.rows("rows", query, bound=1.0), (COUNT, DIM)),
-                (gate.answer("answer", lambda records, _, q=query: q(records.images.sum(0), 0), bound=1.0, shape=(DIM,)), (DIM,)),
+                (gate.answer("answer", lambda records, q=query: q(records.images.sum(0), 0), bound=1.0, shape=(DIM,)), (DIM,)),
                 (gate.sorted_blocks("sorted_blocks", query, frame=frame, blocks=2, radius=1.0), (classes, DIM, 2)),
             ):
                 assert answer.shape == shape

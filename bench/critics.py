@@ -1,0 +1,118 @@
+"""Steps of WGAN-GP critics in a second: many side by side, and one after another as usual code has them, in the same run.
+
+    python bench/critics.py --critics 1000 --width 32 64 [--portion 4000]
+
+A step is of one critic on 32 real and 32 generated images of 28 x 28, with gradient penalty, spectral norm and Adam.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import UTC, datetime
+
+import torch
+from merf import commit, hardware
+from torch import Tensor, nn
+from torch.func import vmap
+
+from privot.critics import learned
+from privot.nets.critic import Critic
+
+BATCH, SHAPE, CLASSES = 32, (1, 28, 28), 10
+
+
+class Plain(nn.Module):
+    """The same critic as one writes it for one."""
+
+    def __init__(self, critic: Critic):
+        super().__init__()
+        shapes = [shape for name, shape in critic.shapes.items() if name.startswith("conv")]
+        self.convs = nn.ModuleList(
+            nn.utils.parametrizations.spectral_norm(nn.Conv2d(shape[1], shape[0], 5, stride=2, padding=2)) for shape in shapes
+        )
+        self.dense, self.label = nn.Linear(critic.shapes["dense"][1], 1), nn.Embedding(CLASSES, critic.shapes["dense"][1])
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = 2 * images - 1
+        for conv in self.convs:
+            x = nn.functional.leaky_relu(conv(x), 0.1)
+        x = x.flatten(1)
+        return self.dense(x)[:, 0] + (x * self.label(labels)).sum(1)
+
+
+def one_by_one(critic: Critic, device: torch.device, seconds: float = 5.0) -> float:
+    net = Plain(critic).to(device)
+    adam = torch.optim.Adam(net.parameters(), lr=1e-4, betas=(0.5, 0.9))
+    real, fake = torch.rand(2, BATCH, *SHAPE, device=device)
+    labels = torch.arange(BATCH, device=device) % CLASSES
+
+    def step() -> None:
+        mid = torch.lerp(fake, real, torch.rand(BATCH, 1, 1, 1, device=device)).requires_grad_()
+        (slope,) = torch.autograd.grad(net(mid, labels).sum(), mid, create_graph=True)
+        known, drawn = net(real, labels), net(fake, labels)
+        loss = drawn.mean() - known.mean() + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean() + 0.001 * known.square().mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+
+    return rate(step, device, seconds)
+
+
+def side_by_side(critic: Critic, count: int, portion: int, device: torch.device, seconds: float = 10.0) -> float:
+    """Through the query that the gate runs, in portions as the gate takes them."""
+    generator = torch.Generator().manual_seed(0)
+    weights, along = (each.to(device) for each in critic.begin(count, generator))
+    state = {"weights": weights, "along": along, "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights)}
+    images, labels = torch.rand(count, 60, *SHAPE, device=device), torch.randint(CLASSES, (count, 60), device=device)
+    fakes, number = torch.rand(CLASSES, BATCH, *SHAPE, device=device), torch.zeros((), device=device)
+    each = vmap(learned, in_dims=(0, 0, 0, *(None for _ in range(7))))
+
+    def step() -> None:
+        places, mix = torch.rand(2, 1, BATCH, device=device)
+        which = torch.randint(BATCH, (1, BATCH), device=device)
+        for part in torch.arange(count, device=device).split(max(1, portion // 60)):
+            known = {name: value[part] for name, value in state.items()}
+            fresh = each(images[part], labels[part], known, critic, fakes, places, which, mix, number, 1e-4)
+            for name, value in state.items():
+                value[part] = fresh[name]
+
+    return count * rate(step, device, seconds)
+
+
+def rate(step: object, device: torch.device, seconds: float) -> float:
+    """Calls a second, after some to warm up."""
+    done = (lambda: torch.cuda.synchronize()) if device.type == "cuda" else (lambda: None)
+    for _ in range(2):
+        step()  # type: ignore[operator]
+    done()
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        step()  # type: ignore[operator]
+        done()
+        count += 1
+    return count / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--critics", type=int, default=1000)
+    parser.add_argument("--width", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--portion", type=int, nargs="+", default=[4000])
+    asked = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    print(
+        "| width | critics | records at a time | side by side, steps a second | one by one | times |\n|---|---|---|---|---|---|", flush=True
+    )
+    for width in asked.width:
+        critic = Critic(SHAPE, CLASSES, width)
+        alone = one_by_one(critic, device)
+        for portion in asked.portion:
+            many = side_by_side(critic, asked.critics, portion, device)
+            print(f"| {width} | {asked.critics} | {portion} | {many:.0f} | {alone:.0f} | {many / alone:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A generator that learns from what critics on shards tell of it: what GS-WGAN and G-PATE share. They differ in what they ask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from privot.critics import Critics
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.nets import NETS, initialise
+from privot.nets.averaged import Averaged
+from privot.nets.critic import Critic
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Plan
+from privot.product import Product
+from privot.runtime import Progress, Streams
+
+KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
+STORED = 20  # times in a run that its state is kept
+SHOWN = 32  # generated images of a class that critics learn from at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversarial:
+    """Settings of the critics and the generator. ``noise`` fixes a multiplier; without it the budget does."""
+
+    name: ClassVar[str]
+    trusts: ClassVar[str] = "the data owner"
+    stage: ClassVar[str]
+
+    noise: float | None = None
+    critics: int = 1000
+    steps: int = 4000  # of the generator
+    batch: int = 256  # generated images in each
+    block: int = 50  # critics that learn between two of them, in turn
+    lessons: int = 2  # steps of each then
+    warm: int = 100  # rounds of five steps before, against throw-away generators
+    critic_batch: int = 32  # records of a shard in a step
+    width: int = 32  # channels of a critic's first maps; GS-WGAN has 64
+    detail: float = 0.5  # part of the frequencies of each side in which slopes are asked
+    kind: str = "dcgan"  # or "residual"
+    code: int = 16
+    channels: int = 64  # of the generator
+    rate: float = 2e-4  # of Adam, for the generator
+    critic_rate: float = 1e-4
+    average: float = 0.999  # of the generator's weights over the steps
+
+    def __post_init__(self) -> None:
+        for key in ("critics", "steps", "batch", "block", "lessons", "critic_batch", "width", "code", "channels"):
+            if getattr(self, key) < 1:
+                raise SettingError(f"{self.name}.{key}={getattr(self, key)}: at least 1 is needed")
+        if self.kind not in KINDS:
+            raise SettingError(f"{self.name}.kind={self.kind!r}: {' or '.join(KINDS)}")
+        if not 0 < self.rate < 1 or not 0 < self.critic_rate < 1 or not 0 <= self.average < 1 or not 0 < self.detail <= 1 or self.warm < 0:
+            raise SettingError(
+                f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1, 0 < detail <= 1 and warm >= 0 are needed"
+            )
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        critic = Critic(spec.shape, spec.classes, self.width)
+        learnt = self.steps * min(self.block, self.critics) * self.lessons + 5 * self.warm * self.critics
+        # A row goes forward and back; in a critic's step two images do, and one twice over.
+        passes = 3.0 * self.rows() + 14.0 * learnt * self.critic_batch
+        return {"floating_point_operations": critic.work * passes}
+
+    def rows(self) -> int:
+        """Slopes that critics compute for the generator."""
+        return self.steps * self.batch
+
+    def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
+        """Where images [batch, ...] should go, noisy, in low frequencies: [batch, channels, rows, columns]."""
+        raise NotImplementedError
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        spec, device = gate.spec, streams.runtime.target
+        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
+        net = initialise(NETS[KINDS[self.kind]](**arguments), streams.generator("weights")).to(device)
+        pair = Averaged(net, self.rate, (0.5, 0.9), self.average)
+        # Fresh public draws where a run goes on: those before are used up.
+        whole, begun = gate.plan.stages[0].steps, pair.restore(streams.stored("generator"))
+        draws = streams.generator(f"draws {gate.left(self.stage)}", device)
+        team = Critics(
+            gate, streams.generator("critics"), draws, self.critics, self.width, self.critic_batch, self.critic_rate, self.detail
+        )
+        team.begin(0 if begun else self.warm, progress)
+        every, block, each = max(1, self.steps // STORED), min(self.block, self.critics), whole // self.steps
+        shown = torch.arange(spec.classes, device=device).repeat_interleave(SHOWN)
+
+        def drawn(net: Any, labels: Tensor) -> Tensor:
+            return net(torch.randn(len(labels), self.code, generator=draws, device=device), labels)
+
+        while (left := gate.left(self.stage)) >= each:
+            step = (whole - left) // each
+            with torch.no_grad():
+                fakes = drawn(net, shown).unflatten(0, (spec.classes, SHOWN))
+            # privacy: which critics learn depends on the step alone, never on who was asked.
+            some = (step * block + torch.arange(block, device=device)) % self.critics
+            team.learn(fakes, some, self.lessons, 5 * self.warm + step * block // self.critics * self.lessons)
+            labels = torch.randint(spec.classes, (self.batch,), generator=draws, device=device)
+            images = drawn(net, labels)
+            images.backward(-team.pixels(self.ask(gate, team, images.detach(), labels, draws)) / self.batch)
+            pair.step()
+            progress("training the generator", step + 1, self.steps)
+            if step % every == every - 1:
+                streams.store("generator", pair.kept())
+                streams.show(fakes[:, :10].flatten(0, 1), 10)
+                gate.store()
+        return Product.generator(KINDS[self.kind], arguments, pair.settled(lambda mean: drawn(mean, shown)))

@@ -1,0 +1,127 @@
+"""Many critics, each on a shard of the records, kept behind the gate.
+
+They learn on a public schedule, each from its own shard and from public images, and never hear of one another or of who was asked. All
+randomness is public: places in a shard are drawn as fractions, since its size may be secret.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from privot.nets.critic import Critic, Sketch, adam
+from privot.nets.waves import cosines
+from privot.privacy.gate import Gate
+from privot.runtime import Progress
+
+State = dict[str, Tensor]
+STEPS = 5  # of a critic for one of its throw-away generator, as in WGAN-GP
+
+
+def learned(
+    images: Tensor, labels: Tensor, state: State, critic: Critic, fakes: Tensor, places: Tensor, which: Tensor, mix: Tensor, begun: Tensor,
+    rate: float,
+) -> State:  # fmt: skip
+    """What a shard knows after some steps of its critic against public ``fakes`` [classes, count, ...].
+
+    ``places`` [steps, batch] in [0, 1) say which records, ``which`` [steps, batch] which fakes of the same labels; ``begun`` counts steps.
+    """
+    for turn in range(len(places)):
+        some = (places[turn] * len(labels)).long()
+        state = _judged(state, critic, images[some], fakes[labels[some], which[turn]], labels[some], mix[turn], begun + turn + 1, rate)
+    return state
+
+
+def warmed(
+    images: Tensor, labels: Tensor, state: State, critic: Critic, sketch: Sketch, places: Tensor, codes: Tensor, mix: Tensor, begun: Tensor,
+    rate: float,
+) -> State:  # fmt: skip
+    """What a shard knows after some steps of its critic against its own throw-away generator, and one step of that."""
+    for turn in range(len(places)):
+        some = (places[turn] * len(labels)).long()
+        fake = sketch.draw(state["sketch"], codes[turn], labels[some])
+        state = _judged(state, critic, images[some], fake, labels[some], mix[turn], begun * len(places) + turn + 1, rate)
+
+    def blame(weights: Tensor) -> Tensor:
+        drawn = sketch.draw(weights, codes[0], labels[some])
+        return -critic.score(state["weights"], state["along"], drawn, labels[some]).mean()
+
+    names = ("sketch", "sketch mean", "sketch square")
+    moved = adam(state["sketch"], grad(blame)(state["sketch"]), state[names[1]], state[names[2]], begun + 1, 10 * rate)
+    return state | dict(zip(names, moved, strict=True))
+
+
+def _judged(state: State, critic: Critic, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor, step: Tensor, rate: float) -> State:
+    along = critic.turned(state["weights"], state["along"])
+    slope = grad(critic.loss)(state["weights"], along, real, fake, labels, mix)
+    weights, mean, square = adam(state["weights"], slope, state["mean"], state["square"], step, rate)
+    return state | {"weights": weights, "mean": mean, "square": square, "along": along}
+
+
+def slope(state: State, image: Tensor, label: Tensor, critic: Critic, down: Tensor, across: Tensor) -> Tensor:
+    """Where a critic would like an image to go, in its lowest frequencies: [channels, rows, columns]."""
+
+    def score(x: Tensor) -> Tensor:
+        return critic.score(state["weights"], state["along"], x[None], label[None])[0]
+
+    return down.T @ grad(score)(image) @ across
+
+
+def clipped_slopes(state: State, images: Tensor, labels: Tensor, **more: Any) -> Tensor:
+    """All slopes of one critic, each of norm 1 at most: [rows, ...], of norm sqrt(rows) together."""
+    found = torch.func.vmap(functools.partial(slope, state, **more))(images, labels)
+    return found / found.flatten(1).norm(dim=1).clamp(min=1).view(-1, 1, 1, 1)
+
+
+@dataclass
+class Critics:
+    """A team of ``count`` critics behind a gate. ``public`` draws their first weights, ``draws`` what they are shown."""
+
+    gate: Gate
+    public: torch.Generator
+    draws: torch.Generator
+    count: int
+    width: int
+    batch: int
+    rate: float
+    detail: float
+
+    def __post_init__(self) -> None:
+        spec, device = self.gate.spec, self.draws.device
+        self.critic, self.sketch = Critic(spec.shape, spec.classes, self.width), Sketch(spec.shape, spec.classes)
+        down, across = (cosines(side, max(1, round(self.detail * side))).to(device) for side in spec.shape[1:])
+        self.how: dict[str, Any] = {"critic": self.critic, "down": down, "across": across}
+
+    def begin(self, rounds: int, progress: Progress) -> None:
+        """Split the records; then every critic learns for ``rounds`` rounds against a throw-away generator of its own."""
+        weights, along = self.critic.begin(self.count, self.public)
+        sketch = self.sketch.begin(self.count, self.public)
+        state = {"weights": weights, "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights), "along": along}
+        state |= {"sketch": sketch, "sketch mean": torch.zeros_like(sketch), "sketch square": torch.zeros_like(sketch)}
+        self.gate.split(self.count, state)
+        for turn in range(rounds):
+            codes = torch.randn(STEPS, self.batch, self.sketch.code, generator=self.draws, device=self.draws.device)
+            given = (self.critic, self.sketch, self._uniform(STEPS), codes, self._uniform(STEPS), self._number(turn), self.rate)
+            self.gate.update(warmed, *given)
+            progress("warming up the critics", turn + 1, rounds)
+
+    def learn(self, fakes: Tensor, some: Tensor, steps: int, begun: int) -> None:
+        """The critics ``some`` learn for ``steps`` steps, from their shards and from fakes [classes, count, ...]."""
+        which = torch.randint(fakes.shape[1], (steps, self.batch), generator=self.draws, device=self.draws.device)
+        given = (self.critic, fakes, self._uniform(steps), which, self._uniform(steps), self._number(begun), self.rate)
+        self.gate.update(learned, *given, some=some)
+
+    def pixels(self, answer: Tensor) -> Tensor:
+        """Slopes in frequencies as images again."""
+        return self.how["down"] @ answer.float() @ self.how["across"].T
+
+    def _uniform(self, steps: int) -> Tensor:
+        return torch.rand(steps, self.batch, generator=self.draws, device=self.draws.device)
+
+    def _number(self, value: int) -> Tensor:
+        return torch.tensor(float(value), device=self.draws.device)

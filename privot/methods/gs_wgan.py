@@ -1,0 +1,71 @@
+r"""GS-WGAN: a generator that learns from the noisy slopes of many critics, each of which knows one shard of the records.
+
+**Released** for each generated image ("row") where one critic, drawn secretly for this row alone, would like it to go, with noise.
+**Bound** a slope is clipped to norm 1; replacing a record changes one critic altogether, so an answer moves by 2 at most.
+**Cost** a row is a Gaussian answer on one shard of ``critics``, drawn anew: rows and steps compose. With ``routing="step"``, as published,
+all rows of a step share a draw and are one answer, whose multiplier is smaller by the root of their number.
+**Departs** from the paper: rows draw for themselves; critics learn on a public schedule and not when they are drawn; slopes are asked in
+low frequencies alone (``detail``); codes are Gaussian; the generator has no spectral norm; critics have leaky slopes.
+**Notation** noise is the multiplier of one row: its deviation is 2 * noise in each number asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from privot.adversarial import Adversarial
+from privot.critics import Critics, clipped_slopes, slope
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.privacy.sampling import Shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class GsWgan(Adversarial):
+    """Settings of GS-WGAN. ``noise`` fixes the multiplier of a row; without it the budget does.
+
+    >>> published = {"critics": 1000, "steps": 20_000, "batch": 32, "noise": 1.07}
+    >>> round(GsWgan(**published).plan(Spec((1, 28, 28), 10)).cost().epsilon(1e-5), 1)
+    5.5
+    """
+
+    name: ClassVar[str] = "gs-wgan"
+    title: ClassVar[str] = "GS-WGAN: a generator from the noisy slopes of many critics"
+    promise: ClassVar[str] = "(epsilon, delta), one draw of a critic for each generated image"
+    stage: ClassVar[str] = "slopes"
+    citation: ClassVar[str] = """@inproceedings{chen2020gswgan,
+  title     = {{GS-WGAN}: A Gradient-Sanitized Approach for Learning Differentially Private Generators},
+  author    = {Chen, Dingfan and Orekondy, Tribhuvanesh and Fritz, Mario},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2020}
+}"""
+
+    routing: str = "row"  # or "step", as published
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.routing not in ("row", "step"):
+            raise SettingError(f"gs-wgan.routing={self.routing!r}: row or step")
+
+    def plan(self, spec: Spec) -> Plan:
+        noise = 1.0 if self.noise is None else self.noise
+        # privacy: rows that share a draw are one answer, of norm sqrt(batch)
+        each, steps = (noise / math.sqrt(self.batch), self.steps) if self.routing == "step" else (noise, self.steps * self.batch)
+        return Plan((Stage(self.stage, "route", each, steps, Shards(self.critics)),), Neighbours.REPLACE)
+
+    def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
+        if self.routing == "row":
+            return gate.route(self.stage, functools.partial(slope, **team.how), images, labels, bound=1.0)
+        joint = functools.partial(clipped_slopes, **team.how)
+        return gate.route(self.stage, joint, images[None], labels[None], bound=math.sqrt(self.batch))[0]
+
+
+METHOD = GsWgan

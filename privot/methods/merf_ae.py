@@ -1,0 +1,206 @@
+r"""DP-MERF+AE: DP-MERF in the code space of an autoencoder that was itself trained by private gradient steps.
+
+**Released** noisy sums of the autoencoder's gradients, of the records that chance drew; then, once, the sum over records of random Fourier
+features of their codes, by class, with noise; with it a noisy count of each class where class sizes are not declared.
+**Bound** each gradient is clipped to ``bound``; the features of a code, with the count, have norm 1, and the gate clips them to 1.
+**Cost** ``lessons`` Gaussian answers on Poisson draws and one on all records, under add-remove, composed. The rest is post-processing.
+**Departs** from the paper, which left no code: codes lie on a sphere, so that kernel widths need no look at the data; counts ride along.
+**Notation** encoder E, decoder D, features phi(c) = [cos(Wc), sin(Wc)]/sqrt(features/2) of a code c = E(x). A share is a part of mu².
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from privot.condensation import at_least_one
+from privot.data.spec import Spec
+from privot.descent import descend, kept, take_up, weights
+from privot.errors import SettingError
+from privot.nets import NETS, initialise
+from privot.nets.private_critic import Autoencoder, Encoder
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.privacy.sampling import Poisson
+from privot.product import Product
+from privot.runtime import Progress, Streams
+
+COUNT_SHARE = 0.1  # of a part's norm goes to the class count, as in DP-MERF
+STORED = 20  # times in the lessons, that their state is kept for a run that goes on after a crash
+
+
+def redrawn(autoencoder: Any, image: Tensor, label: Tensor) -> Tensor:
+    """The autoencoder's loss on a record: the mean cross-entropy of its pixels."""
+    return binary_cross_entropy_with_logits(autoencoder(image), image)
+
+
+def embed(codes: Tensor, frequencies: Tensor) -> Tensor:
+    """Random Fourier features of unit norm: [..., inner] to [..., features]."""
+    phase = codes @ frequencies
+    return torch.cat([phase.cos(), phase.sin()], -1) / math.sqrt(frequencies.shape[1])
+
+
+def embedded_code(
+    image: Tensor, label: Tensor, encoder: Encoder, weights: dict[str, Tensor], frequencies: Tensor, share: float
+) -> Tensor:  # fmt: skip
+    """One record's part: the features of its code and a constant that counts it, of norm 1 together: [features + 1]."""
+    features = embed(functional_call(encoder, weights, (image[None],))[0], frequencies)
+    return torch.cat([features * math.sqrt(1 - share**2), features.new_full((1,), share)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MerfAe:
+    """Settings of DP-MERF+AE. ``noise`` fixes the multiplier of the whole (about 1/mu); without it the budget does.
+
+    >>> plan = MerfAe(noise=2.0, lessons=100, drawn=0.1, share=0.5).plan(Spec((1, 28, 28), 10))
+    >>> [(stage.name, round(stage.noise, 3)) for stage in plan.stages]
+    [('autoencoder', 2.914), ('embedding', 2.828)]
+    """
+
+    name: ClassVar[str] = "merf-ae"
+    title: ClassVar[str] = "DP-MERF+AE: a noisy mean embedding of an autoencoder's codes"
+    trusts: ClassVar[str] = "the data owner"
+    promise: ClassVar[str] = "(epsilon, delta), sampled Gaussian answers and one of all records"
+    citation: ClassVar[str] = """@article{harder2020dpmerf,
+  title   = {{DP-MERF}: Differentially Private Mean Embeddings with Random Features for Practical Privacy-Preserving Data Generation},
+  author  = {Harder, Frederik and Adamczewski, Kamil and Park, Mijung},
+  journal = {arXiv preprint arXiv:2002.11603},
+  year    = {2020}
+}"""
+
+    noise: float | None = None
+    share: float = 0.3  # of mu², for the embedding; the rest goes to the autoencoder
+    drawn: float = 0.06  # chance of a record to be in a lesson
+    lessons: int = 2000  # steps of the autoencoder: one answer each
+    bound: float = 1.0  # of a record's gradient
+    inner: int = 16  # numbers of a code
+    drawing: int = 128  # hidden numbers of encoder and decoder
+    waves: int = 14  # lowest cosines a side that they see and draw
+    lesson_rate: float = 5e-3  # of Adam, falling to zero
+    features: int = 4000
+    widths: tuple[float, ...] = (1.1, 0.7, 0.42)  # of the kernels, in units of a code's norm: DP-MERF's 8, 5, 3 where images lie 10 apart
+    code: int = 5
+    hidden: int = 256
+    steps: int = 3000  # of the generator
+    batch: int = 50  # a class
+    portion: int = 2000  # of the features, looked at in one step
+    rate: float = 0.01  # of Adam, for the generator
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "lessons", "inner", "drawing", "waves", "code", "hidden", "steps")
+        for key in ("features", "portion", "batch", "inner"):
+            if getattr(self, key) < 2:
+                raise SettingError(f"merf-ae.{key}={getattr(self, key)}: at least 2 is needed")
+        if not 0 < self.drawn <= 1 or not 0 < self.share < 1 or not 0 < self.bound < math.inf:
+            raise SettingError("merf-ae: 0 < drawn <= 1, 0 < share < 1 and bound > 0 are needed")
+        if (
+            not (0 < self.rate < 1 and 0 < self.lesson_rate < 1)
+            or not self.widths
+            or not all(0 < width < math.inf for width in self.widths)
+        ):
+            raise SettingError("merf-ae: 0 < rate < 1, 0 < lesson_rate < 1 and widths > 0 are needed")
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise SettingError(f"merf-ae.noise={self.noise}: a multiplier of 0 or more is needed")
+
+    def plan(self, spec: Spec) -> Plan:
+        scale = 1.0 if self.noise is None else self.noise
+        # So many sampled answers have mu² near drawn² * lessons * (exp(1/noise²) - 1): the noise of their share. The price is exact anyway.
+        each = (1 - self.share) / (self.drawn**2 * self.lessons)
+        lesson = 1 / math.sqrt(math.log1p(each / scale**2)) if scale else 0.0
+        stages = (
+            Stage("autoencoder", "sum", lesson, self.lessons, Poisson(self.drawn)),
+            Stage("embedding", "sum", scale / math.sqrt(self.share)),
+        )
+        return Plan(stages, Neighbours.ADD_REMOVE)
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        waves = spec.shape[0] * math.prod(min(self.waves, side) for side in spec.shape[1:])
+        numbers = (2 * waves + 2 + 2 * self.inner) * self.drawing + waves + self.inner  # of encoder and decoder
+        size, noise_std = spec.size or 0, plan.stages[0].noise * self.bound
+        ratio = self.bound * self.drawn * size / (noise_std * math.sqrt(numbers)) if size and noise_std else None
+        taught = 6 * numbers * self.lessons * self.drawn * size
+        made = 6 * self.steps * self.batch * spec.classes * (self.hidden * (self.hidden + 20) + self.portion * self.inner)
+        return {"signal_to_noise_of_a_lesson": ratio, "floating_point_operations": taught + 2 * size * self.features * self.inner + made}
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        spec, device = gate.spec, streams.runtime.target
+        autoencoder = self._taught(gate, streams, progress)
+        encoder, share = autoencoder.encoder, 0.0 if spec.class_sizes else COUNT_SHARE
+        frequencies = self._frequencies(streams).to(device)
+        progress("embedding the codes", 0, 1)
+        answer = gate.sum("embedding", embedded_code, encoder, weights(encoder), frequencies, share, bound=1.0, per_class=True)
+        progress("embedding the codes", 1, 1)
+        counts = (
+            torch.tensor(spec.class_sizes, dtype=torch.float64, device=device) if spec.class_sizes else (answer[:, -1] / share).clamp(min=0)
+        )
+        scale = counts.mean().clamp(min=1)
+        target = (answer[:, :-1] / (scale * math.sqrt(1 - share**2))).float()  # [classes, features]
+        arguments = {
+            "shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden, "inner": self.inner,
+            "drawing": self.drawing, "waves": self.waves,
+        }  # fmt: skip
+        net: Any = initialise(NETS["DecodedGenerator"](**arguments), streams.generator("weights")).to(device)
+        net.decoder.load_state_dict(autoencoder.decoder.state_dict())
+        self._train(net, target, (counts / scale).float(), frequencies, streams, progress)
+        return Product.generator("DecodedGenerator", arguments, net)
+
+    def _taught(self, gate: Gate, streams: Streams, progress: Progress) -> Autoencoder:
+        """The autoencoder: each answer that can still be had is one lesson."""
+        net: Any = initialise(Autoencoder(gate.spec.shape, self.inner, self.drawing, self.waves), streams.generator("autoencoder"))
+        net.to(streams.runtime.target)
+        optimiser, lessons = torch.optim.Adam(net.parameters(), lr=self.lesson_rate), self.lessons
+        begin = lessons - gate.left("autoencoder")
+        # What was kept is behind, unless a few answers are kept too and come again from the first. One that has learned all is taken as it
+        # is: the answer about its codes may be kept.
+        if (found := streams.stored("autoencoder")) is not None and ((at := int(found["step"])) <= begin or at == lessons):
+            take_up(found, net=net, optimiser=optimiser)
+            begin = max(begin, at)
+        for step in range(begin, lessons):
+            optimiser.param_groups[0]["lr"] = self.lesson_rate * (1 + math.cos(math.pi * step / lessons)) / 2
+            descend(gate, "autoencoder", net, redrawn, optimiser, bound=self.bound)
+            if step % 25 == 24 or step + 1 == lessons:
+                progress("training the autoencoder", step + 1, lessons)
+            if (step + 1) % max(1, lessons // STORED) == 0 or step + 1 == lessons:
+                streams.store("autoencoder", kept(net=net, optimiser=optimiser, step=step + 1))
+        return net.requires_grad_(False)
+
+    def _frequencies(self, streams: Streams) -> Tensor:
+        """[inner, features / 2], an equal share for each width; codes have norm sqrt(inner)."""
+        half = self.features // 2
+        draws = torch.randn(self.inner, half, generator=streams.generator("features"))
+        widths = torch.tensor(self.widths).repeat(math.ceil(half / len(self.widths)))[:half]
+        return draws / (widths * math.sqrt(self.inner))
+
+    def _train(self, net: Any, target: Tensor, weight: Tensor, frequencies: Tensor, streams: Streams, progress: Progress) -> None:
+        """DP-MERF's loss on codes: the squared distance between the embeddings, without the batch bias of the norm."""
+        device, classes = target.device, len(target)
+        labels = torch.arange(classes, device=device).repeat_interleave(self.batch)
+        draws = streams.generator("codes", device)
+        optimiser = torch.optim.Adam(net.layers.parameters(), lr=self.rate)
+        unbiased = self.batch / (self.batch - 1)
+        half, seen = frequencies.shape[1], min(self.portion // 2, frequencies.shape[1])
+        offsets = torch.randint(half, (self.steps,), generator=streams.generator("portions")).tolist()
+        net.train()
+        for step in range(self.steps):
+            # a short warm-up, then a cosine down to zero
+            optimiser.param_groups[0]["lr"] = self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.steps)) / 2
+            codes = net.coded(torch.randn(len(labels), self.code, generator=draws, device=device), labels)
+            wanted = (torch.arange(seen, device=device) + offsets[step]) % half
+            goal = torch.cat([target[:, wanted], target[:, wanted + half]], 1) * math.sqrt(half / seen)
+            mean = embed(codes, frequencies[:, wanted]).view(classes, self.batch, -1).mean(1) * weight[:, None]
+            loss = unbiased * mean.square().sum() - 2 * (mean * goal).sum()
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            if step % 25 == 24 or step + 1 == self.steps:
+                progress("training the generator", step + 1, self.steps)
+        net.eval()
+
+
+METHOD = MerfAe

@@ -1,0 +1,329 @@
+"""The DP-GAN and its private gradient steps: a record moves an answer by no more than its bound, nothing is asked twice, and it learns."""
+
+import itertools
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta
+from torch.nn.functional import conv2d
+
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.descent import descend, flat, gradient, kept, take_up, weights
+from privot.errors import SettingError
+from privot.methods import dp_gan, make
+from privot.methods.dp_gan import DpGan, mistaken
+from privot.nets import initialise
+from privot.nets.private_critic import PrivateCritic, convolved
+from privot.privacy import accounting
+from privot.privacy import gate as gate_module
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.privacy.sampling import Poisson
+from privot.runtime import Runtime, Streams, silent
+from privot.synthesis import synthesize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHAPE, CLASSES = (1, 8, 8), 3
+SPEC = Spec(SHAPE, CLASSES)
+TINY = {"width": 4, "depicting": 4, "code": 4, "batch": 8, "patience": 4, "drawn": 0.3}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def critic(shape=SHAPE, width=4, seed=0, scale=1.0):
+    net = initialise(PrivateCritic(shape, CLASSES, width), seeded(seed))
+    with torch.no_grad():
+        for each in net.parameters():
+            each *= scale
+    return net
+
+
+def parts(net, images, labels, also=None):
+    """Of many records, as the gate takes them: [records, numbers]."""
+    return torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(images, labels, net, weights(net), mistaken, also)
+
+
+class Unwritten:
+    """A ledger that keeps nothing and a wall that lets all through: both are tested elsewhere, and thousands of asks need not wait."""
+
+    def allows(self, cost):
+        return True
+
+    def reserve(self, plan, method):
+        return 0
+
+    def ask(self, *given):
+        """Marked by nobody."""
+
+    commit = ask
+
+
+class Unpriced(Plan):
+    """To price a million sampled answers takes long, and nobody asks."""
+
+    def cost(self):
+        return None
+
+
+def gate_for(images, labels, noise, rate):
+    plan = Unpriced((Stage("critic", "sum", noise, 10**6, Poisson(rate)),), Neighbours.ADD_REMOVE)
+    return Gate(Sensitive(images, labels, SPEC), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=16))
+
+
+# The network and its gradients
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 7, 10), (2, 8, 5)])
+def test_a_matrix_product_is_the_convolution(shape):
+    layer, images = initialise(torch.nn.Linear(16 * shape[0], 5), seeded()), torch.rand(3, *shape, generator=seeded(1))
+    # A window of 4x4 is 2x2 squares of 2x2 pixels: [out, square down, square across, in, down, across].
+    kernel = layer.weight.view(5, 2, 2, shape[0], 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(5, shape[0], 4, 4)
+    padded = torch.nn.functional.pad(images, (1, 2, 1, 2))
+    wanted = conv2d(padded, kernel, layer.bias, stride=2)[:, :, : math.ceil(shape[1] / 2), : math.ceil(shape[2] / 2)]
+    torch.testing.assert_close(convolved(images, layer), wanted)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 2), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32)])
+def test_any_size_and_colour_and_the_label_matters(shape):
+    net, image = critic(shape, 2), torch.rand(1, *shape, generator=seeded())
+    scores = net(image.expand(CLASSES, *shape), torch.arange(CLASSES))
+    assert scores.shape == (CLASSES,)
+    assert len(set(scores.tolist())) == CLASSES
+
+
+def test_a_part_is_the_gradient_of_its_record_alone():
+    net, images, labels = critic(), torch.rand(5, *SHAPE, generator=seeded(1)), torch.tensor([0, 1, 2, 2, 0])
+    also = torch.randn(sum(each.numel() for each in net.parameters()), generator=seeded(2))
+    found = parts(net, images, labels, also)
+    for image, label, part in zip(images, labels, found, strict=True):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(image[None], label[None]), torch.ones(1))
+        torch.testing.assert_close(part, flat(torch.autograd.grad(loss, list(net.parameters()))) + also)
+
+
+def test_without_noise_and_clip_a_step_is_the_plain_step():
+    """The critic's loss is that of the two sides, each by its mean: no batch size is known, and none is needed."""
+    images, labels = np.random.default_rng(0).random((9, *SHAPE), np.float32), np.arange(9) % CLASSES
+    one, other, drawn = critic(), critic(), torch.rand(4, *SHAPE, generator=seeded(5))
+    fakes = (drawn, torch.arange(4) % CLASSES)
+    also = flat(torch.autograd.grad(torch.nn.functional.softplus(one(*fakes)).mean(), list(one.parameters())))
+    descend(gate_for(images, labels, 0.0, 1.0), "critic", one, mistaken, torch.optim.SGD(one.parameters(), 0.1 / 9), bound=50, also=also)
+    plain = torch.nn.functional.softplus
+    loss = plain(-other(torch.from_numpy(images), torch.from_numpy(labels))).mean() + plain(other(*fakes)).mean()
+    loss.backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    torch.testing.assert_close(flat(one.parameters()), flat(other.parameters()), rtol=1e-4, atol=1e-5)
+
+
+# The bound
+
+
+def extremes(count):
+    rng = np.random.default_rng(3)
+    kinds = [
+        lambda: np.zeros(SHAPE), lambda: np.ones(SHAPE), lambda: rng.integers(2, size=SHAPE), lambda: rng.random(SHAPE),
+        lambda: np.eye(1, 64, rng.integers(64)).reshape(SHAPE), lambda: np.full(SHAPE, rng.random()),
+    ]  # fmt: skip
+    return np.stack([kinds[turn % len(kinds)]() for turn in range(count)]).astype(np.float32)
+
+
+@pytest.mark.parametrize(("scale", "bound"), [(1.0, 1.0), (4.0, 0.1), (30.0, 1.0), (1e-3, 1e-3), (1e6, 1.0)])
+def test_neighbours_answers_are_no_farther_apart_than_the_bound(scale, bound):
+    """With small, large and bursting weights, with a public vector that points anywhere, for records that go for the bound."""
+    rng, net, largest = np.random.default_rng(4), critic(scale=scale), 0.0
+    numbers = sum(each.numel() for each in net.parameters())
+    gate = gate_for(extremes(12), np.arange(12) % CLASSES, 0.0, 1.0)
+    for turn, odd in enumerate(extremes(24)):
+        images, labels, where = extremes(12), np.arange(12) % CLASSES, int(rng.integers(12))
+        images[where], labels[where] = odd, turn % CLASSES
+        also = torch.randn(numbers, generator=seeded(turn)) * bound * (turn % 3)
+        answers = []
+        for kept_ones in (np.arange(12), np.delete(np.arange(12), where)):
+            gate._data = Sensitive(images[kept_ones], labels[kept_ones], SPEC)
+            answers.append(gate.sum("critic", gradient, net, weights(net), mistaken, also, bound=bound))
+        largest = max(largest, float((answers[0] - answers[1]).norm()))
+    assert largest <= bound * (1 + 1e-9)
+    assert largest > 0.99 * bound  # so the bound is met: half the noise would not do
+
+
+def spied_on(threshold=0.5, asks=300, noise=0.5, rate=0.9):
+    """What the best attacker sees: answers with one record and without, along its own part; a low TPR and a high FPR for them.
+
+    The other data set has a record of no gradient in its place, since a data set has one at least: the critic is sure of it.
+    """
+    net, image, label, seen = critic(width=1, scale=30.0), extremes(2)[1:], np.array([1]), []
+    with torch.no_grad():
+        net.score.bias[2], net.score.bias[3] = -1e6, 1e6
+    part = parts(net, torch.from_numpy(image), torch.from_numpy(label))[0].double()
+    part = part / part.norm()
+    for there in (label, np.array([2])):
+        gate = gate_for(image, there, noise, rate)
+        gate._shape = lambda *given: part.shape  # as the black image would tell; hundreds of asks need not try it again
+        answers = [gate.sum("critic", gradient, net, weights(net), mistaken, None, bound=1.0) for _ in range(asks)]
+        seen.append(int((torch.stack(answers) @ part > threshold).sum()))
+    return beta.ppf(1e-4, seen[0], asks - seen[0] + 1), beta.ppf(1 - 1e-4, seen[1] + 1, asks - seen[1])
+
+
+def claimed(fpr, noise=0.5, rate=0.9):
+    return Plan((Stage("critic", "sum", noise, 1, Poisson(rate)),), Neighbours.ADD_REMOVE).cost().tpr(fpr)
+
+
+def test_an_audit_finds_no_more_than_is_claimed():
+    tpr, fpr = spied_on()
+    assert tpr <= claimed(fpr)
+
+
+@pytest.mark.parametrize(("bug", "threshold"), [("half the noise", 0.5), ("no clip", 2.0)])
+def test_the_audit_catches_a_planted_bug(monkeypatch, bug, threshold):
+    if bug == "half the noise":
+        honest = gate_module.noisy
+        monkeypatch.setattr(gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 2, *more))
+    else:
+        monkeypatch.setattr(gate_module, "_clip", lambda values, bound: values.detach().double())
+    tpr, fpr = spied_on(threshold)
+    assert tpr > claimed(fpr)
+
+
+# The game
+
+
+def blobs(count=400):
+    """A bright square of 3 x 3 somewhere in the left half for label 0, in the right one for label 1."""
+    rng, labels = np.random.default_rng(0), np.arange(count) % 2
+    images = np.zeros((count, 1, 8, 8), np.float32)
+    for image, label in zip(images, labels, strict=True):
+        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
+    return images, labels
+
+
+def test_samples_follow_their_label_under_noise():
+    method = DpGan(width=8, depicting=8, code=8, batch=32, steps=150, noise=2.0, critic_rate=2e-3, generator_rate=2e-3, average=0.9)
+    spec = Spec((1, 8, 8), 2)
+    plan = Unpriced((Stage("critic", "sum", 2.0, method.steps, Poisson(0.2)),), Neighbours.ADD_REMOVE)
+    gate = Gate(Sensitive(*blobs(), spec), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=100))
+    images, labels = method.fit(gate, Streams(0, Runtime("cpu")), silent).sample(spec, 200)
+    assert gate.left("critic") == 0
+    right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
+    assert ((right > left).long() == labels).float().mean() > 0.9
+    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(blobs()[0].sum((1, 2, 3)).mean(), rel=0.4)
+
+
+class Answering:
+    """A gate that answers zero: what happens then is a matter of the public side alone."""
+
+    def __init__(self, steps, spec=SPEC):
+        self.spec, self.steps, self.asked = spec, steps, 0
+
+    def left(self, name):
+        return self.steps - self.asked
+
+    def sum(self, name, query, net, *public, bound):
+        self.asked += 1
+        return torch.zeros(sum(each.numel() for each in net.parameters()), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("beaten", "paces"), [(1.0, [1, 2, 4]), (0.0, [1])])
+def test_the_pace_doubles_while_the_generator_is_ahead(monkeypatch, beaten, paces):
+    """Judged on drawn images, every few steps of the generator."""
+    turns, whole = [], dp_gan._Game._generator_step
+
+    def watched(game):
+        turns.append((game.pace, gate.asked))
+        whole(game)
+
+    monkeypatch.setattr(dp_gan._Game, "_generator_step", watched)
+    # A critic that is always sure of itself (its score is below 0 for all) is never beaten, unless being right is being beaten.
+    below = critic()
+    with torch.no_grad():
+        below.score.bias.fill_(-50)
+    gate, method = Answering(4 + 8 + 16), DpGan(**TINY, noise=1.0, steps=4 + 8 + 16, beaten=beaten)
+    monkeypatch.setattr(
+        dp_gan, "initialise", lambda net, generator: below if isinstance(net, PrivateCritic) else initialise(net, generator)
+    )
+    method.fit(gate, Streams(0, Runtime("cpu")), silent)
+    assert sorted({pace for pace, _ in turns}) == paces
+    for (_, before), (pace, after) in itertools.pairwise(turns):
+        assert after - before == pace
+
+
+def test_labels_are_drawn_as_often_as_is_declared():
+    for sizes, wanted in (((100, 300, 0), (0.25, 0.75, 0.0)), (None, (1 / 3, 1 / 3, 1 / 3))):
+        spec = Spec(SHAPE, CLASSES, sum(sizes) if sizes else None, sizes)
+        method = DpGan(**{**TINY, "batch": 6000}, noise=1.0)
+        game = dp_gan._Game(method, dp_gan.NETS["DeepConvGenerator"](SHAPE, CLASSES, 4, 2), critic(), spec, torch.device("cpu"))
+        game.draws = seeded()
+        labels = game._drawn(lambda codes, labels: labels)[1]
+        assert labels.bincount(minlength=CLASSES).div(6000).tolist() == pytest.approx(wanted, abs=0.03)
+
+
+# After a crash
+
+
+@pytest.mark.parametrize("steps", [80, 30])  # answers of up to 64 steps are kept; of more, the state now and then
+def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
+    box, ledger = Sensitive(*blobs(40), Spec((1, 8, 8), 2), name="blobs"), Ledger(tmp_path / "blobs.jsonl")
+    method, fresh, real, taken = DpGan(**TINY, noise=3.0, steps=steps), [], gate_module.noisy, []
+    monkeypatch.setattr(accounting, "cost", lambda event, neighbours: accounting._gaussian(1.0))  # prices are not what this is about
+    monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
+    monkeypatch.setattr(dp_gan, "take_up", lambda found, **parts: taken.append(int(found["step"])) or take_up(found, **parts))
+
+    def kill(stage, step, of, **facts):
+        if step == 25:
+            raise KeyboardInterrupt
+
+    given = {"out": tmp_path / "out", "ledger": ledger, "runtime": Runtime("cpu", 32)}
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(box, method, **given, progress=kill)
+    assert len(fresh) == 25
+    release = synthesize(box, method, **given, resume=True)
+    assert len(fresh) == steps
+    assert taken == ([24] if steps == 80 else [])
+    lines = ledger.entries()
+    assert [each["kind"] for each in lines].count("reserve") == 1
+    assert release.sample(4)[0].isfinite().all()
+
+
+def test_what_was_kept_is_taken_up_as_it_was():
+    def pair(seed):
+        net = critic(seed=seed)
+        return net, torch.optim.Adam(net.parameters(), 0.01)
+
+    def go(net, optimiser):
+        for turn in range(3):
+            optimiser.zero_grad()
+            net(torch.rand(2, *SHAPE, generator=seeded(turn)), torch.tensor([0, 1])).sum().backward()
+            optimiser.step()
+        return flat(net.parameters())
+
+    one, adam = pair(0)
+    go(one, adam)
+    other, eve = pair(1)
+    take_up(kept(net=one, adam=adam, step=7), net=other, adam=eve)
+    assert torch.equal(go(one, adam), go(other, eve))
+
+
+# Settings and price
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"drawn": 0}, {"drawn": 1.5}, {"bound": 0}, {"steps": 0}, {"batch": 1}, {"pace": 0}, {"noise": -1.0}, {"beaten": 2}, {"average": 1}],
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        make("dp-gan", wrong)
+
+
+def test_the_price_is_that_of_sampled_answers():
+    plan = DpGan(steps=200, drawn=0.05, noise=3.0).plan(Spec((1, 28, 28), 10))
+    assert plan.event() == dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(3.0)), 200)
+    assert plan.neighbours is Neighbours.ADD_REMOVE
+    assert [stage.verb for stage in plan.stages] == ["sum"]

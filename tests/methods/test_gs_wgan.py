@@ -1,0 +1,246 @@
+"""GS-WGAN and G-PATE: what they cost, what one record can move, that critics teach, and that a crashed run goes on."""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from privot.critics import Critics, clipped_slopes, learned, slope, warmed
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.methods import make
+from privot.methods.g_pate import GPate, ballots
+from privot.methods.gs_wgan import GsWgan
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Budget
+from privot.runtime import Runtime, silent
+from privot.synthesis import synthesize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHAPE, CLASSES, COUNT = (1, 8, 8), 2, 43
+MNIST = Spec((1, 28, 28), 10, 60_000)
+PUBLISHED = {"noise": 1.07, "critics": 1000, "steps": 20_000, "batch": 32}
+TINY = {"critics": 4, "steps": 6, "batch": 5, "block": 3, "lessons": 1, "warm": 1, "critic_batch": 4, "width": 2, "code": 3, "channels": 2}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def records(seed=0, count=COUNT):
+    """Class 0 is bright on the left, class 1 on the right."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) // 4 % CLASSES  # so that every shard of four has both
+    images = rng.random((count, *SHAPE), np.float32) * 0.2
+    images[labels == 0, :, :, :4] += 0.7
+    images[labels == 1, :, :, 4:] += 0.7
+    return images, labels
+
+
+def gate_for(tmp_path, method, images, labels, seed=None):
+    box = Sensitive(images, labels, Spec(SHAPE, CLASSES), name="box")
+    return Gate(box, method.plan(box.spec), Ledger(tmp_path / "x.jsonl"), Budget(math.inf), runtime=Runtime("cpu"), insecure_seed=seed)
+
+
+def team_of(gate, count=4, width=4, **more):
+    return Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0))
+
+
+# What it costs
+
+
+def test_the_published_settings_cost_what_they_cost():
+    """Claimed: 10."""
+    assert GsWgan(**PUBLISHED, routing="step").plan(MNIST).cost().epsilon(1e-5) >= 290
+    assert GsWgan(**PUBLISHED).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(5.5, abs=0.05)
+
+
+def test_polls_are_one_gaussian():
+    for steps in (1, 50, 2000):
+        assert GPate(noise=0.49989, steps=steps).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(10, abs=0.01)
+
+
+# What one record can move
+
+
+def test_no_slope_and_no_ballot_is_longer_than_is_said():
+    from privot.nets.critic import Critic
+
+    critic = Critic(SHAPE, CLASSES, 4)
+    weights, along = critic.begin(1, seeded())
+    weights += torch.randn(weights.shape, generator=seeded(3))
+    how = {"critic": critic, "down": torch.eye(8), "across": torch.eye(8)}
+    images, labels = torch.rand(7, *SHAPE, generator=seeded(1)), torch.arange(7) % CLASSES
+    for scale in (1.0, 1e4, 0.0, math.nan):  # whatever a shard has come to
+        state = {"weights": weights[0] * scale, "along": along[0]}
+        rows = clipped_slopes(state, images * 1e3, labels, **how).flatten(1).norm(dim=1)
+        assert not (rows > 1 + 1e-6).any()
+        votes = ballots(state, images, labels, torch.linalg.qr(torch.randn(64, 5, generator=seeded(2))).Q, 6, **how)
+        assert votes.shape == (7, 5, 6)
+        assert votes.flatten().norm().item() == pytest.approx(math.sqrt(7)) or math.isnan(scale)
+
+
+def test_a_record_reaches_its_own_shard_alone(tmp_path):
+    """To the bit, through warming up and learning: what amplification by secret draws rests on."""
+    images, labels = records()
+    other, where = images.copy(), 6  # shard 2 of 4
+    other[where] = 1 - other[where]
+    states = []
+    for turn, given in enumerate((images, other)):
+        (folder := tmp_path / str(turn)).mkdir()
+        gate = gate_for(folder, GsWgan(**TINY, noise=1.0), given, labels)
+        team = team_of(gate)
+        team.begin(2, silent)
+        team.learn(torch.rand(CLASSES, 3, *SHAPE, generator=seeded(5)), torch.tensor([0, 2]), 2, 10)
+        states.append(gate._shards[1])
+    for name, one in states[0].items():
+        moved = (one != states[1][name]).flatten(1).any(1).tolist()
+        assert moved == [False, False, True, False], name
+
+
+def test_leftover_records_are_in_no_shard(tmp_path):
+    images, labels = records()  # 43 = 4 * 10 + 3
+    gate = gate_for(tmp_path, GsWgan(**TINY, noise=1.0), images, labels)
+    team_of(gate).begin(0, silent)
+    assert gate._shards[0].images.shape == (4, 10, *SHAPE)
+    np.testing.assert_array_equal(gate._shards[0].images[1, 3].numpy(), images[1 + 4 * 3])
+
+
+# That critics teach
+
+
+def test_critics_know_real_images_and_point_to_them(tmp_path):
+    images, labels = records(count=160)
+    gate = gate_for(tmp_path, GsWgan(**TINY, noise=0.0), images, labels)
+    team = team_of(gate, rate=2e-3, width=8)
+    team.begin(0, silent)
+    dark = 0.05 + 0.3 * torch.rand(CLASSES, 16, *SHAPE, generator=seeded(9))
+    for turn in range(12):
+        team.learn(dark, torch.arange(4), 5, 5 * turn)
+    fresh, names = (torch.from_numpy(each) for each in records(seed=8, count=40))
+    states = [{name: value[place] for name, value in gate._shards[1].items()} for place in range(4)]
+    fakes = dark[:, 0]
+    for state in states:
+        real = team.critic.score(state["weights"], state["along"], fresh, names.long())
+        fake = team.critic.score(state["weights"], state["along"], fakes, torch.arange(2))
+        assert real.mean() > fake.mean() + 0.2
+        for label in range(CLASSES):
+            way = team.pixels(slope(state, fakes[label], torch.tensor(label), **team.how))
+            toward = fresh[names == label].mean(0) - fakes[label]
+            assert torch.cosine_similarity(way.flatten(), toward.flatten(), 0) > 0.7
+
+
+def test_slopes_in_low_frequencies_are_the_low_part_of_all(tmp_path):
+    gate = gate_for(tmp_path, GsWgan(**TINY, noise=0.0), *records())
+    whole, low = team_of(gate), team_of(gate, detail=0.5)
+    weights, along = whole.critic.begin(1, seeded())
+    weights += 0.1 * torch.randn(weights.shape, generator=seeded(2))
+    state, image = {"weights": weights[0], "along": along[0]}, torch.rand(SHAPE, generator=seeded(1))
+    full = slope(state, image, torch.tensor(0), **whole.how)
+    part = slope(state, image, torch.tensor(0), **low.how)
+    assert part.shape == (1, 4, 4)
+    torch.testing.assert_close(part, full[:, :4, :4], rtol=1e-3, atol=1e-5)
+    assert low.pixels(part).norm() <= whole.pixels(full).norm()
+
+
+@pytest.mark.parametrize("method", [GsWgan(**TINY, noise=0.0), GsWgan(**TINY, noise=0.0, routing="step"), GPate(**TINY, noise=0.0)])
+def test_without_noise_what_comes_back_is_a_slope_of_norm_one_at_most(tmp_path, method):
+    gate = gate_for(tmp_path, method, *records())
+    team = team_of(gate)
+    team.begin(1, silent)
+    images, labels = torch.rand(5, *SHAPE, generator=seeded(3)), torch.arange(5) % CLASSES
+    found = method.ask(gate, team, images, labels, seeded())
+    state = gate._shards[1]
+    each = torch.func.vmap(functools.partial(clipped_slopes, **team.how), in_dims=(0, None, None))(
+        state, images, labels
+    )  # [critics, rows, ...]
+    if isinstance(method, GPate):
+        torch.testing.assert_close(found.float(), each.mean(0), rtol=1e-3, atol=1e-4)
+    else:
+        gaps = (found.float()[None] - each).flatten(2).norm(dim=2)  # [critics, rows]
+        assert gaps.min(0).values.max() < 1e-3  # every row is the word of some critic
+        if method.routing == "step":
+            assert gaps.sum(1).min() < 5e-3  # and all of one
+
+
+def test_votes_without_noise_give_back_the_way_most_critics_point(tmp_path):
+    method = GPate(**{**TINY, "votes": True, "bins": 40}, directions=64, noise=0.0)
+    gate = gate_for(tmp_path, method, *records())
+    team = team_of(gate)
+    team.begin(2, silent)
+    for value in gate._shards[1].values():
+        value[:] = value[:1].clone()  # all of one opinion
+    images, labels = torch.rand(5, *SHAPE, generator=seeded(3)), torch.arange(5) % CLASSES
+    found = method.ask(gate, team, images, labels, seeded())
+    state = {name: value[0] for name, value in gate._shards[1].items()}
+    wanted = clipped_slopes(state, images, labels, **team.how)
+    assert torch.cosine_similarity(found.float().flatten(1), wanted.flatten(1)).min() > 0.9
+
+
+def test_all_queries_run_on_public_images_so_that_their_errors_can_be_read():
+    """On the secret side an error keeps its words; here it would speak."""
+    from privot.nets.critic import Critic, Sketch
+
+    critic, sketch = Critic(SHAPE, CLASSES, 2), Sketch(SHAPE, CLASSES)
+    weights, along = critic.begin(1, seeded())
+    other = sketch.begin(1, seeded())
+    state = {"weights": weights[0], "along": along[0], "mean": weights[0] * 0, "square": weights[0] * 0}
+    state |= {"sketch": other[0], "sketch mean": other[0] * 0, "sketch square": other[0] * 0}
+    images, labels, unit = torch.rand(6, *SHAPE), torch.arange(6) % 2, torch.rand(2, 3)
+    after = warmed(images, labels, state, critic, sketch, unit, torch.randn(2, 3, sketch.code), unit, torch.tensor(0.0), 1e-3)
+    assert after.keys() == state.keys()
+    assert not torch.equal(after["sketch"], state["sketch"])
+    fakes, which = torch.rand(CLASSES, 4, *SHAPE), torch.zeros(2, 3, dtype=torch.int64)
+    last = learned(images, labels, after, critic, fakes, unit, which, unit, torch.tensor(3.0), 1e-3)
+    assert not torch.equal(last["weights"], after["weights"])
+    assert torch.equal(last["sketch"], after["sketch"])
+
+
+# A run
+
+
+@pytest.mark.parametrize("name", ["gs-wgan", "g-pate"])
+def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
+    method = make(name, {**TINY, "steps": 80, "batch": 2, "noise": 3.0})
+    box = Sensitive(*records(), Spec(SHAPE, CLASSES), name="box")
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+
+    def killed(stage, step, of, **more):
+        if stage == "training the generator" and step == 47:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(box, method, **ways, progress=killed)
+    assert [each.name for each in tmp_path.glob("*.vault*")] != []
+    assert (tmp_path / "out.run" / "samples.png").stat().st_size > 0
+    seen = []
+    release = synthesize(box, method, **ways, resume=True, progress=lambda stage, step, of, **more: seen.append((stage, step)))
+    assert {stage for stage, _ in seen} == {"training the generator"}  # critics that were warm stay warm
+    assert seen[0][1] == 48
+    assert seen[-1][1] == 80
+    lines = Ledger(tmp_path / "x.jsonl").entries()
+    assert [each["kind"] for each in lines].count("reserve") == 1
+    asked = [(each["first"], each["last"]) for each in lines if each["kind"] == "ask"]
+    assert all(later[0] > before[1] for before, later in itertools.pairwise(asked))
+    assert list(tmp_path.glob("*.vault*")) == []
+    assert release.sample(4)[0].shape == (4, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gs-wgan", "routing", "batch"), ("gs-wgan", "critics", 0), ("gs-wgan", "kind", "vae"), ("gs-wgan", "detail", 0.0),
+        ("gs-wgan", "noise", -1.0), ("gs-wgan", "warm", -1), ("g-pate", "bins", 1), ("g-pate", "directions", 0), ("g-pate", "rate", 1.0),
+        ("g-pate", "average", 1.0),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_errors(name, key, value):
+    with pytest.raises(SettingError, match=name) as refused:
+        make(name, {key: value})
+    assert key in str(refused.value)
