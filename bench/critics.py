@@ -16,7 +16,7 @@ from merf import commit, hardware
 from torch import Tensor, nn
 from torch.func import vmap
 
-from privot.critics import learned
+from privot.families.critics import learned
 from privot.nets.critic import Critic
 
 BATCH, SHAPE, CLASSES = 32, (1, 28, 28), 10

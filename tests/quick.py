@@ -26,7 +26,8 @@ SMALL = {
     "trained": 2,
     "width": 4,
 }
-ALSO: dict[str, dict] = {"dp-sinkhorn": {"rate": 0.5}, "gradient-matching": {"outer": 2, "inner": 2}}  # method: settings, where SMALL and the rule below are not enough
+# method: settings, where SMALL and the rule below are not enough
+ALSO: dict[str, dict] = {"dp-sinkhorn": {"rate": 0.5}, "gradient-matching": {"outer": 2, "inner": 2}}
 
 SHAPE, CLASSES, COUNT = (1, 8, 8), 3, 47  # 47: no whole number of portions of 16
 

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from privot.condensation import at_least_one
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.condensation import at_least_one
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
 from privot.nets.deep_convolutional import ProjectionCritic, doublings

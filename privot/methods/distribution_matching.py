@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from privot.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
 from privot.data.spec import Spec
+from privot.families.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
 from privot.nets.augment import apply
 from privot.nets.blocks import precision
 from privot.nets.convnet import ConvNet

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from privot.condensation import at_least_one
 from privot.data.spec import Spec
-from privot.descent import descend, flat, kept, take_up
 from privot.errors import SettingError
+from privot.families.condensation import at_least_one
+from privot.families.descent import descend, flat
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged
+from privot.nets.averaged import Averaged, kept, take_up
 from privot.nets.deep_convolutional import doublings
 from privot.nets.private_critic import PrivateCritic
 from privot.privacy.gate import Gate
@@ -152,6 +152,7 @@ class _Game:
                 progress("training the pair", step + 1, steps, critic_steps_for_one_of_the_generator=self.pace)
             if (step + 1) % max(1, steps // STORED) == 0:
                 streams.store("game", self._kept(step + 1))
+                self._show(streams)
 
     def _drawn(self, net: nn.Module) -> tuple[Tensor, Tensor]:
         """Images of the generator and their labels: [batch, ...], [batch]."""
@@ -180,6 +181,13 @@ class _Game:
             if float(self.known) <= self.method.beaten * self.method.patience:
                 self.pace *= 2
             self.known.zero_()
+
+    def _show(self, streams: Streams) -> None:
+        """Ten images of each class, as the mean draws them now."""
+        labels = torch.arange(self.classes, device=self.device).repeat_interleave(10)
+        codes = torch.randn(len(labels), self.method.code, generator=self.draws, device=self.device)
+        with torch.no_grad():
+            streams.show(self.pair.mean(codes, labels), 10)
 
     def settled(self, streams: Streams) -> nn.Module:
         """The mean generator."""

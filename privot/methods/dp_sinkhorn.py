@@ -13,7 +13,6 @@ equal mass; high frequencies are left out; far fewer steps. Reasons, and the pap
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from torch.nn.functional import one_hot, pad
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.nets import NETS, initialise
+from privot.nets.averaged import Averaged
 from privot.nets.repeated import Repeated
 from privot.nets.waves import cosines
 from privot.privacy.gate import Gate
@@ -36,7 +36,6 @@ from privot.transport.sinkhorn import plan as transport_plan
 from privot.transport.sinkhorn import potentials, squared_euclidean, transport
 
 STORED = 20  # times a run keeps its state, so a crash loses little of what was paid for
-SETTLING = 20  # batches over which the running mean's batch-norm statistics are taken anew, at the end
 
 
 def points(images: Tensor, labels: Tensor, classes: int, label: float) -> Tensor:
@@ -166,7 +165,8 @@ class DPSinkhorn:
         for step in range(self.steps - gate.left("pull"), self.steps):
             training.learn(step, self._of_records(gate, training) if self.clip == "record" else self._of_the_batch(gate, training))
             if (step + 1) % max(1, self.steps // STORED) == 0:
-                streams.store("training", training.state())
+                streams.store("training", training.pair.kept())
+                streams.show(training.images[: 10 * spec.classes], spec.classes)
             if step % 25 == 24 or step + 1 == self.steps:
                 progress("following the records", step + 1, self.steps)
         return Product.generator("DeepConvGenerator", arguments, training.settled())
@@ -205,22 +205,17 @@ class Training:
 
     def __init__(self, method: DPSinkhorn, net: nn.Module, spec: Spec, streams: Streams):
         device = streams.runtime.target
-        self.method, self.net, self.mean, self.classes, self.blur = method, net, copy.deepcopy(net), spec.classes, method.scaled(spec)[1]
+        self.method, self.classes, self.blur = method, spec.classes, method.scaled(spec)[1]
+        self.pair = Averaged(net, method.learning, (0.9, 0.999), method.average)
         self.waves = tuple(cosines(side, max(1, round(method.detail * side))).to(device) for side in spec.shape[1:])
         count = spec.classes * -(-method.batch // spec.classes)
         self.labels = torch.arange(count, device=device) % spec.classes
         self.fresh = round(method.fresh * count)
         # X and, after it, what is new in X'; potentials want as many others as there are in X
         self.drawn = torch.cat([self.labels, self.labels[: self.fresh if method.clip == "batch" else None]])
-        self.rate, self.keep = (torch.zeros((), device=device) for _ in range(2))
-        on_gpu = device.type == "cuda"
-        self.optimiser = torch.optim.Adam(net.parameters(), lr=self.rate, capturable=on_gpu, foreach=on_gpu)
-        found = streams.stored("training")
-        if found is not None:
-            self._take_up(found)
+        self.pair.restore(streams.stored("training"))
         # Codes of their own for a run that goes on: those of its first steps have been seen.
-        self.draws = streams.generator(f"codes {0 if found is None else int(found['step'])}", device)
-        self.step = 0 if found is None else int(found["step"])
+        self.draws = streams.generator(f"codes {self.pair.steps}", device)
         self.codes = torch.empty(len(self.drawn), method.code, device=device)
         self.images = torch.empty(count, *spec.shape, device=device)
         self.dual = torch.zeros(spec.classes, count // spec.classes, device=device)
@@ -231,16 +226,13 @@ class Training:
 
     def learn(self, step: int, answer: Tensor) -> None:
         """One step of Adam, on the answer about ``images``; then there are new ones."""
-        whole = self.method.steps
         self.answer.copy_(answer)
-        self.rate.fill_(self.method.learning * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / whole)) / 2)
-        self.keep.fill_(min(self.method.average, (1 + step) / (10 + step)))  # early steps weigh less, as the first drawings are noise
-        self.step = step + 1
+        self.pair.ahead(self.method.learning * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.method.steps)) / 2)
         self._again()
 
     def _follow(self) -> None:
         method, count = self.method, len(self.labels)
-        drawn = points(self.net(self.codes, self.drawn), self.drawn, self.classes, method.label)
+        drawn = points(self.pair.net(self.codes, self.drawn), self.drawn, self.classes, method.label)
         here, fresh = drawn[:count], drawn[count : count + self.fresh]
         down, across = self.waves
         pulled = (down @ self.answer @ across.T).flatten(1)
@@ -248,12 +240,8 @@ class Training:
         if len(fresh):
             cost = squared_euclidean(here, torch.cat([fresh, here[len(fresh) :]]), method.absolute)
             loss = loss - transport(cost, self.blur, iterations=method.iterations)
-        self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimiser.step()
-        with torch.no_grad():
-            for kept, new in zip(self.mean.parameters(), self.net.parameters(), strict=True):
-                kept.lerp_(new, 1 - self.keep)
+        self.pair.follow()
         self._draw()
 
     def _draw(self) -> None:
@@ -263,41 +251,15 @@ class Training:
         """
         self.codes.normal_(generator=self.draws)
         with torch.no_grad():
-            drawn = self.net(self.codes, self.drawn)
+            drawn = self.pair.net(self.codes, self.drawn)
             self.images.copy_(drawn[: len(self.labels)])
             if self.method.clip == "record":
                 here, there = ((2 * each - 1).flatten(1).unflatten(0, (-1, self.classes)).transpose(0, 1) for each in drawn.chunk(2))
                 cost = squared_euclidean(here, there, self.method.absolute)
                 self.dual.copy_(potentials(cost, self.blur, iterations=self.method.iterations).first)
 
-    def state(self) -> dict[str, Tensor]:
-        """All that a run needs to go on."""
-        nets = {f"{kind}.{key}": value for kind, net in (("net", self.net), ("mean", self.mean)) for key, value in net.state_dict().items()}
-        moments = self.optimiser.state_dict()["state"].items()
-        adam = {f"adam.{place}.{key}": value for place, each in moments for key, value in each.items()}
-        return {**nets, **adam, "step": torch.tensor(self.step)}
-
-    def _take_up(self, found: dict[str, Tensor]) -> None:
-        for kind, net in (("net", self.net), ("mean", self.mean)):
-            net.load_state_dict({key.removeprefix(f"{kind}."): value for key, value in found.items() if key.startswith(f"{kind}.")})
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in found.items():
-            if key.startswith("adam."):
-                _, place, part = key.split(".")
-                moments.setdefault(int(place), {})[part] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
-        self.optimiser.param_groups[0]["lr"] = self.rate  # loading put a copy in its place, which would stay as it is
-
     def settled(self) -> nn.Module:
-        """The running mean. Batch norm's statistics belong to other weights: they are taken anew, as plain means over some batches."""
-        for norm in (each for each in self.mean.modules() if isinstance(each, nn.BatchNorm2d)):
-            norm.reset_running_stats()
-            norm.momentum = None
-        self.mean.train()
-        with torch.no_grad():
-            for _ in range(SETTLING):
-                self.mean(self.codes.normal_(generator=self.draws), self.drawn)
-        return self.mean.eval()
+        return self.pair.settled(lambda mean: mean(self.codes.normal_(generator=self.draws), self.drawn))
 
 
 METHOD = DPSinkhorn

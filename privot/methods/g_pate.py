@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from privot.adversarial import Adversarial
-from privot.critics import Critics, clipped_slopes
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.adversarial import Adversarial
+from privot.families.critics import Critics, clipped_slopes
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 

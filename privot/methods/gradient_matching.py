@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from privot.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
 from privot.data.spec import Spec
+from privot.families.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
 from privot.nets.augment import Drawn, apply
 from privot.nets.blocks import half
 from privot.nets.convnet import ConvNet

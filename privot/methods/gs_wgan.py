@@ -19,10 +19,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from privot.adversarial import Adversarial
-from privot.critics import Critics, clipped_slopes, slope
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.adversarial import Adversarial
+from privot.families.critics import Critics, clipped_slopes, slope
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from privot.condensation import STANDARD, Augmentations, Condensed, Pool, counted, finished, reason, standardised, start
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
+from privot.families.condensation import STANDARD, Augmentations, Condensed, Pool, counted, finished, reason, standardised, start
 from privot.nets.augment import Drawn, apply
 from privot.nets.ensemble import Ensemble
 from privot.nets.kernel_regression import DenseKernel, FeatureKernel

@@ -15,30 +15,21 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.embedding import count_share, counted, embed, frequencies, goals, match
 from privot.nets import NETS, initialise
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-COUNT_SHARE = 0.1  # of a part's norm goes to the class count: its noise is then 10 times that of a feature, its price 0.5 %
-
-
-def embed(images: Tensor, frequencies: Tensor) -> Tensor:
-    """Random Fourier features of unit norm: [..., pixels] to [..., features]."""
-    phase = images @ frequencies
-    return torch.cat([phase.cos(), phase.sin()], -1) / math.sqrt(frequencies.shape[1])
-
 
 def embedding_and_count(image: Tensor, label: Tensor, frequencies: Tensor, share: float) -> Tensor:
     """One record's part: its features and a constant that counts it, of norm 1 together: [features + 1]."""
-    features = embed(image.flatten(), frequencies)
-    return torch.cat([features * math.sqrt(1 - share**2), features.new_full((1,), share)])
+    return counted(embed(image.flatten(), frequencies), share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,57 +92,22 @@ class Merf:
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
-        frequencies = self._frequencies(spec, streams).to(device)
-        share = 0.0 if spec.class_sizes else COUNT_SHARE
+        # Widths scale with the side, so that one setting fits all sizes.
+        scale, generator = math.sqrt(spec.pixels / 784), streams.generator("features")
+        known, share = frequencies(spec.pixels, self.features, self.widths, scale, generator).to(device), count_share(spec)
         progress("embedding the records", 0, 1)
-        answer = gate.sum("embedding", embedding_and_count, frequencies, share, bound=1.0, per_class=True)
+        answer = gate.sum("embedding", embedding_and_count, known, share, bound=1.0, per_class=True)
         progress("embedding the records", 1, 1)
-        counts = (
-            torch.tensor(spec.class_sizes, dtype=torch.float64, device=device) if spec.class_sizes else (answer[:, -1] / share).clamp(min=0)
-        )
-        scale = counts.mean().clamp(min=1)
-        target = (answer[:, :-1] / (scale * math.sqrt(1 - share**2))).float()  # [classes, features]
         kind, arguments = self._net(spec)
-        net = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device)
-        self._train(net, target, (counts / scale).float(), frequencies, streams, progress)
-        return Product.generator(kind, arguments, net)
+        net = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
+        how: dict[str, Any] = {key: getattr(self, key) for key in ("code", "steps", "batch", "portion", "rate")}
+        match(net, net.parameters(), *goals(answer, share, spec), known, **how, streams=streams, progress=progress)
+        return Product.generator(kind, arguments, net.eval())
 
     def _net(self, spec: Spec) -> tuple[str, dict[str, Any]]:
         """The dense net is matrix products alone, quick on a CPU; the convolutional one gives better images and wants a GPU."""
         shared = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden}
         return ("DenseGenerator", {**shared, "waves": self.waves}) if self.net == "dense" else ("ConvGenerator", {**shared, "width": 32})
-
-    def _frequencies(self, spec: Spec, streams: Streams) -> Tensor:
-        """[pixels, features / 2], an equal share for each width; widths scale with the side so that one setting fits all sizes."""
-        half = self.features // 2
-        draws = torch.randn(spec.pixels, half, generator=streams.generator("features"))
-        widths = torch.tensor(self.widths).repeat(math.ceil(half / len(self.widths)))[:half]
-        return draws / (widths * math.sqrt(spec.pixels / 784))
-
-    def _train(self, net: nn.Module, target: Tensor, weight: Tensor, frequencies: Tensor, streams: Streams, progress: Progress) -> None:
-        """Minimise the squared distance between the embeddings; the norm's batch bias (1 - 1/batch) is taken out."""
-        device, classes = target.device, len(target)
-        labels = torch.arange(classes, device=device).repeat_interleave(self.batch)
-        codes = streams.generator("codes", device)
-        optimiser = torch.optim.Adam(net.parameters(), lr=self.rate)
-        unbiased = self.batch / (self.batch - 1)
-        half, seen = frequencies.shape[1], min(self.portion // 2, frequencies.shape[1])
-        offsets = torch.randint(half, (self.steps,), generator=streams.generator("portions"))
-        net.train()
-        for step in range(self.steps):
-            # a short warm-up, then a cosine down to zero
-            optimiser.param_groups[0]["lr"] = self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.steps)) / 2
-            images = net(torch.randn(len(labels), self.code, generator=codes, device=device), labels)
-            wanted = (torch.arange(seen, device=device) + offsets[step]) % half  # any run of random features is a random choice
-            goal = torch.cat([target[:, wanted], target[:, wanted + half]], 1) * math.sqrt(half / seen)
-            mean = embed(images.flatten(1), frequencies[:, wanted]).view(classes, self.batch, -1).mean(1) * weight[:, None]
-            loss = unbiased * mean.square().sum() - 2 * (mean * goal).sum()
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            if step % 25 == 24 or step + 1 == self.steps:
-                progress("training the generator", step + 1, self.steps)
-        net.eval()
 
 
 METHOD = Merf

@@ -19,11 +19,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from privot.condensation import at_least_one
 from privot.data.spec import Spec
-from privot.descent import descend, kept, take_up, weights
 from privot.errors import SettingError
+from privot.families.condensation import at_least_one
+from privot.families.descent import descend, weights
+from privot.families.embedding import count_share, counted, embed, frequencies, goals, match
 from privot.nets import NETS, initialise
+from privot.nets.averaged import kept, take_up
 from privot.nets.private_critic import Autoencoder, Encoder
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
@@ -31,7 +33,6 @@ from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-COUNT_SHARE = 0.1  # of a part's norm goes to the class count, as in DP-MERF
 STORED = 20  # times in the lessons, that their state is kept for a run that goes on after a crash
 
 
@@ -40,18 +41,11 @@ def redrawn(autoencoder: Any, image: Tensor, label: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(autoencoder(image), image)
 
 
-def embed(codes: Tensor, frequencies: Tensor) -> Tensor:
-    """Random Fourier features of unit norm: [..., inner] to [..., features]."""
-    phase = codes @ frequencies
-    return torch.cat([phase.cos(), phase.sin()], -1) / math.sqrt(frequencies.shape[1])
-
-
 def embedded_code(
     image: Tensor, label: Tensor, encoder: Encoder, weights: dict[str, Tensor], frequencies: Tensor, share: float
 ) -> Tensor:  # fmt: skip
     """One record's part: the features of its code and a constant that counts it, of norm 1 together: [features + 1]."""
-    features = embed(functional_call(encoder, weights, (image[None],))[0], frequencies)
-    return torch.cat([features * math.sqrt(1 - share**2), features.new_full((1,), share)])
+    return counted(embed(functional_call(encoder, weights, (image[None],))[0], frequencies), share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,24 +125,22 @@ class MerfAe:
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
         autoencoder = self._taught(gate, streams, progress)
-        encoder, share = autoencoder.encoder, 0.0 if spec.class_sizes else COUNT_SHARE
-        frequencies = self._frequencies(streams).to(device)
+        encoder, share = autoencoder.encoder, count_share(spec)
+        # Codes have norm sqrt(inner), and widths are in units of it.
+        known = frequencies(self.inner, self.features, self.widths, math.sqrt(self.inner), streams.generator("features")).to(device)
         progress("embedding the codes", 0, 1)
-        answer = gate.sum("embedding", embedded_code, encoder, weights(encoder), frequencies, share, bound=1.0, per_class=True)
+        answer = gate.sum("embedding", embedded_code, encoder, weights(encoder), known, share, bound=1.0, per_class=True)
         progress("embedding the codes", 1, 1)
-        counts = (
-            torch.tensor(spec.class_sizes, dtype=torch.float64, device=device) if spec.class_sizes else (answer[:, -1] / share).clamp(min=0)
-        )
-        scale = counts.mean().clamp(min=1)
-        target = (answer[:, :-1] / (scale * math.sqrt(1 - share**2))).float()  # [classes, features]
         arguments = {
             "shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden, "inner": self.inner,
             "drawing": self.drawing, "waves": self.waves,
         }  # fmt: skip
         net: Any = initialise(NETS["DecodedGenerator"](**arguments), streams.generator("weights")).to(device)
         net.decoder.load_state_dict(autoencoder.decoder.state_dict())
-        self._train(net, target, (counts / scale).float(), frequencies, streams, progress)
-        return Product.generator("DecodedGenerator", arguments, net)
+        net.train()
+        how: dict[str, Any] = {key: getattr(self, key) for key in ("code", "steps", "batch", "portion", "rate")}
+        match(net.coded, net.layers.parameters(), *goals(answer, share, spec), known, **how, streams=streams, progress=progress)
+        return Product.generator("DecodedGenerator", arguments, net.eval())
 
     def _taught(self, gate: Gate, streams: Streams, progress: Progress) -> Autoencoder:
         """The autoencoder: each answer that can still be had is one lesson."""
@@ -169,38 +161,6 @@ class MerfAe:
             if (step + 1) % max(1, lessons // STORED) == 0 or step + 1 == lessons:
                 streams.store("autoencoder", kept(net=net, optimiser=optimiser, step=step + 1))
         return net.requires_grad_(False)
-
-    def _frequencies(self, streams: Streams) -> Tensor:
-        """[inner, features / 2], an equal share for each width; codes have norm sqrt(inner)."""
-        half = self.features // 2
-        draws = torch.randn(self.inner, half, generator=streams.generator("features"))
-        widths = torch.tensor(self.widths).repeat(math.ceil(half / len(self.widths)))[:half]
-        return draws / (widths * math.sqrt(self.inner))
-
-    def _train(self, net: Any, target: Tensor, weight: Tensor, frequencies: Tensor, streams: Streams, progress: Progress) -> None:
-        """DP-MERF's loss on codes: the squared distance between the embeddings, without the batch bias of the norm."""
-        device, classes = target.device, len(target)
-        labels = torch.arange(classes, device=device).repeat_interleave(self.batch)
-        draws = streams.generator("codes", device)
-        optimiser = torch.optim.Adam(net.layers.parameters(), lr=self.rate)
-        unbiased = self.batch / (self.batch - 1)
-        half, seen = frequencies.shape[1], min(self.portion // 2, frequencies.shape[1])
-        offsets = torch.randint(half, (self.steps,), generator=streams.generator("portions")).tolist()
-        net.train()
-        for step in range(self.steps):
-            # a short warm-up, then a cosine down to zero
-            optimiser.param_groups[0]["lr"] = self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.steps)) / 2
-            codes = net.coded(torch.randn(len(labels), self.code, generator=draws, device=device), labels)
-            wanted = (torch.arange(seen, device=device) + offsets[step]) % half
-            goal = torch.cat([target[:, wanted], target[:, wanted + half]], 1) * math.sqrt(half / seen)
-            mean = embed(codes, frequencies[:, wanted]).view(classes, self.batch, -1).mean(1) * weight[:, None]
-            loss = unbiased * mean.square().sum() - 2 * (mean * goal).sum()
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            if step % 25 == 24 or step + 1 == self.steps:
-                progress("training the generator", step + 1, self.steps)
-        net.eval()
 
 
 METHOD = MerfAe

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privot.condensation import Condensed, counted, start
 from privot.data.spec import Spec
+from privot.families.condensation import Condensed, counted, start
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
 from privot.product import Product

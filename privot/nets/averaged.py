@@ -12,8 +12,51 @@ from torch import Tensor, nn
 SETTLING = 20  # batches over which the running mean's batch-norm statistics are taken anew, at the end
 
 
+def kept(**parts: Any) -> dict[str, Tensor]:
+    """Nets and optimisers as tensors by name, to be stored; numbers become tensors.
+
+    >>> sorted(kept(net=nn.Linear(2, 1), step=3))
+    ['net.bias', 'net.weight', 'step']
+    """
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            found |= {f"{name}.{key}": value.detach().clone() for key, value in part.state_dict().items()}
+        elif isinstance(part, torch.optim.Optimizer):
+            states = part.state_dict()["state"]
+            found |= {f"{name}.{place}.{key}": value.clone() for place, state in states.items() for key, value in state.items()}
+        else:
+            found[name] = torch.as_tensor(part)
+    return found
+
+
+def take_up(found: dict[str, Tensor], **parts: Any) -> None:
+    """Put what `kept` gave back into nets and optimisers of the same kinds.
+
+    >>> one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> take_up(kept(net=one), net=other)
+    >>> torch.equal(one.weight, other.weight)
+    True
+    """
+    for name, part in parts.items():
+        own = {key.removeprefix(f"{name}."): value for key, value in found.items() if key.startswith(f"{name}.")}
+        if isinstance(part, nn.Module):
+            part.load_state_dict(own)
+            continue
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in own.items():
+            place, _, field = key.partition(".")
+            states.setdefault(int(place), {})[field] = value
+        rates = [group["lr"] for group in part.param_groups]
+        part.load_state_dict({"state": states, "param_groups": part.state_dict()["param_groups"]})
+        for group, rate in zip(part.param_groups, rates, strict=True):
+            group["lr"] = rate  # loading puts a copy in its place; one that is a tensor, to be changed from outside, must stay itself
+
+
 class Averaged:
     """``net`` learns by Adam; ``mean`` follows it and is what is released. Early steps weigh less, as the first drawings are noise.
+
+    `follow` may be part of a CUDA graph; then `ahead` is called before each step, outside of it.
 
     >>> pair = Averaged(nn.Linear(2, 1), rate=0.1, betas=(0.0, 0.9), average=0.999)
     >>> pair.net(torch.ones(1, 2)).sum().backward()
@@ -24,42 +67,45 @@ class Averaged:
 
     def __init__(self, net: nn.Module, rate: float, betas: tuple[float, float], average: float):
         self.net, self.mean, self.average, self.steps = net, copy.deepcopy(net), average, 0
-        self.optimiser = torch.optim.Adam(net.parameters(), lr=rate, betas=betas)
+        device = next(net.parameters()).device
+        on_gpu = device.type == "cuda"
+        self.rate, self.keep = torch.tensor(rate, device=device), torch.zeros((), device=device)
+        self.optimiser = torch.optim.Adam(net.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, foreach=on_gpu)
 
-    def step(self) -> None:
-        """By the gradients that lie in the net; they are cleared."""
+    def ahead(self, rate: float | None = None) -> None:
+        """Before a step: how far the mean will follow, and the rate if it changes. It asks nothing of the device."""
+        if rate is not None:
+            self.rate.fill_(rate)
+        self.keep.fill_(min(self.average, (1 + self.steps) / (10 + self.steps)))
+        self.steps += 1
+
+    def follow(self) -> None:
+        """A step by the gradients that lie in the net, which are cleared; it can be captured."""
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        keep = min(self.average, (1 + self.steps) / (10 + self.steps))
         with torch.no_grad():
-            for kept, new in zip(self.mean.parameters(), self.net.parameters(), strict=True):
-                kept.lerp_(new, 1 - keep)
-        self.steps += 1
+            for old, new in zip(self.mean.parameters(), self.net.parameters(), strict=True):
+                old.lerp_(new, 1 - self.keep)
+
+    def step(self) -> None:
+        self.ahead()
+        self.follow()
 
     def kept(self) -> dict[str, Tensor]:
         """All of it as tensors by name."""
-        state = {f"net.{key}": value for key, value in self.net.state_dict().items()}
-        state |= {f"mean.{key}": value for key, value in self.mean.state_dict().items()}
-        for place, parts in self.optimiser.state_dict()["state"].items():
-            state |= {f"adam.{place}.{key}": value for key, value in parts.items()}
-        return state | {"steps": torch.tensor(self.steps)}
+        return kept(net=self.net, mean=self.mean, adam=self.optimiser, steps=self.steps)
 
-    def restore(self, state: dict[str, Tensor] | None) -> bool:
+    def restore(self, found: dict[str, Tensor] | None) -> bool:
         """Take up what `kept` gave, if there is anything."""
-        if state is None:
+        if found is None:
             return False
-        for part, holder in (("net.", self.net), ("mean.", self.mean)):
-            holder.load_state_dict({key.removeprefix(part): value for key, value in state.items() if key.startswith(part)})
-        adam: dict[str, Any] = {**self.optimiser.state_dict(), "state": {}}
-        for _, place, name in (key.split(".") for key in state if key.startswith("adam.")):
-            adam["state"].setdefault(int(place), {})[name] = state[f"adam.{place}.{name}"]
-        self.optimiser.load_state_dict(adam)
-        self.steps = int(state["steps"])
+        take_up(found, net=self.net, mean=self.mean, adam=self.optimiser)
+        self.steps = int(found["steps"])
         return True
 
     def settled(self, draw: Callable[[nn.Module], Any]) -> nn.Module:
         """The mean. Batch norm's statistics belong to other weights than these: they are taken anew, over what ``draw`` makes of it."""
-        norms = [each for each in self.mean.modules() if isinstance(each, nn.BatchNorm2d)]
+        norms = [each for each in self.mean.modules() if isinstance(each, (nn.BatchNorm1d, nn.BatchNorm2d))]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None

@@ -12,8 +12,8 @@ from torch.nn.functional import conv2d
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
-from privot.descent import descend, flat, gradient, kept, take_up, weights
 from privot.errors import SettingError
+from privot.families.descent import descend, flat, gradient, kept, take_up, weights
 from privot.methods import dp_gan, make
 from privot.methods.dp_gan import DpGan, mistaken
 from privot.nets import initialise

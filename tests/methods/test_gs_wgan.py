@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from privot.critics import Critics, clipped_slopes, learned, slope, warmed
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.critics import Critics, clipped_slopes, learned, slope, warmed
 from privot.methods import make
 from privot.methods.g_pate import GPate, ballots
 from privot.methods.gs_wgan import GsWgan

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from privot.condensation import Pool, standardised, start
 from privot.data import load
 from privot.data.records import Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.condensation import Pool, standardised, start
 from privot.methods import kernel_points, make
 from privot.methods.kernel_points import KernelPoints, centred, probabilities
 from privot.nets.ensemble import Ensemble

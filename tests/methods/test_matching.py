@@ -10,11 +10,11 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from privot import condensation
-from privot.condensation import Augmentations, Pixels, Pool, counted, standardised, start
 from privot.data.records import Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, PrivotError, SettingError
+from privot.families import condensation
+from privot.families.condensation import Augmentations, Pixels, Pool, counted, standardised, start
 from privot.methods import gradient_matching
 from privot.methods.conditional_gan import ConditionalGan
 from privot.methods.distribution_matching import DistributionMatching

@@ -9,9 +9,9 @@ from scipy.stats import beta, norm
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
-from privot.descent import flat, gradient, weights
 from privot.errors import SettingError
-from privot.methods import make
+from privot.families.descent import flat, gradient, weights
+from privot.methods import make, merf_ae
 from privot.methods.merf_ae import MerfAe, embed, embedded_code, redrawn
 from privot.nets import NETS, initialise
 from privot.nets.private_critic import Autoencoder, Encoder
@@ -198,12 +198,12 @@ def test_samples_follow_their_label_and_look_like_the_records():
 
 
 def test_without_noise_the_target_is_the_mean_embedding(monkeypatch):
-    """Of each class, by the encoder that was taught: what `_train` gets."""
+    """Of each class, by the encoder that was taught: what `match` gets."""
     images, labels = blobs(30)
     labels = (np.arange(30) % 3 == 0).astype(int)
     for spec in (SPEC, Spec(SHAPE, 2, 30, (20, 10))):
         method, got = MerfAe(**TINY, noise=0.0, lessons=3), []
-        monkeypatch.setattr(MerfAe, "_train", lambda self, net, *given, got=got: got.append(given))
+        monkeypatch.setattr(merf_ae, "match", lambda draw, parameters, *given, got=got, **more: got.append(given))
         taught = []
         monkeypatch.setattr(
             MerfAe,

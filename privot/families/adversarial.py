@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from privot.critics import Critics
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.critics import Critics
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
 from privot.nets.critic import Critic
@@ -83,8 +83,9 @@ class Adversarial:
         arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
         net = initialise(NETS[KINDS[self.kind]](**arguments), streams.generator("weights")).to(device)
         pair = Averaged(net, self.rate, (0.5, 0.9), self.average)
-        # Fresh public draws where a run goes on: those before are used up.
-        whole, begun = gate.plan.stages[0].steps, pair.restore(streams.stored("generator"))
+        whole = gate.plan.stages[0].steps
+        # A short run's answers are kept, and come again from the first: then it begins anew. Else it goes on, with fresh public draws.
+        begun = gate.left(self.stage) < whole and pair.restore(streams.stored("generator"))
         draws = streams.generator(f"draws {gate.left(self.stage)}", device)
         team = Critics(
             gate, streams.generator("critics"), draws, self.critics, self.width, self.critic_batch, self.critic_rate, self.detail
