@@ -27,7 +27,15 @@ SMALL = {
     "width": 4,
 }
 # method: settings, where SMALL and the rule below are not enough
-ALSO: dict[str, dict] = {"dp-sinkhorn": {"rate": 0.5}, "gradient-matching": {"outer": 2, "inner": 2}}
+ALSO: dict[str, dict] = {
+    # draws of some size: at small rates few of so few records are drawn, and a price takes long to compute
+    "dp-gan": {"drawn": 0.5},
+    "dp-sinkhorn": {"rate": 0.5},
+    "merf-ae": {"drawn": 0.5},
+    "gs-wgan": {"critics": 4, "warm": 1, "critic_batch": 2},
+    "g-pate": {"critics": 4, "warm": 1, "critic_batch": 2},
+    "gradient-matching": {"outer": 2, "inner": 2},
+}
 
 SHAPE, CLASSES, COUNT = (1, 8, 8), 3, 47  # 47: no whole number of portions of 16
 

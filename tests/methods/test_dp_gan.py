@@ -13,10 +13,11 @@ from torch.nn.functional import conv2d
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.descent import descend, flat, gradient, kept, take_up, weights
+from privot.families.descent import descend, flat, gradient, weights
 from privot.methods import dp_gan, make
 from privot.methods.dp_gan import DpGan, mistaken
 from privot.nets import initialise
+from privot.nets.averaged import kept, take_up
 from privot.nets.private_critic import PrivateCritic, convolved
 from privot.privacy import accounting
 from privot.privacy import gate as gate_module

@@ -259,7 +259,7 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
 
     def copied(there):
         there_are.append(there)
-        return {key: value.clone() for key, value in there.state().items()}
+        return {key: value.clone() for key, value in there.pair.kept().items()}
 
     monkeypatch.setattr(Training, "__init__", lambda self, *given: first(self, *given) or begun.append(copied(self)))
 
@@ -273,10 +273,10 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
     synthesize(box, method, out=tmp_path / "out", ledger=book, runtime=Runtime("cpu", 32), resume=True)
     assert asked == list(range(100, 0, -1))
     assert [each["kind"] for each in book.entries()].count("reserve") == 1
-    assert [int(each["step"]) for each in begun] == [0, 75]
+    assert [int(each["steps"]) for each in begun] == [0, 75]
     assert begun[1]["adam.0.step"] == 75
     assert not torch.equal(begun[0]["net.dense.weight"], begun[1]["net.dense.weight"])
-    assert (there_are[1].net.dense.weight - begun[1]["net.dense.weight"]).abs().max() > 1e-4  # and it went on to learn
+    assert (there_are[1].pair.net.dense.weight - begun[1]["net.dense.weight"]).abs().max() > 1e-4  # and it went on to learn
     verify(tmp_path / "out")
 
 
