@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow lint bench-table1 clean
+.PHONY: demo test test-slow coverage lint bench-table1 clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,7 +14,10 @@ demo: $(READY)
 	$(BIN)/privot demo
 
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --cov=privot --cov-report=term:skip-covered --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --durations=15
+
+coverage: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile --cov=privot --cov-report=term:skip-covered
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
