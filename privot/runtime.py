@@ -15,6 +15,8 @@ from torch import Tensor
 from privot.errors import ReleaseError, SettingError
 from privot.show import Progress, silent
 
+STORED = 20  # times in a run that the state of a long stage is kept: a crash then loses little of what was paid for
+
 __all__ = ["Progress", "Runtime", "Streams", "silent"]
 
 
@@ -73,6 +75,10 @@ class Streams:
         if (found := self.stored(name)) is None:
             self.store(name, found := make())
         return found
+
+    def due(self, step: int, of: int) -> bool:
+        """Whether a long stage should keep where it has come to, after this step (the first is 0): about 20 times a run."""
+        return (step + 1) % max(1, of // STORED) == 0
 
     def store(self, name: str, state: dict[str, Tensor]) -> None:
         """Keep where a long stage has come to, in the place of what was kept under this name; all of it is public."""

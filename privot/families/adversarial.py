@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,12 +22,11 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 
 KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
-STORED = 20  # times in a run that its state is kept
 SHOWN = 32  # generated images of a class that critics learn from at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adversarial:
+class Adversarial(ABC):
     """Settings of the critics and the generator. ``noise`` fixes a multiplier; without it the budget does."""
 
     name: ClassVar[str]
@@ -63,6 +63,11 @@ class Adversarial:
         if self.noise is not None and not 0 <= self.noise < math.inf:
             raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
 
+    def enough(self, spec: Spec) -> None:
+        """Refuse, before anything is begun, more critics than there are records, where their number is declared."""
+        if spec.size is not None and spec.size < self.critics:
+            raise SettingError(f"{self.name}.critics={self.critics}: each needs a record at least, and there are {spec.size}; set fewer")
+
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         critic = Critic(spec.shape, spec.classes, self.width)
         learnt = self.steps * min(self.block, self.critics) * self.lessons + 5 * self.warm * self.critics
@@ -74,9 +79,9 @@ class Adversarial:
         """Slopes that critics compute for the generator."""
         return self.steps * self.batch
 
+    @abstractmethod
     def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
         """Where images [batch, ...] should go, noisy, in low frequencies: [batch, channels, rows, columns]."""
-        raise NotImplementedError
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
@@ -91,7 +96,7 @@ class Adversarial:
             gate, streams.generator("critics"), draws, self.critics, self.width, self.critic_batch, self.critic_rate, self.detail
         )
         team.begin(0 if begun else self.warm, progress)
-        every, block, each = max(1, self.steps // STORED), min(self.block, self.critics), whole // self.steps
+        block, each = min(self.block, self.critics), whole // self.steps
         shown = torch.arange(spec.classes, device=device).repeat_interleave(SHOWN)
 
         def drawn(net: Any, labels: Tensor) -> Tensor:
@@ -109,7 +114,7 @@ class Adversarial:
             images.backward(-team.pixels(self.ask(gate, team, images.detach(), labels, draws)) / self.batch)
             pair.step()
             progress("training the generator", step + 1, self.steps)
-            if step % every == every - 1:
+            if streams.due(step, self.steps):
                 streams.store("generator", pair.kept())
                 streams.show(fakes[:, :10].flatten(0, 1), 10)
                 gate.store()

@@ -33,8 +33,6 @@ from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-STORED = 20  # times in a run, that its state is kept for one that goes on after a crash
-
 
 def mistaken(critic: Any, image: Tensor, label: Tensor) -> Tensor:
     """The critic's loss on a record."""
@@ -150,7 +148,7 @@ class _Game:
                 self._generator_step()
             if step % 25 == 24 or step + 1 == steps:
                 progress("training the pair", step + 1, steps, critic_steps_for_one_of_the_generator=self.pace)
-            if (step + 1) % max(1, steps // STORED) == 0:
+            if streams.due(step, steps):
                 streams.store("game", self._kept(step + 1))
                 self._show(streams)
 

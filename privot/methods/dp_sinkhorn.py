@@ -35,8 +35,6 @@ from privot.runtime import Progress, Streams
 from privot.transport.sinkhorn import plan as transport_plan
 from privot.transport.sinkhorn import potentials, squared_euclidean, transport
 
-STORED = 20  # times a run keeps its state, so a crash loses little of what was paid for
-
 
 def points(images: Tensor, labels: Tensor, classes: int, label: float) -> Tensor:
     """Images in [0, 1] as points: pixels in [-1, 1], then ``label`` at the place of the class: [count, pixels + classes]."""
@@ -164,7 +162,7 @@ class DPSinkhorn:
         training = Training(self, net, spec, streams)
         for step in range(self.steps - gate.left("pull"), self.steps):
             training.learn(step, self._of_records(gate, training) if self.clip == "record" else self._of_the_batch(gate, training))
-            if (step + 1) % max(1, self.steps // STORED) == 0:
+            if streams.due(step, self.steps):
                 streams.store("training", training.pair.kept())
                 streams.show(training.images[: 10 * spec.classes], spec.classes)
             if step % 25 == 24 or step + 1 == self.steps:

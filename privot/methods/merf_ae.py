@@ -33,8 +33,6 @@ from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-STORED = 20  # times in the lessons, that their state is kept for a run that goes on after a crash
-
 
 def redrawn(autoencoder: Any, image: Tensor, label: Tensor) -> Tensor:
     """The autoencoder's loss on a record: the mean cross-entropy of its pixels."""
@@ -158,7 +156,7 @@ class MerfAe:
             descend(gate, "autoencoder", net, redrawn, optimiser, bound=self.bound)
             if step % 25 == 24 or step + 1 == lessons:
                 progress("training the autoencoder", step + 1, lessons)
-            if (step + 1) % max(1, lessons // STORED) == 0 or step + 1 == lessons:
+            if streams.due(step, lessons) or step + 1 == lessons:
                 streams.store("autoencoder", kept(net=net, optimiser=optimiser, step=step + 1))
         return net.requires_grad_(False)
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, load_file, save, save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from privot.data.records import Records, Sensitive
 from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError, refusing
+from privot.privacy import vault
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Plan, Stage, Wall
@@ -172,16 +172,7 @@ class Gate:
             raise PlanError(f"{count} shards need a state each, and at least one record each")
         self._charge()
         if self._crashed and (file := self._vault()).exists():
-            altered = f"{file}: what a crashed run had stored was altered, or is of another split; start anew, at a new charge"
-            with refusing(ReleaseError, altered):
-                raw = file.read_bytes()
-                kept = load(raw[32:])
-                if hashlib.sha256(raw[32:]).digest() != raw[:32]:
-                    raise ReleaseError(altered)
-            # privacy: a state of other shards, reshaped, would be of several of these.
-            if {name: (each.shape, each.dtype) for name, each in kept.items()} != {n: (v.shape, v.dtype) for n, v in state.items()}:
-                raise ReleaseError(altered)
-            state = kept
+            state = vault.read(file, state)
         size = self._data._count() // count
         drawn = self._data._take((torch.arange(count)[:, None] + count * torch.arange(size)).flatten(), self._device)
         records = Records(drawn.images.unflatten(0, (count, size)), drawn.labels.view(count, size))
@@ -238,15 +229,8 @@ class Gate:
     def store(self) -> None:
         """Keep the shards' states on the secret side, beside the ledger, so that a crashed run can go on; `forget` removes them."""
         _, state = self._split()
-        if self._folder is None:  # no run could go on from here
-            return
-        with open(
-            part := (file := self._vault()).with_suffix(".part"), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
-        ) as out:
-            raw = save(dict(state))
-            out.write(hashlib.sha256(raw).digest() + raw)
-            os.fsync(out.fileno())
-        part.replace(file)
+        if self._folder is not None:  # else no run could go on from here
+            vault.write(self._vault(), state)
 
     def forget(self) -> None:
         """Remove what `store` kept."""
@@ -368,6 +352,8 @@ class Gate:
         return tuple(torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))(image, label, *public).shape[1:])
 
     def _secretly(self, query: Callable[..., Any], *args: Any) -> Any:
+        if self.plan.stages and not self._stages:
+            raise PlanError("this gate is closed: a query has failed")
         try:
             # privacy: cuDNN must not choose its way by timing records, nor sum in an order of its own: a part depends on its record alone.
             with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):

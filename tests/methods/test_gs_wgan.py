@@ -66,6 +66,13 @@ def test_polls_are_one_gaussian():
         assert GPate(noise=0.49989, steps=steps).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(10, abs=0.01)
 
 
+@pytest.mark.parametrize("method", [GsWgan(noise=1.0), GPate(noise=1.0)])
+def test_more_critics_than_records_are_refused_before_anything_is_begun(method):
+    with pytest.raises(SettingError, match="critics=1000"):
+        method.plan(Spec(SHAPE, CLASSES, 999))
+    assert method.plan(Spec(SHAPE, CLASSES, 1000)).stages
+
+
 # What one record can move
 
 

@@ -509,6 +509,21 @@ def test_the_last_store_counts(box, ledger, tmp_path, stored):
     assert torch.equal(bits(states(again)["it"]), bits(stored[0]["it"] * math.inf))  # what exploded comes back as it was
 
 
+def test_a_failed_update_closes_the_gate(box, ledger):
+    """That it failed may say something of the records; a second failure would say more."""
+
+    def fails(images, labels, state):
+        raise ValueError("secret")
+
+    gate = door(box, ledger)
+    gate.split(SHARDS, zeros())
+    with pytest.raises(QueryError):
+        gate.update(fails)
+    for query in (fails, learn):
+        with pytest.raises(PlanError, match="closed"):
+            gate.update(query)
+
+
 def test_the_vault_lies_with_the_ledger_for_the_owner_s_eyes(ledger, tmp_path, stored):
     file = stored[1]
     assert file.parent == ledger.path.parent

@@ -1,0 +1,37 @@
+"""What shards have learned, on disk while a run may still crash: on the owner's side, for the owner's eyes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from privot.errors import ReleaseError, refusing
+
+DIGEST = 32  # bytes of a SHA-256, before the rest
+
+
+def write(file: Path, state: dict[str, Tensor]) -> None:
+    """Whole or not at all, readable by its owner alone, with a digest."""
+    with open(part := file.with_suffix(".part"), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        raw = save(dict(state))
+        out.write(hashlib.sha256(raw).digest() + raw)
+        os.fsync(out.fileno())
+    part.replace(file)
+
+
+def read(file: Path, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What was written, if it is of the names, shapes and kinds of ``state``."""
+    altered = f"{file}: what a crashed run had stored was altered, or is of another split; start anew, at a new charge"
+    with refusing(ReleaseError, altered):
+        raw = file.read_bytes()
+        kept = load(raw[DIGEST:])
+        if hashlib.sha256(raw[DIGEST:]).digest() != raw[:DIGEST]:
+            raise ReleaseError(altered)
+    # privacy: a state of other shards, reshaped, would be of several of these.
+    if {name: (each.shape, each.dtype) for name, each in kept.items()} != {n: (v.shape, v.dtype) for n, v in state.items()}:
+        raise ReleaseError(altered)
+    return kept
