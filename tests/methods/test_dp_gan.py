@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import beta
 from torch.nn.functional import conv2d
+from unwritten import Unpriced, Unwritten
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -50,28 +51,6 @@ def critic(shape=SHAPE, width=4, seed=0, scale=1.0):
 def parts(net, images, labels, also=None):
     """Of many records, as the gate takes them: [records, numbers]."""
     return torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(images, labels, net, weights(net), mistaken, also)
-
-
-class Unwritten:
-    """A ledger that keeps nothing and a wall that lets all through: both are tested elsewhere, and thousands of asks need not wait."""
-
-    def allows(self, cost):
-        return True
-
-    def reserve(self, plan, method):
-        return 0
-
-    def ask(self, *given):
-        """Marked by nobody."""
-
-    commit = ask
-
-
-class Unpriced(Plan):
-    """To price a million sampled answers takes long, and nobody asks."""
-
-    def cost(self):
-        return None
 
 
 def gate_for(images, labels, noise, rate):

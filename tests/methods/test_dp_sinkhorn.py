@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import beta, norm
 from sklearn.linear_model import LogisticRegression
+from unwritten import Unwritten
 
 from privot.data import load
 from privot.data.records import Sensitive
@@ -33,21 +34,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE, CLASSES = (1, 4, 4), 2
 WHOLE = (cosines(4, 4), cosines(4, 4))
 SHARP = (0.0, 0.01, 500)  # no |.|_1, a small blur, many iterations: nearly exact transport
-
-
-class Unwritten:
-    """A ledger that keeps nothing, and a wall that lets all through: both are tested elsewhere, and pricing takes seconds."""
-
-    def allows(self, cost):
-        return True
-
-    def reserve(self, plan, method):
-        return 0
-
-    def ask(self, *given):
-        """Marked by nobody."""
-
-    commit = ask
 
 
 def seeded(seed=0):

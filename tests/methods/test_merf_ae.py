@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import beta, norm
+from unwritten import Unpriced, Unwritten
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -51,28 +52,6 @@ def blobs(count=400):
         top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
         image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
     return images, labels
-
-
-class Unwritten:
-    """A ledger that keeps nothing and a wall that lets all through: both are tested elsewhere."""
-
-    def allows(self, cost):
-        return True
-
-    def reserve(self, plan, method):
-        return 0
-
-    def ask(self, *given):
-        """Marked by nobody."""
-
-    commit = ask
-
-
-class Unpriced(Plan):
-    """Prices of sampled answers take seconds, and nobody asks here."""
-
-    def cost(self):
-        return None
 
 
 def gate_for(method, images, labels, spec=SPEC, portion=16):

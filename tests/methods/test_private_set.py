@@ -11,6 +11,7 @@ import torch
 from scipy.stats import beta, kstest, norm
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import avg_pool2d, conv2d, group_norm, pad
+from unwritten import Unwritten
 
 from privot.data import load
 from privot.data.records import Sensitive
@@ -40,21 +41,6 @@ CPU = torch.device("cpu")
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-class Unwritten:
-    """A ledger that keeps nothing, and a wall that lets all through: both are tested elsewhere, and thousands of runs need not wait."""
-
-    def allows(self, cost):
-        return True
-
-    def reserve(self, plan, method):
-        return 0
-
-    def ask(self, *given):
-        """Marked by nobody."""
-
-    commit = ask
 
 
 def pictures(shape=GREY, seed=0, count=COUNT, bright=1.0):
