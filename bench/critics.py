@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--critics", type=int, default=1000)
     parser.add_argument("--width", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--portion", type=int, nargs="+", default=[4000])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each timing")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -108,9 +109,9 @@ def main() -> None:
     )
     for width in asked.width:
         critic = Critic(SHAPE, CLASSES, width)
-        alone = one_by_one(critic, device)
+        alone = one_by_one(critic, device, asked.seconds / 2)
         for portion in asked.portion:
-            many = side_by_side(critic, asked.critics, portion, device)
+            many = side_by_side(critic, asked.critics, portion, device, asked.seconds)
             print(f"| {width} | {asked.critics} | {portion} | {many:.0f} | {alone:.0f} | {many / alone:.1f} |", flush=True)
 
 

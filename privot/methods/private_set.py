@@ -40,8 +40,8 @@ MOST = 100_000  # of any count
 KINDS, EACH, LOOKING = 100, 200, 15  # of scenes: kinds, pictures of each, and epochs
 # How a budget is shared, by channels: class means, random nets, nets that know scenes, then each round of trained nets. How chosen:
 # docs/methods/private-set.md.
-SHARES = {1: (0.05, 0.35, 0.0, 0.60), 3: (0.05, 0.20, 0.15, 0.30, 0.30)}
-TEXTURE = {1: 0.0, 3: 0.0}
+SHARES = {1: (0.05, 0.35, 0.0, 0.60), 3: (0.05, 0.0, 0.35, 0.60)}
+TEXTURE, SKETCHED = {1: 0.0, 3: 0.7}, {1: False, 3: True}
 DETAIL = {1: 1.0, 3: 0.5}  # part of the frequencies in which images are drawn: what is not there cannot take up noise
 LARGE = {"nets": 150, "trained": 40, "width": 128, "steps": 2000, "lessons": 200}
 SMALL = {"nets": 30, "trained": 10, "width": 16, "steps": 150, "lessons": 40}  # of images under 24 pixels a side, which need no more
@@ -102,7 +102,7 @@ class PrivateSet:
     width: int | None = None
     depth: int = 3
     texture: float | None = None  # norm of a net's textures beside its features; None: by the channels, see TEXTURE
-    sketched: bool = False  # images start from scenes around the class means, not from noise around them
+    sketched: bool | None = None  # images start from scenes around the class means, not from noise around them; None: see SKETCHED
     detail: float | None = None  # None: by the channels, see DETAIL
     steps: int | None = None  # before each round of trained nets, and after the last
     at_once: int = 4  # nets of each round in one step
@@ -258,7 +258,7 @@ class PrivateSet:
     def _start(self, means: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
         labels = torch.arange(len(means), device=means.device).repeat_interleave(self.per_class)
         generator = streams.generator("start")
-        if self.sketched:
+        if SKETCHED[means.shape[1]] if self.sketched is None else self.sketched:
             channels, height, width = means.shape[1:]
             drawn, _ = scenes(len(means), self.per_class, (channels, height, width), generator, means.device)  # each class is a kind
             return (means[labels] + 0.5 * (drawn - drawn.mean(0))).clamp(0, 1), labels

@@ -12,7 +12,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.nn.functional import conv2d, interpolate, leaky_relu, normalize
+from torch.nn.functional import interpolate, leaky_relu, normalize
+
+from privot.nets.side_by_side import TRITON, convolve
 
 STILL = 1e-12  # under a root, so that its slope at zero is finite
 
@@ -89,14 +91,21 @@ class Critic:
 
     def score(self, weights: Tensor, along: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """[batch] of images [batch, ...] in [0, 1]."""
+        return self._judge(self._normed(weights, along), images, labels)
+
+    def _normed(self, weights: Tensor, along: Tensor) -> dict[str, Tensor]:
+        """The parts, with convolutions of norm 1."""
         parts, lefts = _pieces(weights, self.shapes), along.split([shape[0] for shape in self._matrices().values()])
         for name, left in zip(self._matrices(), lefts, strict=True):
             matrix = parts[name].flatten(1)
             right = normalize(matrix.detach().T @ left, dim=0)
             parts[name] = parts[name] / (normalize(left, dim=0) @ matrix @ right + STILL)
+        return parts
+
+    def _judge(self, parts: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
         x = 2 * images - 1
         for place in range(len(self.sides) - 1):
-            x = leaky_relu(conv2d(x, parts[f"conv{place}"], parts[f"bias{place}"], 2, 2), 0.1)
+            x = leaky_relu(convolve(x, parts[f"conv{place}"], parts[f"bias{place}"], 2, 2), 0.1)
         x = x.flatten(1)
         return x @ parts["dense"][0] + parts["level"] + (x * parts["label"][labels]).sum(1)
 
@@ -105,9 +114,10 @@ class Critic:
 
         ``mid`` lies between real and fake images, by ``mix`` [batch].
         """
-        scores = self.score(weights, along, torch.cat([real, fake]), labels.repeat(2))
+        parts = self._normed(weights, along)  # once for both ways: it passes over all weights many times
+        scores = self._judge(parts, torch.cat([real, fake]), labels.repeat(2))
         mid = torch.lerp(fake, real, mix.view(-1, 1, 1, 1))
-        slope = grad(lambda x: self.score(weights, along, x, labels).sum())(mid)
+        slope = grad(lambda x: self._judge(parts, x, labels).sum())(mid)
         steep = (slope.flatten(1).square().sum(1) + STILL).sqrt()
         gap = scores[len(labels) :].mean() - scores[: len(labels)].mean()
         return gap + 10 * (steep - 1).square().mean() + 0.001 * scores[: len(labels)].square().mean()
@@ -149,12 +159,16 @@ class Sketch:
         known = torch.eye(self.classes, dtype=codes.dtype, device=codes.device)[labels]
         x = torch.cat([codes, known], 1) @ parts["dense"].T + parts["level"]
         x = interpolate(leaky_relu(x, 0.1).view(-1, *self.plane), scale_factor=2)
-        x = interpolate(leaky_relu(conv2d(x, parts["conv0"], parts["bias0"], padding=1), 0.1), scale_factor=2)
-        return conv2d(x, parts["conv1"], parts["bias1"], padding=1)[:, :, : self.shape[1], : self.shape[2]].sigmoid()
+        x = interpolate(leaky_relu(convolve(x, parts["conv0"], parts["bias0"], padding=1), 0.1), scale_factor=2)
+        return convolve(x, parts["conv1"], parts["bias1"], padding=1)[:, :, : self.shape[1], : self.shape[2]].sigmoid()
 
 
 def adam(weights: Tensor, slope: Tensor, mean: Tensor, square: Tensor, step: Tensor, rate: float) -> tuple[Tensor, Tensor, Tensor]:
     """One step with betas 0.5 and 0.9, as WGAN-GP has it; ``step`` counts from 1."""
+    if TRITON and weights.is_cuda and weights.dtype == torch.float32:
+        from privot.nets.fused_adam import Adam
+
+        return Adam.apply(weights, slope, mean, square, 1 - 0.5**step, 1 - 0.9**step, rate)
     mean, square = torch.lerp(slope, mean, 0.5), torch.lerp(slope.square(), square, 0.9)
     away = (mean / (1 - 0.5**step)) / ((square / (1 - 0.9**step)).sqrt() + 1e-8)
     return weights - rate * away, mean, square
