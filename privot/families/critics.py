@@ -107,14 +107,14 @@ class Critics:
         for turn in range(rounds):
             codes = torch.randn(STEPS, self.batch, self.sketch.code, generator=self.draws, device=self.draws.device)
             given = (self.critic, self.sketch, self._uniform(STEPS), codes, self._uniform(STEPS), self._number(turn), self.rate)
-            self.gate.update(warmed, *given)
+            self.gate.update(warmed, *given, looks=self.batch)
             progress("warming up the critics", turn + 1, rounds)
 
     def learn(self, fakes: Tensor, some: Tensor, steps: int, begun: int) -> None:
         """The critics ``some`` learn for ``steps`` steps, from their shards and from fakes [classes, count, ...]."""
         which = torch.randint(fakes.shape[1], (steps, self.batch), generator=self.draws, device=self.draws.device)
         given = (self.critic, fakes, self._uniform(steps), which, self._uniform(steps), self._number(begun), self.rate)
-        self.gate.update(learned, *given, some=some)
+        self.gate.update(learned, *given, some=some, looks=self.batch)
 
     def pixels(self, answer: Tensor) -> Tensor:
         """Slopes in frequencies as images again."""

@@ -208,7 +208,8 @@ def to_weights(x: Tensor, dy: Tensor, side: int, stride: int, padding: int) -> T
     """[nets, outs, channels, side, side]."""
     n, alone = x.shape[1], dy.shape[2] <= TILES["weights"].rows and side * side * x.shape[2] <= TILES["weights"].columns
     if alone and n >= LONG and n % PARTS == 0:
-        some = to_weights(*(each.unflatten(1, (PARTS, -1)).flatten(0, 1) for each in (x, dy)), side, stride, padding)
+        x, dy = (each.unflatten(1, (PARTS, -1)).flatten(0, 1) for each in (x, dy))
+        some = to_weights(x, dy, side, stride, padding)
         return functools.reduce(torch.add, some.unflatten(0, (-1, PARTS)).unbind(1))  # always in this order, so that bits stay
     x, dy = _laid(x), _laid(dy)
     (nets, n, height, width, channels), (_, _, high, wide, outs) = x.shape, dy.shape

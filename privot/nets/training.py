@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,13 +121,15 @@ def train(
 
 
 def train_ensemble(
-    nets: Ensemble, images: Tensor, labels: Tensor, recipe: Recipe, generator: torch.Generator, *,
-    progress: Callable[[str, int, int], None] = unwatched, stage: str = "training the nets",
+    nets: Ensemble, images: Tensor, labels: Tensor, recipe: Recipe, generator: torch.Generator | Sequence[torch.Generator], *,
+    signed: bool = True, progress: Callable[[str, int, int], None] = unwatched, stage: str = "training the nets",
 ) -> None:  # fmt: skip
     """Train nets in place on images [count, channels, height, width] in [0, 1], each by batches and augmentations of its own.
 
     Labels are [count], or soft, [count, classes]. Images are augmented as they are, so that black comes from outside, and reach the nets
-    as 2x - 1. All lie on one device; the generator is one of the CPU, so that a seed draws the same on every device.
+    as 2x - 1; unless ``signed``, as they are. All lie on one device; the generator is one of the CPU, so that a seed draws the same on
+    every device. Images [nets, count, ...] with labels [nets, count, ...] are each net's own. With one generator for each net, a net
+    trains as it would alone, whatever nets are beside it.
 
     >>> nets = Ensemble(2, (1, 8, 8), 3, width=4, generator=torch.Generator().manual_seed(0))
     >>> images, labels, before = torch.rand(9, 1, 8, 8), torch.arange(9) % 3, nets.head.clone()
@@ -135,23 +137,26 @@ def train_ensemble(
     >>> torch.equal(nets.head, before)
     False
     """
-    _Run(nets, images, labels, recipe, signed=True).all(generator, progress, stage)
+    _Run(nets, images, labels, recipe, signed=signed).all(generator, progress, stage)
 
 
 class _Run:
     """One run: static buffers, a step that reads them, and its graph.
 
-    Of an ensemble, each net has rows of its own in the buffers: [nets * batch, ...].
+    Of an ensemble, each net has rows of its own in the buffers: [nets * batch, ...]. Where each has images of its own too, those of all
+    lie one after the other.
     """
 
     def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe, black: float = 0.0, signed: bool = False):
         self.net, self.labels, self.recipe, self.device, self.signed = net, labels, recipe, images.device, signed
-        self.half, pad = recipe.half, recipe.shift
+        self.half, pad, self.size, self.apart = recipe.half, recipe.shift, images.shape[-4], images.ndim == 5  # size: images of a net
+        if self.apart:
+            images, self.labels = images.flatten(0, 1), labels.flatten(0, 1)
         self.images = nn.functional.pad(images, (pad, pad, pad, pad), value=black) if pad else images
         self.height, self.width = images.shape[2:]
         self.nets = net.nets if isinstance(net, Ensemble) else 1
         # The protocols take what is left of an epoch as a smaller batch, but a graph knows one size: 500 images are 2 x 250, not 256 + 244.
-        self.batch = -(-len(labels) // recipe.steps(len(labels))) if recipe.even else min(recipe.batch, len(labels))
+        self.batch = -(-self.size // recipe.steps(self.size)) if recipe.even else min(recipe.batch, self.size)
         self.parameters: list[Any] = list(net.parameters())
         if recipe.adam:
             there = self.device.type == "cuda"
@@ -165,7 +170,7 @@ class _Run:
         self.keep = torch.zeros((), device=self.device)
         self.count, self.repeated = 0, Repeated(self.step, self.device)
 
-    def all(self, generator: torch.Generator, progress: Callable[[str, int, int], None], stage: str) -> None:
+    def all(self, generator: torch.Generator | Sequence[torch.Generator], progress: Callable[[str, int, int], None], stage: str) -> None:
         """Every epoch of the recipe."""
         recipe = self.recipe
         for epoch in range(recipe.epochs):
@@ -180,25 +185,36 @@ class _Run:
             self.optimiser.zero_grad(set_to_none=True)  # the rate is part of the graph: gradients of the old one lie in its memory
             self.repeated = Repeated(self.step, self.device)
 
-    def epoch(self, generator: torch.Generator) -> None:
+    def epoch(self, generator: torch.Generator | Sequence[torch.Generator]) -> None:
         """All batches of an epoch, in a fresh order; its random numbers are drawn at once, ahead of the device."""
-        steps, rows = self.recipe.steps(len(self.labels)), len(self.draw)
-        draws = torch.empty(steps, self.nets, self.batch, 4, dtype=torch.int64)
-        for net in range(self.nets):
-            order = torch.randperm(len(self.labels), generator=generator)
-            filled = torch.cat([order, order])[: steps * self.batch]  # the first come again where even batches need a few more
-            draws[:, net, :, 0] = filled.view(steps, self.batch)
-        draws[..., 1:3] = torch.randint(0, 2 * self.recipe.shift + 1, (steps, self.nets, self.batch, 2), generator=generator)
-        draws[..., 3] = torch.randint(0, 2 if self.recipe.flip else 1, (steps, self.nets, self.batch), generator=generator)
-        numbers = [draws.view(-1, 4)]
-        if self.recipe.augment:
-            numbers += augment.draw(steps * rows, (self.height, self.width), generator, self.recipe.augment)
-        for parts in zip(*(self._sent(each).split(rows) for each in numbers), strict=True):
+        if isinstance(generator, torch.Generator):
+            numbers = self._draws(self.nets, generator)
+        else:
+            alone = [self._draws(1, each) for each in generator]
+            numbers = [torch.cat(each, 1) for each in zip(*alone, strict=True)]
+        if self.apart:
+            numbers[0][..., 0] += self.size * torch.arange(self.nets)[:, None]
+        for parts in zip(*(self._sent(each.flatten(0, 2)).split(len(self.draw)) for each in numbers), strict=True):
             for buffer, part in zip((self.draw, *self.drawn), parts, strict=True):
                 buffer.copy_(part)
             self.count += 1
             self.keep.fill_(min(self.recipe.average, (1 + self.count) / (10 + self.count)))
             self.repeated()
+
+    def _draws(self, nets: int, generator: torch.Generator) -> list[Tensor]:
+        """The random numbers of an epoch of so many nets: each [steps, nets, batch, ...]."""
+        steps = self.recipe.steps(self.size)
+        draws = torch.empty(steps, nets, self.batch, 4, dtype=torch.int64)
+        for net in range(nets):
+            order = torch.randperm(self.size, generator=generator)
+            filled = torch.cat([order, order])[: steps * self.batch]  # the first come again where even batches need a few more
+            draws[:, net, :, 0] = filled.view(steps, self.batch)
+        draws[..., 1:3] = torch.randint(0, 2 * self.recipe.shift + 1, (steps, nets, self.batch, 2), generator=generator)
+        draws[..., 3] = torch.randint(0, 2 if self.recipe.flip else 1, (steps, nets, self.batch), generator=generator)
+        if not self.recipe.augment:
+            return [draws]
+        drawn = augment.draw(steps * nets * self.batch, (self.height, self.width), generator, self.recipe.augment)
+        return [draws, *(each.unflatten(0, (steps, nets, self.batch)) for each in drawn)]
 
     def _sent(self, numbers: Tensor) -> Tensor:
         """On the device; from pinned memory, so that neither side waits for the other."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from privot.data.records import Records, Sensitive
 from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError, refusing
@@ -88,17 +89,16 @@ class Gate:
         norms stay.
         """
         stage = self._stage(name, "sum")
-        shape = self._shape(query, public)
+        if not self._done[name]:  # later ones are of the same kind
+            self._shape(query, public)
 
         def total(grid: float) -> Tensor:
-            groups = self.spec.classes if per_class else 1
-            result = torch.zeros(groups, math.prod(shape), dtype=torch.float64, device=self._device)
+            result, groups = torch.zeros((), dtype=torch.float64, device=self._device), self.spec.classes
             for images, labels in self._draw(stage):
-                parts = _toward_zero(_clip(self._map(query, images, labels, public), bound), grid)
-                rows = labels if per_class else torch.zeros_like(labels)
-                # Sums of grid multiples below 2^53 steps are exact in any order.
-                result += torch.nn.functional.one_hot(rows, groups).double().T @ parts
-            return result.view(self.spec.classes, *shape) if per_class else result.view(shape)
+                parts = self._map(query, images, labels, public)
+                steps = _steps(parts, bound, grid)  # sums of whole numbers below 2^53 are exact in any order
+                result = result + (one_hot(labels, groups).double().T @ steps if per_class else steps.sum(0))
+            return result.view((*(groups,) * per_class, *parts.shape[1:]))
 
         return self._ask(stage, bound, total)
 
@@ -110,7 +110,7 @@ class Gate:
         shape = self._shape(query, public)
 
         def parts(grid: float) -> Tensor:
-            rows = [_toward_zero(_clip(self._map(query, *drawn, public), bound), grid) for drawn in self._draw(stage)]
+            rows = [_steps(self._map(query, *drawn, public), bound, grid) for drawn in self._draw(stage)]
             return torch.cat(rows).view(-1, *shape)
 
         return self._ask(stage, bound, parts)
@@ -125,7 +125,7 @@ class Gate:
             value = self._secretly(query, records, *public) if len(records.labels) else torch.zeros(shape, device=self._device)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 raise QueryError(f"stage {stage.name}: the query's answer does not have its declared shape {list(shape)}")
-            return _toward_zero(_clip(value.reshape(1, -1), bound), grid).view(shape)
+            return _steps(value[None], bound, grid).view(shape)
 
         return self._ask(stage, bound, whole)
 
@@ -153,7 +153,7 @@ class Gate:
             result = []
             for label, size in enumerate(sizes):
                 run = size // blocks
-                order = _toward_zero(points[labels == label] @ frame.T, grid).sort(0).values  # [size, slices]
+                order = (points[labels == label] @ frame.T / grid).trunc_().sort(0).values  # [size, slices]
                 result.append(order[: run * blocks].view(blocks, run, -1).sum(1).T)
             return torch.stack(result)
 
@@ -179,15 +179,15 @@ class Gate:
         own = {name: value.detach().to(self._device).clone(memory_format=torch.contiguous_format) for name, value in state.items()}
         self._shards = records, own
 
-    def update(self, query: Callable[..., dict[str, Tensor]], *public: Any, some: Tensor | None = None) -> None:
+    def update(self, query: Callable[..., dict[str, Tensor]], *public: Any, some: Tensor | None = None, looks: int | None = None) -> None:
         """Each shard's state becomes ``query(images, labels, state, *public)``, of all shards or of ``some``, on a public schedule.
 
-        Nothing comes back, so it costs nothing beyond the plan.
+        Nothing comes back, so it costs nothing beyond the plan. ``looks``: records of a shard that the query sees at a time, if not all.
         """
         (images, labels), state = self._split()
         places = torch.arange(len(labels), device=self._device) if some is None else some.to(self._device)
         each = torch.func.vmap(query, in_dims=(0, 0, 0, *(None for _ in public)))
-        for part in places.split(max(1, self._portion // labels.shape[1])):
+        for part in places.split(max(1, self._portion // (looks or labels.shape[1]))):
             known = {name: value[part] for name, value in state.items()}
             fresh = self._secretly(each, images[part], labels[part], known, *public)
             # privacy: a part of another shape would be broadcast, over the shards too.
@@ -210,19 +210,19 @@ class Gate:
             chosen = stage.sampling.draw(rows, self._secret).to(self._device)  # type: ignore[union-attr]
             known = {key: value[chosen] for key, value in state.items()}
             found = self._secretly(torch.func.vmap(query, chunk_size=self._portion), known, *public)
-            return _toward_zero(_clip(found.reshape(rows, -1), bound), grid).view(found.shape)
+            return _steps(found, bound, grid).view(found.shape)
 
         return self._ask(stage, bound, parts, count=rows)
 
     def poll(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float) -> Tensor:
         """The sum over all shards of ``query(state, *public)``, each clipped to ``bound``."""
         stage = self._stage(name, "poll")
-        (_, labels), state = self._split()
+        _, state = self._split()
 
         def total(grid: float) -> Tensor:
             each = torch.func.vmap(query, in_dims=(0, *(None for _ in public)), chunk_size=self._portion)
             found = self._secretly(each, state, *public)
-            return _toward_zero(_clip(found.reshape(len(labels), -1), bound), grid).sum(0).view(found.shape[1:])
+            return _steps(found, bound, grid).sum(0).view(found.shape[1:])
 
         return self._ask(stage, bound, total)
 
@@ -272,7 +272,7 @@ class Gate:
         return self.ticket
 
     def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None, count: int = 1) -> Tensor:
-        """Reserve, mark, compute, add noise, keep, commit: in this order, so that a crash can only over-charge."""
+        """Reserve, mark, compute (in steps of the grid), add noise, keep, commit: in this order, so that a crash can only over-charge."""
         if not 1e-30 < bound < 1e30:  # squares, of which norms are made, must neither vanish nor overflow
             raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
         step = self._done[stage.name]
@@ -335,7 +335,7 @@ class Gate:
             yield self._data._take(part if chosen is None else chosen[part], self._device)
 
     def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
-        """The query on each record alone: [records, numbers]."""
+        """The query on each record alone: [records, ...]."""
         count = len(labels)
         if self.plan.neighbours is ADD_REMOVE:
             # privacy: float32 is rounded by the shape of a batch, so a portion is filled up with black images: no record may
@@ -344,7 +344,7 @@ class Gate:
             images, labels = (torch.cat([each, each.new_zeros(room, *each.shape[1:])]) for each in (images, labels))
         each = torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))
         parts: Tensor = self._secretly(each, images, labels, *public)
-        return parts[:count].reshape(count, math.prod(parts.shape[1:]))
+        return parts[:count]
 
     def _shape(self, query: Callable[..., Tensor], public: tuple[Any, ...]) -> tuple[int, ...]:
         """What the query gives for one black image: a public record, so its errors may speak, and come before any charge."""
@@ -365,18 +365,19 @@ class Gate:
         raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
 
 
-def _clip(parts: Tensor, bound: float) -> Tensor:
-    """Rows scaled to norm <= bound, float64; a row that is not finite becomes zero: [rows, numbers]."""
-    parts = parts.detach().double()
-    norms = parts.norm(dim=1, keepdim=True)
+def _clip(parts: Tensor, bound: float, unit: float = 1.0) -> Tensor:
+    """Rows scaled to norm <= bound, in units of a power of two, float64; a row that is not finite becomes zero: [rows, numbers]."""
+    parts = parts.detach().reshape(len(parts), math.prod(parts.shape[1:]))
+    norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True, dtype=torch.float64)
     finite = norms.isfinite()
     scale = torch.where(norms > bound * (1 - 1e-12), bound * (1 - 1e-12) / norms, 1.0)
-    return torch.where(finite, parts, 0.0) * torch.where(finite, scale, 0.0)
+    # The factor is float64, and so is the product: parts are never copied as float64 on the way, which would take twice their memory.
+    return torch.where(finite, parts, 0.0) * torch.where(finite, scale / unit, 0.0)
 
 
-def _toward_zero(values: Tensor, grid: float) -> Tensor:
-    """Multiples of the grid, never longer than before, so a bound on the norm still holds."""
-    return (values / grid).trunc_().mul_(grid)
+def _steps(parts: Tensor, bound: float, grid: float) -> Tensor:
+    """Rows clipped to the bound, in whole steps of the grid: rounded toward zero, so none gets longer: [rows, numbers]."""
+    return _clip(parts, bound, grid).trunc_()
 
 
 def _digest(value: Tensor) -> str:

@@ -58,12 +58,11 @@ def grid_for(bound: float, noise_std: float) -> float:
     return 2.0 ** max(small - 24, large - 30)
 
 
-def noisy(total: Tensor, noise_std: float, grid: float, secret: Secret) -> Tensor:
-    """``total`` (multiples of ``grid``) plus Gaussian noise rounded to the grid: again multiples of it.
+def noisy(steps: Tensor, noise_std: float, grid: float, secret: Secret) -> Tensor:
+    """A total, in whole steps of ``grid``, plus Gaussian noise rounded to the grid: multiples of it.
 
-    privacy: total is on the grid, so this equals rounding the exact sum of total and continuous noise: post-processing.
+    privacy: the total is on the grid, so this equals rounding the exact sum of total and continuous noise: post-processing.
     """
-    if noise_std == 0:
-        return total
-    noise = secret.normal(tuple(total.shape), total.device)
-    return total + (noise * (noise_std / grid)).round() * grid
+    if noise_std:
+        steps = steps + (secret.normal(tuple(steps.shape), steps.device) * (noise_std / grid)).round()
+    return steps * grid

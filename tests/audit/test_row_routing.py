@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import beta
 
+from privot.audit.bounds import ratio
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.privacy.gate import Gate
@@ -79,11 +79,7 @@ def imitated(attack, present, noise, rng):
 
 def bound(hits, alarms, count):
     """The largest epsilon that is refuted at the confidence: Clopper and Pearson for both rates, and both directions of the claim."""
-    level = (1 - CONFIDENCE) / 2
-    least = beta.ppf(level, hits, count - hits + 1) if hits else 0.0
-    most = beta.ppf(1 - level, alarms + 1, count - alarms) if alarms < count else 1.0
-    ways = (least - DELTA, most), (1 - most - DELTA, 1 - least)
-    return max(math.log(top / bottom) if top > 0 else 0.0 for top, bottom in ways)
+    return float(ratio(hits, alarms, count, count, DELTA, 1 - CONFIDENCE))
 
 
 @functools.cache

@@ -205,18 +205,18 @@ def run(method, images, labels, spec, root, kept=None, coupled=False):
             look()
             return super()._ask(stage, bound, *more, **others)
 
-        def update(self, query, *public, some=None):
+        def update(self, query, *public, some=None, **more):
             trace.seen.append(("update", None if some is None else some.tolist()))  # the schedule is public
-            super().update(query, *public, some=some)
+            super().update(query, *public, some=some, **more)
 
     def drawing(self, count, secret):
         trace.drawn[-1] = draw(self, count, secret)
         return trace.drawn[-1]
 
-    def answer(total, noise_std, grid, secret):
-        value, number = noisy(total, noise_std, grid, secret), len(trace.true)  # drawn in any case, so that the streams stay in step
-        trace.seen.append(("noise", tuple(total.shape), str(total.dtype), float(noise_std), float(grid)))
-        trace.true.append(total.clone())
+    def answer(steps, noise_std, grid, secret):
+        value, number = noisy(steps, noise_std, grid, secret), len(trace.true)  # drawn in any case, so that the streams stay in step
+        trace.seen.append(("noise", tuple(steps.shape), str(steps.dtype), float(noise_std), float(grid)))
+        trace.true.append(steps * grid)
         trace.answers.append(value if kept is None or number >= len(kept) else kept[number].clone())
         return trace.answers[-1].clone()
 

@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.stats import beta, kstest, norm
+from scipy.stats import kstest, norm
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import avg_pool2d, conv2d, group_norm, pad
-from unwritten import Unwritten
+from unwritten import Unwritten, clipping
 
+from privot.audit import least, most
 from privot.data import load
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -631,10 +632,8 @@ def audit(monkeypatch):
 
 def bounds(out, inside, threshold, confidence=0.95):
     """The least TPR and the largest FPR that hold together with this confidence (Clopper-Pearson, half of the error on each)."""
-    alpha, hits, alarms = (1 - confidence) / 2, int((inside > threshold).sum()), int((out > threshold).sum())
-    tpr = beta.ppf(alpha, hits, len(inside) - hits + 1) if hits else 0.0
-    fpr = beta.ppf(1 - alpha, alarms + 1, len(out) - alarms) if alarms < len(out) else 1.0
-    return tpr, fpr
+    error = (1 - confidence) / 2
+    return float(least((inside > threshold).sum(), len(inside), error)), float(most((out > threshold).sum(), len(out), error))
 
 
 def proved_epsilon(out, inside, threshold, delta=1e-5):
@@ -701,10 +700,6 @@ def test_at_epsilon_one_a_thousand_runs_a_side(audit):
 LOUD = 0.25  # mu 4: so loud that 50 runs a side tell a doubled signal
 
 
-def unclipped(parts, bound):
-    return parts.detach().double()
-
-
 def halved_noise(value, std, grid, secret, real=gate_module.noisy):
     return real(value, std / 2, grid, secret)
 
@@ -718,7 +713,7 @@ def test_planted_bugs_are_caught_by_the_audit(audit, monkeypatch):
         assert not holds(*audit(LOUD, 50), 1 / LOUD)
     for name, query in doubled.items():
         monkeypatch.setattr(private_set, name, query)
-    monkeypatch.setattr(gate_module, "_clip", unclipped)
+    monkeypatch.setattr(gate_module, "_clip", clipping())
     assert not holds(*audit(LOUD, 50), 1 / LOUD)
 
 

@@ -278,8 +278,8 @@ def test_grid_keeps_every_sum_exact(bound, ratio):
     assert grid <= 2.0**-24 * min(bound, std or bound) or grid <= 2.0**-30 * max(bound, std)
     assert bound / grid * 2**22 <= 2**53
     assert 8.6 * std / grid < 2**52
-    total = torch.tensor([math.floor(bound / grid) * grid, 0.0, -grid], dtype=torch.float64)
-    for value, before in zip(noisy(total, std, grid, Secret()), total, strict=True):
+    steps = torch.tensor([math.floor(bound / grid), 0.0, -1.0], dtype=torch.float64)
+    for value, before in zip(noisy(steps, std, grid, Secret()), steps * grid, strict=True):
         noise = Fraction(value.item()) - Fraction(before.item())
         assert (noise / Fraction(grid)).denominator == 1  # no rounding took place
 
@@ -291,5 +291,5 @@ def test_rounding_to_the_grid_is_to_the_nearest():
 
 
 def test_no_noise_is_no_noise():
-    total = torch.ones(3, dtype=torch.float64)
-    assert noisy(total, 0.0, 1.0, Secret()) is total
+    steps = torch.tensor([1.0, -3.0, 2.0**40], dtype=torch.float64)
+    assert torch.equal(noisy(steps, 0.0, 0.25, Secret()), steps / 4)

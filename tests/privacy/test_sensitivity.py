@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from unwritten import clipping
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -84,7 +85,7 @@ class Rig:
         """What the gate scales its noise to: the deviation that it hands to `noisy` at multiplier 1."""
         seen = []
         with monkeypatch.context() as patch:
-            patch.setattr(gate_module, "noisy", lambda value, std, grid, secret: (seen.append(std), value)[1])
+            patch.setattr(gate_module, "noisy", lambda steps, std, grid, secret: (seen.append(std), steps * grid)[1])
             twin = Rig(ledger, self.verb, self.relation, bool(self.more), 1.0)
             twin.query = self.query
             twin.ask(np.full((COUNT, *SHAPE), 0.5), EVEN, **ask)
@@ -221,7 +222,7 @@ def zero_divides(parts, bound):
      (nan_passes, "route", REPLACE), (nan_passes, "poll", REPLACE), (zero_divides, "route", REPLACE)],
 )  # fmt: skip
 def test_planted_clips_are_caught(monkeypatch, ledger, planted, verb, relation):
-    monkeypatch.setattr(gate_module, "_clip", planted)
+    monkeypatch.setattr(gate_module, "_clip", clipping(planted))
     assert worst(monkeypatch, ledger, verb, relation, count=FEW) > 1 + 1e-6
 
 
@@ -236,7 +237,7 @@ def test_planted_table_entries_are_caught(monkeypatch, ledger, verb, relation, p
 
 def test_planted_feature_norm_is_caught(monkeypatch, ledger):
     assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW, query=features) <= 1 + 1e-6
-    monkeypatch.setattr(gate_module, "_clip", unclipped)
+    monkeypatch.setattr(gate_module, "_clip", clipping(unclipped))
     assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW, query=features) > 1 + 1e-6
 
 
@@ -249,7 +250,8 @@ def test_planted_rounding_outwards_is_caught(monkeypatch, ledger):
     """Rounding away from zero lengthens a part; a coarse grid shows it."""
     monkeypatch.setattr(gate_module, "grid_for", lambda bound, std: 0.03)
     assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW) <= 1 + 1e-6
-    monkeypatch.setattr(gate_module, "_toward_zero", lambda values, grid: values.sign() * (values.abs() / grid).ceil() * grid)
+    real = gate_module._clip
+    monkeypatch.setattr(gate_module, "_steps", lambda *given: (away := real(*given)).sign() * away.abs().ceil())
     assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW) > 1 + 1e-6
 
 
