@@ -9,7 +9,7 @@ from importlib import import_module
 from privot.cli.terminal import Usage, app, err_console, refuse, say
 from privot.errors import PrivotError
 
-for part in ("making", "judging", "proving"):  # each adds its verbs, in this order
+for part in ("making", "judging", "attacking", "proving"):  # each adds its verbs, in this order
     import_module(f"privot.cli.{part}")
 
 

@@ -211,7 +211,7 @@ def report(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
     out: Annotated[Path, typer.Option(help="A folder for the report.")] = Path("report"),
     readings: Annotated[list[Path] | None, typer.Option(help="Files that `privot measure --out` wrote; may be repeated.")] = None,
-    attacks: Annotated[list[Path] | None, typer.Option(help="Files of measured attacks; may be repeated.")] = None,
+    attacks: Annotated[list[Path] | None, typer.Option(help="Files of attacks, besides those that `privot attack` left; repeatable.")] = None,
     internal: Annotated[bool, typer.Option("--internal", help="Also the owner's own face, not for publication.")] = False,
     data: Annotated[str | None, typer.Option(help="The owner's records, for nearest neighbours; with --internal.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="The data set's ledger, for its history; with --internal.")] = None,
@@ -231,7 +231,9 @@ def report(
         raise ReleaseError(f"{ledger}: no such ledger")
     loaded = Release.load(release)
     measured = [each for path in readings or [] for each in read(path)]
-    tried = [each for path in attacks or [] for each in read_attacks(path)]
+    beside = [release / "attacks", release.with_name(f"{release.resolve().name}.attacks")]  # where `privot attack` leaves its results
+    found = [*(attacks or []), *(path for folder in beside for path in sorted(folder.glob("*.json")))]
+    tried = [each for path in found for each in read_attacks(path)]
     box = load(data, **_declared(data, loaded.spec.classes, loaded.spec.mirror), label=label, resize=resize) if data else None
     owner = Owner(box, Ledger(ledger) if ledger else None) if internal else None
     done = write(loaded, out, name=release.resolve().name, readings=measured, attacks=tried, owner=owner)

@@ -91,31 +91,43 @@ def lpips(x: Tensor, y: Tensor) -> Tensor:
     The weights are two files in the folder ``weights`` of the data; see `RULERS`.
     """
     _check(x, y)
-    if x.shape[1] not in (1, 3):
-        raise SettingError(f"images have {x.shape[1]} channels: LPIPS takes 1 or 3")
-    net = _lpips(*_weights(), x.device)
+    prepared(x[:1])  # too many channels are refused before weights are looked for
+    net = network(x.device)
     with torch.no_grad():
-        return torch.cat([net(_prepared(a), _prepared(b)) for a, b in zip(x.split(250), y.split(250), strict=True)])
+        return torch.cat([net(prepared(a), prepared(b)) for a, b in zip(x.split(250), y.split(250), strict=True)])
 
 
-def _prepared(images: Tensor) -> Tensor:
-    """To three channels in [-1, 1], and large enough."""
-    images = images.float().expand(-1, 3, -1, -1) * 2 - 1
+def prepared(images: Tensor) -> Tensor:
+    """Images [n, 1 or 3, height, width] in [0, 1] as the network of LPIPS takes them: [n, 3, ., .] in [-1, 1], 64 pixels a side or more.
+
+    >>> prepared(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 3, 64, 64])
+    """
+    if images.shape[1] not in (1, 3):
+        raise SettingError(f"images have {images.shape[1]} channels: LPIPS takes 1 or 3")
+    # In one layout of memory: kernels of another one round differently, and a copy would not be at distance 0.
+    images = (images.float().expand(-1, 3, -1, -1) * 2 - 1).contiguous()
     if (small := min(images.shape[2:])) < SIDE:
         size = [round(side * SIDE / small) for side in images.shape[2:]]
         images = functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
     return images
 
 
-def _weights() -> tuple[Path, Path]:
+def weights() -> tuple[Path, Path]:
+    """The files of AlexNet's features and of the heads; a `DataError` says where they belong when they are not there."""
     found = [find("weights", name) for name in WEIGHTS]
     if missing := [name for name, path in zip(WEIGHTS, found, strict=True) if path is None]:
         raise DataError(f"LPIPS needs the weights {' and '.join(missing)}: put them into {home('weights')}")
     return found[0], found[1]  # type: ignore[return-value]
 
 
+def network(device: torch.device) -> Lpips:
+    """The network of LPIPS with its weights, frozen, on the device; it is read from disk once."""
+    return _loaded(*weights(), device)
+
+
 @cache
-def _lpips(features: Path, heads: Path, device: torch.device) -> Lpips:
+def _loaded(features: Path, heads: Path, device: torch.device) -> Lpips:
     with refusing(DataError, f"{features} and {heads}: not the weights of LPIPS"):
         return Lpips().load(load_file(features), load_file(heads)).to(device)
 

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from privot.data.spec import Spec
 from privot.families.condensation import Augmentations, Condensed, Pixels, Pool, counted, finished, reason, start
+from privot.families.means import distance, random_net, usual_rate
 from privot.nets.augment import apply
-from privot.nets.blocks import precision
-from privot.nets.convnet import ConvNet
 from privot.nets.convolutional import initialise
 from privot.nets.outline import Outline
 from privot.nets.repeated import Repeated
@@ -28,30 +26,6 @@ from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
-
-
-def class_means(net: ConvNet, images: Tensor, weight: Tensor, portion: int) -> Tensor:
-    """Weighted mean features of each class: images [classes * batch, ...], weight [classes, batch], to [classes, numbers]."""
-    images = images.to(net.head.weight.dtype)
-    features = torch.cat([net.features(part) for part in images.split(portion)]).float()
-    return (weight[:, None] @ features.view(*weight.shape, -1)).squeeze(1)
-
-
-def distance(net: ConvNet, real: Tensor, weight: Tensor, images: Tensor, portion: int) -> Tensor:
-    """Squared distance of the class means, added up over classes; ``real`` [classes * batch, ...] is a constant."""
-    with torch.no_grad():
-        goal = class_means(net, real, weight, portion)
-    even = weight.new_full((len(weight), len(images) // len(weight)), len(weight) / len(images))
-    return (goal - class_means(net, images, even, len(images))).square().sum()
-
-
-def usual_rate(init: str, per_class: int) -> float:
-    """The papers': from noise the images of a class (Dong et al.), from real images 1, or 10 above 50 a class (Zhao and Bilen).
-
-    >>> usual_rate("random", 50), usual_rate("real", 50), usual_rate("real", 100)
-    (50.0, 1.0, 10.0)
-    """
-    return float(per_class) if init == "random" else 1.0 if per_class <= 50 else 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +75,7 @@ class DistributionMatching(Condensed):
         per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
         begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
         pixels = Pixels(begun, spec, self.rate or usual_rate(self.init, per_class))
-        pool, draws, net = Pool(records, spec.classes), streams.generator("draws", device), self._net(spec, device)
+        pool, draws, net = Pool(records, spec.classes), streams.generator("draws", device), random_net(spec, self.width, self.depth, device)
         ahead = Augmentations(spec.classes, spec, streams.generator("augment", device), device) if self.augment else None
 
         def step() -> None:
@@ -122,13 +96,6 @@ class DistributionMatching(Condensed):
             if iteration % 100 == 99 or iteration + 1 == self.iterations:
                 progress("matching the means", iteration + 1, self.iterations)
         return Product.set(finished(pixels.free), labels)
-
-    def _net(self, spec: Spec, device: torch.device) -> ConvNet:
-        """Random and never trained; on a GPU all of it is in bfloat16."""
-        net: nn.Module = ConvNet(spec.shape, spec.classes, self.width, self.depth).to(device).requires_grad_(False)
-        if precision(device) is torch.bfloat16:
-            net = net.to(dtype=torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return net  # type: ignore[return-value]
 
 
 METHOD = DistributionMatching

@@ -36,16 +36,19 @@ from privot.transport.sinkhorn import plan as transport_plan
 from privot.transport.sinkhorn import potentials, squared_euclidean, transport
 
 
-def points(images: Tensor, labels: Tensor, classes: int, label: float) -> Tensor:
-    """Images in [0, 1] as points: pixels in [-1, 1], then ``label`` at the place of the class: [count, pixels + classes]."""
-    return torch.cat([(2 * images - 1).flatten(1), label * one_hot(labels, classes).to(images.dtype)], 1)
+def lowest(images: Tensor, basis: Tensor) -> Tensor:
+    """Images in [0, 1] as their lowest frequencies, of pixels in [-1, 1]: [..., channels, height, width] to [..., frequencies].
+
+    ``basis`` [pixels, frequencies of a channel] is orthonormal, so distances are those between images without their high frequencies.
+    """
+    return ((2 * images - 1).flatten(-2) @ basis).flatten(-2)
 
 
 def pull(
-    records: Any, images: Tensor, labels: Tensor, waves: tuple[Tensor, Tensor], classes: int, room: int, label: float, absolute: float,
-    blur: float, iterations: int,
+    records: Any, here: Tensor, labels: Tensor, basis: Tensor, classes: int, room: int, label: float, absolute: float, blur: float,
+    iterations: int,
 ) -> Tensor:  # fmt: skip
-    r"""The gradient of :math:`\sqrt{n} W(X, Y)` in the pixels of n generated images X, low frequencies alone: [n, channels, down, across].
+    r"""The gradient of :math:`\sqrt{n} W(X, Y)` in the frequencies ``here`` [n, frequencies] of generated images X: as large as they are.
 
     Of n images' gradients this is the root mean square, whatever n is. Each class of the drawn records Y has the same mass.
     """
@@ -60,28 +63,40 @@ def pull(
     # One shape whatever was drawn: the rest is black images that weigh nothing.
     missing = room - len(chosen)
     drawn, marks, weights = pad(drawn, (0, 0, 0, 0, 0, 0, 0, missing)), pad(marks, (0, missing)), pad(weights, (0, missing))
-    there, here = points(drawn, marks, classes, label), points(images, labels, classes, label).requires_grad_()
     with torch.enable_grad():
-        cost = squared_euclidean(here, there, absolute)
+        cost = labelled(here := here.detach().requires_grad_(), lowest(drawn, basis), labels, marks, basis, label, absolute)
         moved = transport_plan(cost, blur, None, weights, iterations)
         (gradient,) = torch.autograd.grad((moved * cost).sum(), here)
-    pixels = gradient[:, : images[0].numel()].view_as(images) * math.sqrt(len(images))
-    down, across = waves
-    return down.T @ pixels @ across
+    return gradient * math.sqrt(len(here))
 
 
-def part(image: Tensor, label: Tensor, images: Tensor, dual: Tensor, waves: tuple[Tensor, Tensor], absolute: float, blur: float) -> Tensor:
-    """One record's part of the gradient of W in the generated ``images`` of its class, [classes, count, ...], at public potentials.
+def labelled(here: Tensor, there: Tensor, labels: Tensor, marks: Tensor, basis: Tensor, label: float, absolute: float) -> Tensor:
+    """The paper's cost, with ``label`` at the place of the class beside the pixels: [n, frequencies], [m, frequencies] to [n, m].
+
+    The 1-norm is that of images without their high frequencies, which are frequencies once more turned into pixels.
+    """
+    cost = squared_euclidean(here, there)
+    if absolute:
+        shown, there_shown = ((each.unflatten(1, (-1, basis.shape[1])) @ basis.T).flatten(1) for each in (here, there))
+        cost = cost + absolute * torch.cdist(shown, there_shown, p=1)
+    return cost + (2 * label**2 + absolute * 2 * label) * (labels[:, None] != marks)
+
+
+def part(image: Tensor, label: Tensor, here: Tensor, dual: Tensor, basis: Tensor, blur: float) -> Tensor:
+    """One record's part of the gradient of W in the images of its class, of frequencies ``here`` [classes, count, frequencies].
 
     With the potentials ``dual`` [classes, count] given, a record goes to the images of its class on its own, whatever the other records
-    are; low frequencies alone: [count, channels, down, across].
+    are: [count, frequencies].
     """
-    mine, reach = (each.index_select(0, label[None])[0] for each in (images, dual))
-    gaps = 2 * (mine - image)  # pixels in [-1, 1]
-    cost = gaps.square().flatten(1).sum(1) + absolute * gaps.abs().flatten(1).sum(1)
-    shares = ((reach - cost) / blur).softmax(0)[:, None, None, None]
-    down, across = waves
-    return down.T @ (shares * (2 * gaps + absolute * gaps.sign())) @ across
+    mine, reach = (each.index_select(0, label[None])[0] for each in (here, dual))
+    return drawn_to(lowest(image, basis), mine, reach, blur)
+
+
+def drawn_to(point: Tensor, here: Tensor, dual: Tensor, blur: float) -> Tensor:
+    """What ``point`` [..., frequencies] asks of the images ``here`` [..., count, frequencies], at their potentials: as large as they."""
+    gaps = here - point[..., None, :]
+    shares = ((dual - gaps.square().sum(-1)) / blur).softmax(-1)
+    return 2 * shares[..., None] * gaps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +133,7 @@ class DPSinkhorn:
     fresh: float = 0.2  # part of X' that is drawn anew, as in the paper; 1 removes the whole bias
     code: int = 16
     width: int = 32  # channels of the generator at full resolution
+    calm: float = 2.0
     learning: float = 5e-4  # rate of Adam, after a warm-up; falls to zero
     average: float = 0.999  # of the generator's weights over the steps
 
@@ -147,12 +163,12 @@ class DPSinkhorn:
         return Plan((Stage("pull", verb, noise, self.steps, Poisson(self.rate)),), Neighbours.ADD_REMOVE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        noise, numbers = plan.stages[0].noise, spec.classes * self._reach(spec) ** 2 * spec.pixels
+        noise, low = plan.stages[0].noise, spec.shape[0] * math.prod(self.frequencies(spec))
         # If every record pulled the same way: the length of all answers over the noise in the directions of the class means.
         each = self.rate * (spec.size or 0) if self.clip == "record" else 0.5
-        ratio = math.sqrt(self.steps) * each / (noise * math.sqrt(numbers)) if noise else None
+        ratio = math.sqrt(self.steps) * each / (noise * math.sqrt(spec.classes * low)) if noise else None
         looked = self.rate * (spec.size or 0) / spec.classes if self.clip == "record" else self.room
-        pairs = looked * self.batch * (spec.pixels + spec.classes) * (3 + 3 * bool(self.absolute))
+        pairs = looked * self.batch * low * (3 + 3 * bool(self.absolute))
         return {"signal_to_noise_of_class_means": ratio, "floating_point_operations": 2 * self.steps * pairs}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
@@ -175,89 +191,103 @@ class DPSinkhorn:
 
     def _of_the_batch(self, gate: Gate, training: Training) -> Tensor:
         bound, blur = self.scaled(gate.spec)
-        public = (training.waves, gate.spec.classes, self.room, self.label, self.absolute, blur, self.iterations)
-        shape = tuple(training.answer.shape)
-        return gate.answer("pull", pull, training.images, training.labels, *public, bound=bound, shape=shape)
+        public = (training.basis, gate.spec.classes, self.room, self.label, self.absolute, blur, self.iterations)
+        return gate.answer("pull", pull, training.here, training.labels, *public, bound=bound, shape=tuple(training.here.shape))
 
     def _of_records(self, gate: Gate, training: Training) -> Tensor:
         """The same gradient as a sum over records: class by class, over what a class has in a draw on average."""
         spec, count = gate.spec, len(training.labels)
-        images = training.images.unflatten(0, (-1, spec.classes)).transpose(0, 1).contiguous()  # [classes, count, ...]
         bound, blur = self.scaled(spec)
-        sums = gate.sum("pull", part, images, training.dual, training.waves, self.absolute, blur, bound=bound, per_class=True)
+        here = by_class(training.here, spec.classes)
+        sums = gate.sum("pull", part, here, training.dual, training.basis, blur, bound=bound, per_class=True)
         sizes = spec.class_sizes or (spec.size / spec.classes,) * spec.classes  # type: ignore[operator]
         drawn = torch.tensor([max(1.0, self.rate * size) for size in sizes], dtype=sums.dtype, device=sums.device)
-        means = sums / drawn.view(-1, 1, 1, 1, 1)
+        means = sums / drawn.view(-1, 1, 1)
         return means.transpose(0, 1).flatten(0, 1) * (math.sqrt(count) / spec.classes)
 
-    def _reach(self, spec: Spec) -> float:
-        """Part of the frequencies of a side, after rounding; both sides alike."""
-        return math.sqrt(math.prod(max(1, round(self.detail * side)) / side for side in spec.shape[1:]))
+    def frequencies(self, spec: Spec) -> tuple[int, int]:
+        """How many of each side are asked for."""
+        height, width = (max(1, round(self.detail * side)) for side in spec.shape[1:])
+        return height, width
+
+
+def by_class(rows: Tensor, classes: int) -> Tensor:
+    """Rows whose classes take turns: [classes * count, ...] to [classes, count, ...]."""
+    return rows.unflatten(0, (-1, classes)).transpose(0, 1).contiguous()
 
 
 class Training:
-    """The public half: a generator, its running mean and Adam. It holds ``images`` to ask about, and learns from the answer.
+    """The public half: a generator, its running mean and Adam. It holds images to ask about, as frequencies ``here``, and learns from the answer.
 
     On a GPU a step is one CUDA graph: what changes from step to step lies in buffers.
     """
 
     def __init__(self, method: DPSinkhorn, net: nn.Module, spec: Spec, streams: Streams):
         device = streams.runtime.target
-        self.method, self.classes, self.blur = method, spec.classes, method.scaled(spec)[1]
+        self.method, self.classes, (self.bound, self.blur) = method, spec.classes, method.scaled(spec)
         self.pair = Averaged(net, method.learning, (0.9, 0.999), method.average)
-        self.waves = tuple(cosines(side, max(1, round(method.detail * side))).to(device) for side in spec.shape[1:])
+        waves = (cosines(side, count) for side, count in zip(spec.shape[1:], method.frequencies(spec), strict=True))
+        self.basis = torch.kron(*waves).to(device)
         count = spec.classes * -(-method.batch // spec.classes)
         self.labels = torch.arange(count, device=device) % spec.classes
         self.fresh = round(method.fresh * count)
-        # X and, after it, what is new in X'; potentials want as many others as there are in X
-        self.drawn = torch.cat([self.labels, self.labels[: self.fresh if method.clip == "batch" else None]])
         self.pair.restore(streams.stored("training"))
         # Codes of their own for a run that goes on: those of its first steps have been seen.
         self.draws = streams.generator(f"codes {self.pair.steps}", device)
-        self.codes = torch.empty(len(self.drawn), method.code, device=device)
+        self.codes = torch.empty(count, method.code, device=device)
+        self.others = torch.empty(2 if method.clip == "record" else 1, count, method.code, device=device)
         self.images = torch.empty(count, *spec.shape, device=device)
+        self.here = torch.zeros(count, spec.shape[0] * self.basis.shape[1], device=device)
+        self.answer, self.push = torch.zeros_like(self.here), torch.zeros_like(self.here)
         self.dual = torch.zeros(spec.classes, count // spec.classes, device=device)
-        self.answer = torch.zeros(count, spec.shape[0], *(each.shape[1] for each in self.waves), device=device)
         net.train()
         self._draw()
         self._again = Repeated(self._follow, device, self.draws)
 
     def learn(self, step: int, answer: Tensor) -> None:
-        """One step of Adam, on the answer about ``images``; then there are new ones."""
+        """One step of Adam, on the answer about ``here``; then there are new images."""
         self.answer.copy_(answer)
         self.pair.ahead(self.method.learning * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.method.steps)) / 2)
         self._again()
 
     def _follow(self) -> None:
         method, count = self.method, len(self.labels)
-        drawn = points(self.pair.net(self.codes, self.drawn), self.drawn, self.classes, method.label)
-        here, fresh = drawn[:count], drawn[count : count + self.fresh]
-        down, across = self.waves
-        pulled = (down @ self.answer @ across.T).flatten(1)
-        loss = 2 / math.sqrt(count) * (here[:, : pulled.shape[1]] * pulled).sum()
-        if len(fresh):
-            cost = squared_euclidean(here, torch.cat([fresh, here[len(fresh) :]]), method.absolute)
+        images = self.pair.net(self.codes, self.labels)
+        here = lowest(images, self.basis)
+        loss = 2 / math.sqrt(count) * (here * (self.answer - self.push)).sum()
+        if method.clip == "batch" and self.fresh:
+            fresh = lowest(self.pair.net(self.others[0], self.labels)[: self.fresh], self.basis)
+            other = torch.cat([fresh, here[self.fresh :]])
+            cost = labelled(here, other, self.labels, self.labels, self.basis, method.label, method.absolute)
             loss = loss - transport(cost, self.blur, iterations=method.iterations)
+        # What is not asked for is drawn to zero, as by records that have no such frequencies: nothing else would hold it.
+        loss = loss + method.calm / count * ((2 * images - 1).square().sum() - here.square().sum())
         loss.backward()
         self.pair.follow()
         self._draw()
 
     def _draw(self) -> None:
-        """New codes and their images, as batch norm sees them in training, and their potentials against others of their class.
+        """New codes and their images, as batch norm sees them in training; for ``clip=record`` potentials and what drives them apart.
 
-        Those are the potentials against the records too, once the generator draws as the records are; until then they are near.
+        Potentials are those against others of their class. They are those against the records too, once the generator draws as the
+        records are; until then they are near.
         """
-        self.codes.normal_(generator=self.draws)
+        for codes in (self.codes, self.others):
+            codes.normal_(generator=self.draws)
         with torch.no_grad():
-            drawn = self.pair.net(self.codes, self.drawn)
-            self.images.copy_(drawn[: len(self.labels)])
+            self.images.copy_(self.pair.net(self.codes, self.labels))
+            self.here.copy_(lowest(self.images, self.basis))
             if self.method.clip == "record":
-                here, there = ((2 * each - 1).flatten(1).unflatten(0, (-1, self.classes)).transpose(0, 1) for each in drawn.chunk(2))
-                cost = squared_euclidean(here, there, self.method.absolute)
-                self.dual.copy_(potentials(cost, self.blur, iterations=self.method.iterations).first)
+                here = by_class(self.here, self.classes)
+                there, more = (by_class(lowest(self.pair.net(codes, self.labels), self.basis), self.classes) for codes in self.others)
+                self.dual.copy_(potentials(squared_euclidean(here, there), self.blur, iterations=self.method.iterations).first)
+                parts = drawn_to(more, here[:, None], self.dual[:, None], self.blur)  # [classes, others, count, frequencies]
+                lengths = torch.linalg.vector_norm(parts, dim=(2, 3), keepdim=True)
+                means = (parts * (self.bound / lengths.clamp(min=self.bound))).mean(1)
+                self.push.copy_(means.transpose(0, 1).flatten(0, 1) * (self.method.fresh * math.sqrt(len(self.labels)) / self.classes))
 
     def settled(self) -> nn.Module:
-        return self.pair.settled(lambda mean: mean(self.codes.normal_(generator=self.draws), self.drawn))
+        return self.pair.settled(lambda mean: mean(self.codes.normal_(generator=self.draws), self.labels))
 
 
 METHOD = DPSinkhorn

@@ -58,6 +58,8 @@ class GPate(Adversarial):
     batch: int = 64
     block: int = 250
     lessons: int = 1
+    rate: float = 2e-4
+    average: float = 0.999
     votes: bool = False
     directions: int = 10  # for each image, where there are votes (the paper's, on MNIST)
     bins: int = 10

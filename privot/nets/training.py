@@ -18,6 +18,8 @@ from privot.nets.convolutional import initialise
 from privot.nets.ensemble import Ensemble
 from privot.nets.repeated import Repeated
 
+AHEAD = 10  # epochs whose random numbers are drawn at once where each net has a generator of its own: many small draws would take long
+
 
 def unwatched(stage: str, step: int, of: int) -> None:
     """A progress that shows nothing."""
@@ -169,6 +171,7 @@ class _Run:
         self.drawn = augment.draw(rows, 1, torch.Generator(), recipe.augment).to(self.device) if recipe.augment else ()
         self.keep = torch.zeros((), device=self.device)
         self.count, self.repeated = 0, Repeated(self.step, self.device)
+        self.ahead: list[tuple[Tensor, ...]] = []  # the random numbers of the next epochs, where each net has a generator of its own
 
     def all(self, generator: torch.Generator | Sequence[torch.Generator], progress: Callable[[str, int, int], None], stage: str) -> None:
         """Every epoch of the recipe."""
@@ -190,8 +193,10 @@ class _Run:
         if isinstance(generator, torch.Generator):
             numbers = self._draws(self.nets, generator)
         else:
-            alone = [self._draws(1, each) for each in generator]
-            numbers = [torch.cat(each, 1) for each in zip(*alone, strict=True)]
+            if not self.ahead:
+                alone = [self._draws(1, each, AHEAD) for each in generator]
+                self.ahead = list(zip(*(torch.cat(each, 1).chunk(AHEAD) for each in zip(*alone, strict=True)), strict=True))
+            numbers = list(self.ahead.pop(0))
         if self.apart:
             numbers[0][..., 0] += self.size * torch.arange(self.nets)[:, None]
         for parts in zip(*(self._sent(each.flatten(0, 2)).split(len(self.draw)) for each in numbers), strict=True):
@@ -201,20 +206,22 @@ class _Run:
             self.keep.fill_(min(self.recipe.average, (1 + self.count) / (10 + self.count)))
             self.repeated()
 
-    def _draws(self, nets: int, generator: torch.Generator) -> list[Tensor]:
-        """The random numbers of an epoch of so many nets: each [steps, nets, batch, ...]."""
-        steps = self.recipe.steps(self.size)
+    def _draws(self, nets: int, generator: torch.Generator, epochs: int = 1) -> list[Tensor]:
+        """The random numbers of so many epochs and nets: each [epochs * steps, nets, batch, ...]."""
+        each = self.recipe.steps(self.size)
+        steps = epochs * each
         draws = torch.empty(steps, nets, self.batch, 4, dtype=torch.int64)
-        for net in range(nets):
-            order = torch.randperm(self.size, generator=generator)
-            filled = torch.cat([order, order])[: steps * self.batch]  # the first come again where even batches need a few more
-            draws[:, net, :, 0] = filled.view(steps, self.batch)
+        for part in draws.split(each):
+            for net in range(nets):
+                order = torch.randperm(self.size, generator=generator)
+                filled = torch.cat([order, order])[: each * self.batch]  # the first come again where even batches need a few more
+                part[:, net, :, 0] = filled.view(each, self.batch)
         draws[..., 1:3] = torch.randint(0, 2 * self.recipe.shift + 1, (steps, nets, self.batch, 2), generator=generator)
         draws[..., 3] = torch.randint(0, 2 if self.recipe.flip else 1, (steps, nets, self.batch), generator=generator)
         if not self.recipe.augment:
             return [draws]
         drawn = augment.draw(steps * nets * self.batch, (self.height, self.width), generator, self.recipe.augment)
-        return [draws, *(each.unflatten(0, (steps, nets, self.batch)) for each in drawn)]
+        return [draws, *(part.unflatten(0, (steps, nets, self.batch)) for part in drawn)]
 
     def _sent(self, numbers: Tensor) -> Tensor:
         """On the device; from pinned memory, so that neither side waits for the other."""

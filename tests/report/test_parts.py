@@ -4,20 +4,16 @@ import json
 import math
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specimens import GAUSSIAN, attack, hand
+from specimens import GAUSSIAN, attack
 
-from privot.data.records import Public
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.release import Guarantee
-from privot.report import nearest
 from privot.report.attack import Attack, read
 from privot.report.charts import growth, sandwich
 from privot.report.page import sampler, short
@@ -141,42 +137,6 @@ def test_few_accounts_are_made_however_long_the_plan(stages, monkeypatch):
 def test_one_step_needs_no_account():
     plan = Plan((Stage("means", "sum", 3.0),), Neighbours.REPLACE)
     assert by_step(plan, Guarantee.of(plan, 1e-5)) == []
-
-
-# Nearest records
-
-
-def test_the_nearest_record_is_found_in_any_portion(monkeypatch):
-    monkeypatch.setattr(nearest, "PORTION", 7)
-    images = np.random.default_rng(0).random((40, 1, 4, 4), np.float32)
-    data = Public(images, np.arange(40) % 2, Spec((1, 4, 4), 2))
-    queries = torch.rand(9, 16, generator=torch.Generator().manual_seed(1))
-    queries[4] = torch.from_numpy(images[33]).flatten()
-    apart = (queries[:, None] - torch.from_numpy(images).flatten(1)).norm(dim=2)
-    distance, place = nearest.neighbours(queries, data)
-    assert torch.equal(place, apart.argmin(1))
-    assert torch.allclose(distance, apart.min(1).values)
-    assert (distance[4], place[4]) == (0, 33)
-    itself = torch.tensor([33, 12])
-    distance, place = nearest.neighbours(torch.from_numpy(images[itself]).flatten(1), data, itself=itself)
-    assert (distance > 0).all()
-    assert (place != itself).all()
-
-
-def test_copies_stand_out():
-    release = hand()
-    images = release.product.tensors["images"].numpy()
-    data = Public(images, release.product.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
-    found, pairs = nearest.study(release, data)
-    assert found["sample to real"] == [0.0] * 6
-    assert min(found["real to real"]) > 0
-    assert len(pairs) == 20
-    assert all(each["sample"] == each["real"] for each in pairs)
-
-
-def test_one_record_has_no_neighbour():
-    data = Public(np.zeros((1, 1, 8, 8), np.uint8), np.array([0]), Spec((1, 8, 8), 1))
-    assert nearest.study(hand(), data)[0]["real to real"] == []
 
 
 # Attacks

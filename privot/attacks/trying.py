@@ -1,0 +1,209 @@
+"""One attack on one release: its controls first, then scores of members and others, then what these prove.
+
+Attacks that compare with shadows need them prepared, of the same method and settings, on members and others together (`shadows_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from privot.attacks import ATTACKS
+from privot.attacks.controls import Power, power
+from privot.attacks.membership import gan_leaks, lira, nearest, rmia, tracing
+from privot.attacks.observing import observe
+from privot.attacks.prepared import Prepared
+from privot.attacks.preparing import victims
+from privot.attacks.shadows import Shadows
+from privot.audit import Advantage, Points, Verdict, advantage, judge, roc, tpr_at
+from privot.data.records import Public, Records, Sensitive
+from privot.data.spec import Spec
+from privot.errors import PrivotError, SettingError
+from privot.measures.subject import Subject
+from privot.release import Guarantee, NoGuarantee, Release
+from privot.runtime import Progress, Runtime, silent
+
+Box = Sensitive | Public
+RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
+SAMPLES = 5000  # of a generator
+ASIDE = 0.2  # of the others are set aside as a population where an attack needs one and none is given
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What an attack found. ``power`` is its proof of power; ``verdict`` holds the rates against the release's certificate."""
+
+    name: str
+    title: str
+    power: Power
+    auc: float
+    advantage: Advantage
+    points: Points
+    verdict: Verdict
+    publishable: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """With ``attacks``, as the report reads it."""
+        return {"attacks": [asdict(self.points.attack(self.title))], **asdict(self)}
+
+
+def together(members: Box, others: Box) -> Box:
+    """Members and, after them, others, as one box of candidates; public if both are."""
+    if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
+        raise SettingError("members and others must be images of one shape with the same classes")
+    images, labels = (np.concatenate([np.asarray(getattr(each, key)) for each in (members, others)]) for key in ("_images", "_labels"))
+    spec = Spec(members.spec.shape, members.spec.classes, len(labels), class_names=members.spec.class_names, mirror=members.spec.mirror)
+    return (Public if isinstance(members, Public) and isinstance(others, Public) else Sensitive)(images, labels, spec, name="candidates")
+
+
+def shadows_of(release: Release, members: Box, others: Box, folder: Path, count: int, **more: Any) -> Shadows:
+    """Shadows as the release was made: its method, settings and epsilon, each on a random half of members and others together."""
+    method, settings = release.facts.get("method"), dict(release.facts.get("settings") or {})
+    if not isinstance(method, str):
+        raise SettingError("the release does not say which method made it, so no shadow can be made like it")
+    noisy = isinstance(release.guarantee, Guarantee) and settings.get("noise") is None
+    epsilon = release.guarantee.epsilon if noisy else None  # type: ignore[union-attr]
+    return Shadows(folder=folder, box=together(members, others), method=method, settings=settings, epsilon=epsilon, count=count, **more)
+
+
+def compared(
+    method: str, settings: dict[str, Any], epsilon: float | None, members: Box, others: Box, folder: Path, count: int, **more: Any
+) -> Shadows:  # fmt: skip
+    """Shadows of a method where no release is attacked: each is the victim once (`left_out`)."""
+    return Shadows(folder=folder, box=together(members, others), method=method, settings=settings, epsilon=epsilon, count=count, **more)
+
+
+def left_out(name: str, prepared: Prepared, confidence: float = 0.95, seed: int = 0) -> Tried:
+    """Every shadow is the victim once, with the others as its shadows; rates are those of one victim, drawn by the seed, the AUC of all.
+
+    Candidates of one victim are independent trials, pairs of victims and candidates are not.
+    """
+    proof, members = power(name), prepared.members()
+    if not proof.passed:
+        raise PrivotError(f"the attack does not pass its controls here: {proof.sentence}")
+    if name == "rmia":
+        raise SettingError("rmia compares with records that nobody learned, and here all candidates were: attack a release, or take lira")
+    scores = lira.leave_one_out(prepared.observed("confidence"), members, offline=name == "lira-offline")
+    victim = int(torch.randint(len(members), (), generator=torch.Generator().manual_seed(seed)))
+    own = members[victim]
+    found = concluded(name, proof, scores[victim, own], scores[victim, ~own], None, confidence, seed, prepared.publishable)
+    return replace(found, auc=float(np.mean([roc(each[mine], each[~mine]).auc for each, mine in zip(scores, members, strict=True)])))
+
+
+def attempt(
+    name: str, release: Release, members: Box, others: Box, *, population: Box | None = None, prepared: Prepared | None = None,
+    epochs: int = 300, seed: int = 0, confidence: float = 0.95, runtime: Runtime | None = None, progress: Progress = silent,
+) -> Tried:  # fmt: skip
+    """Attack a release with known ``members`` (what it was made from) and ``others``.
+
+    An attack that does not pass its own controls is not tried at all. Where one needs records that nobody learned and no ``population`` is
+    given, a fifth of the others is set aside for that.
+    """
+    if name not in ATTACKS:
+        raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
+    needs, runtime = ATTACKS[name].needs, runtime or Runtime()
+    if ("generator" in needs or "weights" in needs) and release.product.kind == "set":
+        raise SettingError(f"{name} needs a generator, and this release is a set: try nearest-pixels, tracing or loss")
+    if "shadows" in needs and prepared is None:
+        raise SettingError(f"{name} compares with shadows: prepare them first (--shadows)")
+    progress("controls", 0, 1)
+    proof = power(name)
+    progress("controls", 1, 1)
+    if not proof.passed:
+        raise PrivotError(f"the attack does not pass its controls here: {proof.sentence}")
+    inside, outside = (box._take(slice(None)) for box in (members, others))
+    aside, known = _population(population, outside, seed) if "population" in needs else (None, outside)
+    target = _Target(name, release, runtime, seed, epochs, progress)
+    if "shadows" in needs:
+        assert prepared is not None
+        scores = target.against(prepared, together(members, others), first := len(inside.labels))
+        found = scores[:first], scores[first:][~np.isnan(scores[first:])]
+    else:
+        found = target.scores(inside, aside), target.scores(known, aside)
+    public = all(isinstance(box, Public) for box in (members, others, population or others))
+    return concluded(name, proof, *found, release, confidence, seed, public)
+
+
+def concluded(
+    name: str, proof: Power, inside: np.ndarray, outside: np.ndarray, release: Release | None, confidence: float, seed: int, public: bool,
+) -> Tried:  # fmt: skip
+    """From scores to what they prove."""
+    points = tpr_at(inside, outside, RATES, confidence, publishable=public)
+    claim = release.guarantee if release else NoGuarantee("a method was attacked, not a release")
+    certain = isinstance(claim, Guarantee)  # against a certificate the false-positive rate must be known, not only measured
+    verdict = judge(tpr_at(inside, outside, RATES, confidence, certain, public) if certain else points, claim)
+    gain = advantage(inside, outside, seed, publishable=public)
+    return Tried(name, ATTACKS[name].title, proof, roc(inside, outside).auc, gain, points, verdict, public)
+
+
+def _population(given: Box | None, others: Records, seed: int) -> tuple[Records, Records]:
+    """Records that nobody learned, and the others that are left: given ones, or a fifth of the others, set aside."""
+    if given is not None:
+        return given._take(slice(None)), others
+    order = torch.randperm(len(others.labels), generator=torch.Generator().manual_seed(seed))
+    first, rest = order.split([round(ASIDE * len(order)), len(order) - round(ASIDE * len(order))])
+    return Records(others.images[first], others.labels[first]), Records(others.images[rest], others.labels[rest])
+
+
+class _Target:
+    """A release as an attacker holds it."""
+
+    def __init__(self, name: str, release: Release, runtime: Runtime, seed: int, epochs: int, progress: Progress):
+        self.name, self.release, self.runtime, self.seed, self.epochs, self.progress = name, release, runtime, seed, epochs, progress
+        shown, device = Subject.sampled(release, "the release", SAMPLES, seed), runtime.target
+        self.images, self.labels = shown.images.to(device), shown.labels.to(device)
+
+    def scores(self, candidates: Records, population: Records | None) -> np.ndarray:
+        """Of each candidate."""
+        images, labels = candidates
+        mine: dict[str, Any] = {"labels": labels, "released_labels": self.labels}
+        ways: dict[str, Callable[[], np.ndarray]] = {
+            "loss": lambda: self._observed("loss", candidates),
+            "nearest-pixels": lambda: nearest.nearest(images, self.images, **mine),
+            "nearest-features": lambda: nearest.nearest(images, self.images, "features", **mine),
+            "nearest-lpips": lambda: nearest.nearest(images, self.images, "lpips", **mine),
+            "real-start": lambda: nearest.cosine(images, self.images, **mine),
+            "tracing": lambda: self._traced(candidates, population),
+            "gan-leaks-full": lambda: gan_leaks.full_black_box(images, self.images, labels=labels, generated_labels=self.labels),
+            "gan-leaks-partial": lambda: gan_leaks.partial_black_box(self.release.product, images, labels, **self._here()),
+            "gan-leaks-white": lambda: gan_leaks.white_box(self.release.product, images, labels, **self._here()),
+        }
+        return ways[self.name]()
+
+    def against(self, prepared: Prepared, candidates: Box, first_other: int) -> np.ndarray:
+        """Of each candidate, compared with shadows; others that serve as a population have no score (NaN)."""
+        members = prepared.members()
+        if members.shape[1] != candidates._count():
+            raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
+        if self.name != "rmia":
+            own, seen = self._observed("confidence", candidates), prepared.observed("confidence")
+            return lira.lira(own, seen, members, offline=self.name == "lira-offline")
+        own, seen = self._observed("loss", candidates), prepared.observed("loss")
+        order = torch.randperm(len(own) - first_other, generator=torch.Generator().manual_seed(self.seed)).numpy()
+        aside = first_other + order[: max(1, round(ASIDE * len(order)))]
+        scores = rmia.rmia(own, seen, members, own[aside], seen[:, aside], members[:, aside])
+        scores[aside] = np.nan
+        return scores
+
+    def _observed(self, what: str, candidates: Records | Box) -> np.ndarray:
+        """By a classifier trained on the release, as a shadow's is."""
+        box = candidates
+        if isinstance(box, Records):
+            spec = Spec(self.release.spec.shape, self.release.spec.classes, mirror=self.release.spec.mirror)
+            box = Sensitive(box.images.numpy(), box.labels.numpy(), spec)
+        if not hasattr(self, "_victims"):
+            self._victims = victims([self.release], [self.seed], box.spec, self.epochs, SAMPLES, self.runtime, self.progress)
+        return observe(self._victims, box, (what,), self.runtime)[what][0]
+
+    def _traced(self, candidates: Records, population: Records | None) -> np.ndarray:
+        assert population is not None
+        width = 128 if self.release.spec.shape[1] >= 24 else 16  # as the classifiers' nets
+        return tracing.trace(*candidates, self.images, self.labels, *population, width=width, seed=self.seed)
+
+    def _here(self) -> dict[str, Any]:
+        return {"seed": self.seed, "device": self.runtime.target}

@@ -1,0 +1,194 @@
+"""Verbs that attack: attack, audit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from privot.cli.terminal import (
+    Config,
+    Device,
+    Download,
+    Json,
+    Label,
+    Microbatch,
+    Resize,
+    Seed,
+    Sets,
+    app,
+    emit,
+    err_console,
+    out_console,
+    plain,
+    say,
+    say_caution,
+    to_settings,
+)
+from privot.errors import SettingError
+from privot.show import progress_bar
+
+Confidence = Annotated[float, typer.Option(help="Of every bound.")]
+IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is public, so the numbers may be published.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes on this host that prepare shadows.")]
+OnRay = Annotated[bool, typer.Option("--ray", help="Prepare shadows on a Ray cluster (RAY_ADDRESS, or this host).")]
+
+
+@app.command()
+def attacks(as_json: Json = False) -> None:
+    """Which attacks there are, and what each needs."""
+    from privot.attacks import ATTACKS
+
+    rows = [{"name": name, "title": each.title, "needs": list(each.needs)} for name, each in ATTACKS.items()]
+    if as_json:
+        return emit(rows)
+    table = Table("attack", "what it is", "needs")
+    for row in rows:
+        table.add_row(str(row["name"]), str(row["title"]), ", ".join(row["needs"]))
+    out_console.print(table, soft_wrap=False)
+
+
+@app.command()
+def attack(
+    name: Annotated[str, typer.Argument(help="See `privot attacks`.")],
+    target: Annotated[str, typer.Argument(help="Folder of a release; or, for attacks with shadows, the name of a method.")],
+    members: Annotated[str, typer.Option(help="Records that the release was made from.")],
+    nonmembers: Annotated[str, typer.Option(help="Records that it was not made from; of a built-in name its test split.")],
+    population: Annotated[str | None, typer.Option(help="Other records that nobody learned; else a fifth of the non-members.")] = None,
+    shadows: Annotated[int, typer.Option(min=2, help="Shadows to compare with, an even number.")] = 64,
+    folder: Annotated[Path | None, typer.Option(help="Where shadows are, or will be; a run that was broken off goes on there.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Of a private method's shadows, where a method is named.")] = None,
+    sets: Sets = None, config: Config = None, epochs: Annotated[int, typer.Option(min=1, help="Of classifiers.")] = 300,
+    confidence: Confidence = 0.95, workers: Workers = 1, ray: OnRay = False, public: IsPublic = False, device: Device = "auto",
+    microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Tell members from others by a release. Exit code 3 if that beats its certificate.
+
+    The attack first proves its power on controls. Results go beside the release, into RELEASE.attacks, which is the owner's own; where all
+    data is public, into RELEASE/attacks. `privot report` reads both.
+    """
+    from privot.attacks import ATTACKS
+    from privot.attacks.trying import attempt, compared, left_out, shadows_of
+    from privot.data import load
+    from privot.release import Release
+    from privot.runtime import Runtime
+
+    if name not in ATTACKS:
+        raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
+    runtime, compares = Runtime(device, microbatch), "shadows" in ATTACKS[name].needs
+    path, made = Path(target), Path(target, "manifest.json").exists()
+    if not made and not compares:
+        raise SettingError(f"{target}: no release is there; {name} attacks a release")
+    if compares and folder is None:
+        raise SettingError("--folder: say where the shadows shall be kept, so that a run that breaks off can go on")
+    release = Release.load(path) if made else None
+    more: Any = {"label": label, "resize": resize, "download": download, "public": public}
+    if release:
+        more |= {"classes": release.spec.classes, "mirror": release.spec.mirror}
+    inside, outside = load(members, **_declared(members, more)), load(nonmembers, "test", **_declared(nonmembers, more))
+    others = load(population, **_declared(population, more)) if population else None
+    with progress_bar(err_console) as progress:
+        prepared = None
+        if compares:
+            assert folder is not None
+            given: dict[str, Any] = {"epochs": epochs, "seed": seed}
+            if release:
+                planned = shadows_of(release, inside, outside, folder, shadows, **given)
+            else:
+                planned = compared(target, to_settings(config, sets), epsilon, inside, outside, folder, shadows, **given)
+            prepared = planned.prepare(runtime, progress, workers=workers, ray=ray)
+        if release:
+            found = attempt(
+                name, release, inside, outside, population=others, prepared=prepared, epochs=epochs, seed=seed, confidence=confidence,
+                runtime=runtime, progress=progress,
+            )  # fmt: skip
+        else:
+            assert prepared
+            found = left_out(name, prepared, confidence, seed)
+    out = folder if not release else path / "attacks" if found.publishable else path.with_name(f"{path.resolve().name}.attacks")
+    assert out is not None
+    out.mkdir(exist_ok=True, mode=0o755 if found.publishable else 0o700)
+    _write(out / f"{name}.json", found.to_json())
+    _show(found, out / f"{name}.json", as_json)
+
+
+def _declared(source: str, more: dict[str, Any]) -> dict[str, Any]:
+    """A built-in data set knows its classes."""
+    from privot.data.load import catalogue
+
+    return {key: value for key, value in more.items() if key not in ("classes", "mirror")} if source in catalogue() else more
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    import json
+
+    from privot.show import jsonable
+
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(jsonable(value), indent=1) + "\n")
+    os.replace(part, path)
+
+
+def _show(found: Any, path: Path, as_json: bool) -> None:
+    if as_json:
+        emit({**found.to_json(), "file": str(path)})
+    else:
+        say(found.power.sentence)
+        table = Table("false positives", "true positives", "at least", "at most", "false alarms")
+        for point in found.points.points:
+            rates = (f"{100 * each:.3g} %" for each in (point.level, point.tpr, point.lowest_tpr, point.highest_tpr))
+            table.add_row(*rates, f"{point.alarms}{' (few)' if point.few else ''}")
+        out_console.print(table, soft_wrap=False)
+        say(f"AUC        {found.auc:.4f}")
+        say(f"advantage  {100 * found.advantage.value:.2f} % +- {100 * found.advantage.error:.2f}")
+        say(f"verdict    {found.verdict.sentence}")
+        say(f"file       {plain(path)}")
+        if not found.publishable:
+            say_caution("sensitive records had a part in these numbers: they are the owner's own")
+    _broken(found.verdict)
+
+
+def _broken(verdict: Any) -> None:
+    if verdict.broken:
+        say("privot: implementation broken: more was proved than the certificate allows; do not publish", err_console, "red")
+        sys.exit(3)
+
+
+@app.command()
+def audit(
+    method: Annotated[str, typer.Argument(help="See `privot methods`.")],
+    data: Annotated[str, typer.Option(help="A built-in name or a path: the records that every run has.")],
+    folder: Annotated[Path, typer.Option(help="Where the runs are kept; an audit that was broken off goes on there.")],
+    epsilon: Annotated[float | None, typer.Option(help="Claimed by every run; inf for none.")] = None,
+    runs: Annotated[int, typer.Option(min=4, help="With the planted record, and as many without.")] = 100,
+    canaries: Annotated[int, typer.Option(min=0, help="So many planted records in one single run, instead of many runs.")] = 0,
+    kind: Annotated[str, typer.Option(help="Of planted records: blank, noise, scenes, orthogonal, mislabelled, clean.")] = "blank",
+    score: Annotated[str, typer.Option(help="What of a release is looked at: mean or nearest.")] = "mean",
+    gaussian: Annotated[bool, typer.Option("--gaussian", help="Read the runs as of a Gaussian mechanism: proves far more of one.")] = False,
+    sets: Sets = None, config: Config = None, confidence: Confidence = 0.95, public: IsPublic = False, device: Device = "auto",
+    microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Whole runs with and without a planted record: what do they prove about epsilon? Exit code 3 if more than was claimed."""
+    from privot.attacks.auditing import Audit
+    from privot.data import load
+    from privot.runtime import Runtime
+
+    box = load(data, label=label, resize=resize, download=download, public=public)
+    planned = Audit(
+        folder=folder, box=box, method=method, settings=to_settings(config, sets), epsilon=epsilon, runs=runs, canaries=canaries, kind=kind,
+        score=score, confidence=confidence, gaussian=gaussian, seed=seed,
+    )  # fmt: skip
+    with progress_bar(err_console) as progress:
+        verdict = planned.run(Runtime(device, microbatch), progress)
+    if as_json:
+        emit(asdict(verdict))
+    else:
+        say(f"{verdict.status}: {verdict.sentence}")
+    _broken(verdict)

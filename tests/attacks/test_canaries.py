@@ -1,0 +1,86 @@
+"""Canaries: each kind is what it says, and deterministic; planting keeps the records."""
+
+import numpy as np
+import pytest
+import torch
+
+from privot.attacks import controls
+from privot.attacks.membership.canaries import GIVEN, KINDS, MADE, canaries, coins, planted
+from privot.data.records import Records, Sensitive
+from privot.data.spec import Spec
+from privot.errors import SettingError
+
+CANDIDATES = controls.digits(0)[0]
+SPECS = [Spec((1, 8, 8), 10), Spec((1, 28, 28), 10), Spec((3, 32, 32), 2)]
+
+
+def made(kind, spec=SPECS[0], count=40, seed=0):
+    return canaries(kind, spec, count, torch.Generator().manual_seed(seed), *(CANDIDATES if kind in GIVEN else ()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_canaries_are_by_the_seed(kind):
+    one, two, other = made(kind), made(kind), made(kind, seed=1)
+    assert torch.equal(one.images, two.images)
+    assert torch.equal(one.labels, two.labels)
+    assert not torch.equal(one.images, other.images)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "x".join(map(str, spec.shape)))
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_made_can_enter_a_box_and_no_two_are_alike(kind, spec):
+    found = made(kind, spec)
+    Sensitive(found.images.numpy(), found.labels.numpy(), spec)
+    assert len(found.images.flatten(1).unique(dim=0)) == 40
+
+
+def test_clean_ones_are_records_and_mislabelled_ones_too_but_for_the_label():
+    known = {image.numpy().tobytes(): int(label) for image, label in zip(*CANDIDATES, strict=True)}
+    for kind in GIVEN:
+        found = made(kind)
+        right = [known[image.numpy().tobytes()] == int(label) for image, label in zip(*found, strict=True)]
+        assert all(right) if kind == "clean" else not any(right)
+        assert found.labels.max() < 10
+
+
+def test_mislabelled_ones_go_to_every_other_class():
+    images, labels = torch.zeros(9000, 1, 8, 8), torch.full((9000,), 3)
+    found = canaries("mislabelled", SPECS[0], 9000, torch.Generator().manual_seed(0), images, labels)
+    assert torch.bincount(found.labels, minlength=10).tolist() == pytest.approx([1000, 1000, 1000, 0, *[1000] * 6], abs=120)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "x".join(map(str, spec.shape)))
+def test_orthogonal_ones_are_orthogonal_and_large(spec):
+    apart = (made("orthogonal", spec, 60).images - 0.5).flatten(1).double()
+    products = apart @ apart.T
+    lengths = products.diagonal()
+    assert (products - lengths.diag()).abs().max() < 1e-5 * lengths.min()
+    assert apart.abs().amax(1).min() > 0.4999  # to black or white
+    assert lengths.min() > 0.1 * spec.pixels / 4  # a tenth of what any image can have about mid-grey
+
+
+def test_planting_keeps_the_records_and_adds_the_included():
+    extra, included = made("noise", count=10), coins(10, torch.Generator().manual_seed(0))
+    assert 0 < included.sum() < 10
+    found = planted(CANDIDATES, extra, included)
+    assert torch.equal(found.images[: len(CANDIDATES.labels)], CANDIDATES.images)
+    assert torch.equal(found.images[len(CANDIDATES.labels) :], extra.images[torch.from_numpy(included)])
+    assert torch.equal(found.labels[len(CANDIDATES.labels) :], extra.labels[torch.from_numpy(included)])
+
+
+def test_coins_are_fair_and_independent():
+    thrown = coins(10_000, torch.Generator().manual_seed(0))
+    assert thrown.mean() == pytest.approx(0.5, abs=0.02)
+    assert (thrown[1:] == thrown[:-1]).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_what_cannot_be_is_refused():
+    for kind, count in (("golden", 3), ("noise", 0), ("clean", 3), ("orthogonal", 65)):
+        with pytest.raises(SettingError):
+            canaries(kind, SPECS[0], count, torch.Generator())
+    with pytest.raises(SettingError, match="2 classes"):
+        canaries("mislabelled", Spec((1, 8, 8), 1), 3, torch.Generator(), *CANDIDATES)
+    with pytest.raises(SettingError, match="included"):
+        planted(CANDIDATES, CANDIDATES, np.ones(3, bool))
+    with pytest.raises(SettingError, match="included"):
+        planted(CANDIDATES, Records(torch.zeros(3, 3, 8, 8), torch.zeros(3, dtype=torch.int64)), np.ones(3, bool))

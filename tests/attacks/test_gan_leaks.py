@@ -1,0 +1,125 @@
+"""GAN-Leaks: what a generator can give is given back, what it cannot is not; a reference takes away what is easy for all."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from privot.attacks import controls
+from privot.attacks.membership import gan_leaks
+from privot.attacks.membership.gan_leaks import calibrated, full_black_box, partial_black_box, white_box
+from privot.audit import roc
+from privot.data.spec import Spec
+from privot.errors import DataError, SettingError
+from privot.nets import DenseGenerator, initialise
+from privot.product import Product
+
+SPEC, COUNT = Spec((1, 8, 8), 10), 20
+SIZES = {"shape": (1, 8, 8), "classes": 10, "code": 5, "hidden": 64}
+LABELS = torch.arange(COUNT) % 10
+
+
+@pytest.fixture(scope="module")
+def product():
+    net = initialise(DenseGenerator(**SIZES), torch.Generator().manual_seed(0)).eval()
+    return Product.generator("DenseGenerator", SIZES, net)
+
+
+@pytest.fixture(scope="module")
+def its_own(product):
+    codes = torch.randn(COUNT, 5, generator=torch.Generator().manual_seed(9))
+    with torch.no_grad():
+        return product.build()(codes, LABELS)
+
+
+def test_white_box_finds_the_code_of_a_generated_image(product, its_own, one_thread):
+    begun = -(full_black_box(its_own, *pair(product)) ** 2) * 4 / 64  # in the same unit: what a thousand draws alone come to
+    found = white_box(product, its_own, LABELS, perceptual=0)
+    print(f"squared error {-found.mean():.2g}, of draws alone {-begun.mean():.2g}")
+    assert found.min() > -1e-4
+    assert found.mean() > begun.mean() / 1000
+
+
+def pair(product):
+    images, _ = product.sample(SPEC, 1000, LABELS.repeat(50), seed=0)
+    return (images,)
+
+
+def test_partial_black_box_finds_it_without_gradients(product, its_own, one_thread):
+    class Asked(nn.Module):
+        """Refuses to be differentiated."""
+
+        code, net = 5, product.build()
+
+        def forward(self, codes, labels):
+            assert not codes.requires_grad
+            assert not torch.is_grad_enabled()
+            return self.net(codes, labels)
+
+    assert partial_black_box(Asked(), its_own, LABELS, rounds=100).min() > -1e-3
+
+
+@pytest.mark.parametrize("attack", [white_box, partial_black_box])
+def test_what_the_generator_cannot_give_stays_far(product, attack, one_thread):
+    noise = torch.rand(COUNT, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    settings = {"steps": 30, "perceptual": 0} if attack is white_box else {"rounds": 30}
+    assert attack(product, noise, LABELS, **settings).max() < -0.1
+
+
+def test_portions_and_other_candidates_change_nothing(product, its_own, monkeypatch, one_thread):
+    how = {"steps": 40, "restarts": 2, "perceptual": 0}
+    together = white_box(product, its_own, LABELS, **how)
+    monkeypatch.setattr(gan_leaks, "ROWS", 6)
+    np.testing.assert_allclose(white_box(product, its_own, LABELS, **how), together, rtol=0.05, atol=1e-6)
+
+
+def test_more_restarts_never_hurt(product, its_own, one_thread):
+    how = {"steps": 30, "perceptual": 0}
+    one, three = (white_box(product, its_own, LABELS, restarts=each, **how) for each in (1, 3))
+    assert (three >= one - 1e-6).all()
+    assert three.mean() > one.mean()
+
+
+def test_lpips_joins_where_its_weights_are(product, its_own, nowhere, one_thread):
+    assert gan_leaks._share(None) == 0  # `nowhere` has none
+    with pytest.raises(DataError, match="LPIPS"):
+        white_box(product, its_own, LABELS, perceptual=0.2)
+
+
+def test_lpips_is_part_of_the_search(product, its_own, one_thread):
+    try:
+        gan_leaks.weights()
+    except DataError:
+        pytest.skip("the weights of LPIPS are not there: PRIVOT_DATA names their folder")
+    assert gan_leaks._share(None) == gan_leaks.PERCEPTUAL
+    how = {"steps": 8, "restarts": 1}
+    alone, both = (white_box(product, its_own[:4], LABELS[:4], perceptual=each, **how) for each in (0, 0.2))
+    assert (both < alone).all()  # a term more in the distance
+
+
+def test_calibration_takes_away_what_is_easy_for_every_generator(one_thread):
+    # Candidates differ in contrast: the faint ones are near anything grey. Full black box against memories of members and of others.
+    candidates, others, _ = controls.digits(0)
+    contrast = torch.rand(200, 1, 1, 1, generator=torch.Generator().manual_seed(2))
+    images = candidates.images * contrast
+    memories = [images[:100] * 0.8, others.images * contrast[:100]]  # what it gives is no copy
+    own, reference = (full_black_box(images, each) for each in memories)
+    better = calibrated(own, reference)
+    before, after = (roc(each[:100], each[100:]).auc for each in (own, better))
+    print(f"AUC {before:.3f}, calibrated {after:.3f}")
+    assert after > before + 0.02
+    with pytest.raises(SettingError, match="one shape"):
+        calibrated(own, reference[1:])
+
+
+def test_a_set_is_no_generator():
+    made = Product.set(torch.zeros(2, 1, 8, 8), torch.zeros(2))
+    with pytest.raises(SettingError, match="set"):
+        white_box(made, torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), perceptual=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU")
+def test_a_gpu_finds_the_code_too(product, its_own):
+    for perceptual in (0, None):
+        assert white_box(product, its_own, LABELS, perceptual=perceptual, device="cuda").min() > -1e-2
+    assert partial_black_box(product, its_own, LABELS, device="cuda").min() > -1e-3
