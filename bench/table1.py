@@ -4,6 +4,7 @@
     python bench/table1.py --rows mnist/real mnist/merf@1
     python bench/table1.py --only is fid cnn    some columns first; the next call adds the others
     python bench/table1.py --table              only the table, from the rows at hand
+    python bench/table1.py --rows mnist/gs-wgan@10#1    another seed: the table then states the mean, and below it the spread
 
 A row is a file in bench/table1/; a measure that is in it is not taken again. The data and the Inception weights must be at hand
 (PRIVOT_DATA). The real row is the ruler's own check: IS and accuracies of the training set, FID between its two halves.
@@ -20,6 +21,7 @@ import tomllib
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ SETS, EPSILONS = ("mnist", "fashion-mnist"), ("10", "1", "0.2")
 QUICK = ("is", "fid", "kid", "precision", "sliced", "cnn")
 SLOW = ("adaboost", "gbm")
 ALL = (*QUICK, *(name for name in THIRTEEN if name not in ("cnn", *SLOW)), *SLOW)
+MOST = 10  # seeds that are looked for
 BEGIN, END = "<!-- table1 -->", "<!-- /table1 -->"
 
 
@@ -48,7 +51,7 @@ def rows() -> list[str]:
 
 
 def file_of(row: str) -> Path:
-    return ROWS / f"{row.replace('/', '-').replace('@', '-')}.json"
+    return ROWS / f"{row.replace('/', '-').replace('@', '-').replace('#', '-seed')}.json"
 
 
 def taken(row: str) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def bench(data: str, half: bool, seed: int, device: str) -> Workbench:
 
 def released(row: str, seed: int, device: str) -> tuple[Release, dict[str, Any]]:
     """The row's release: made once, so that all its columns are of one and the same."""
-    data, what = row.split("/")
+    data, what = row.split("#")[0].split("/")
     method, epsilon = what.split("@")
     place = file_of(row).with_suffix("")
     if place.exists():
@@ -101,9 +104,10 @@ def released(row: str, seed: int, device: str) -> tuple[Release, dict[str, Any]]
 
 def run(row: str, only: tuple[str, ...], seed: int, device: str) -> None:
     """Take the measures that the row lacks."""
+    seed = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
     missing = [each for each in only if name_of(each) not in have]
-    data, what = row.split("/")
+    data, what = row.split("#")[0].split("/")
     if what == "real":
         features = [each for each in missing if each in ("fid", "kid", "precision", "sliced")]
         if features:
@@ -136,8 +140,19 @@ def halves(train: Public) -> tuple[Subject, Public]:
     )
 
 
+def seeds(row: str) -> list[str]:
+    """The row and its other seeds, as far as they were run."""
+    return [row, *(f"{row}#{seed}" for seed in range(1, MOST) if file_of(f"{row}#{seed}").exists())]
+
+
 def values(row: str) -> dict[str, float]:
-    """Measured values of a row, with the averages, where their parts are there."""
+    """Measured values of a row, the mean over its seeds."""
+    found = [one(each) for each in seeds(row)]
+    return {name: sum(each[name] for each in found) / len(found) for name in found[0] if all(name in each for each in found)}
+
+
+def one(row: str) -> dict[str, float]:
+    """Measured values of one release, with the averages, where their parts are there."""
     found = {each["name"]: float(each["value"]) for each in taken(row)["readings"]}
     real = {each["name"]: float(each["value"]) for each in taken(f"{row.split('/')[0]}/real")["readings"]}
     parts = [f"{name}_accuracy" for name in THIRTEEN]
@@ -186,6 +201,21 @@ def table() -> str:
     return "\n".join(text)
 
 
+def spread() -> str:
+    """Mean and deviation over seeds, where there are several."""
+    text = ["| row | seeds | IS | FID | MLP | CNN | training |", "|---|---|---|---|---|---|---|"]
+    for row in rows():
+        if len(each := seeds(row)) > 1:
+            found = [one(seed) for seed in each]
+            cells = []
+            for key, form in (("is", "{:.2f}"), ("fid", "{:.1f}"), ("mlp_accuracy", "{:.3f}"), ("cnn_accuracy", "{:.3f}")):
+                known = [value[key] for value in found if key in value]
+                cells.append(f"{form.format(mean(known))} ± {form.format(stdev(known))}" if len(known) > 1 else "-")
+            took = [taken(seed)["training_seconds"] for seed in each if "training_seconds" in taken(seed)]
+            text.append(f"| {row} | {len(each)} | {' | '.join(cells)} | {f'{mean(took):.0f} s' if took else '-'} |")
+    return "\n".join(text) if len(text) > 2 else ""
+
+
 def chart() -> None:
     import matplotlib
 
@@ -220,8 +250,8 @@ def chart() -> None:
 
 
 NOTE = """Accuracies are shares of the 10,000 real test images, Avg the mean over 13 classifiers, Calib the mean ratio to the real row.
-Rows in bold are measured here, by one pipeline, one release each (seed 0); the others are published figures, by their own
-rulers, and their epsilon is what the source claims: GS-WGAN's 10 is about 300 by a sound account of its code. Our classical
+Rows in bold are measured here, by one pipeline, one release each (seed 0) or the mean of several; the others are published
+figures, by their own rulers, and their epsilon is what the source claims: GS-WGAN's 10 is about 300 by a sound account of its code. Our classical
 classifiers see 8-bit images, which raises Avg against the papers' way (floats): `bench/rounding.py` measures by how much. FID
 is against the 60,000 training images; in the real row, between two halves of them. DP-MERF's settings were chosen by CNN
 accuracy on the same test images (see above)."""
@@ -231,7 +261,8 @@ def write() -> None:
     measured = [each for row in rows() for each in taken(row)["readings"]]
     runs = sorted({(each["date"], each["hardware"], each["commit"]) for each in measured})
     where = f"Measured: {'; '.join(', '.join(each) for each in runs)} (`dirty`: with changes that the next commits hold)."
-    text = f"{BEGIN}\n\n{table()}\n\n{NOTE}\n\n{where}\n\n![privacy against utility](table1.png)\n\n{END}"
+    several = f"Over several seeds, each a release of its own:\n\n{found}\n\n" if (found := spread()) else ""
+    text = f"{BEGIN}\n\n{table()}\n\n{NOTE}\n\n{several}{where}\n\n![privacy against utility](table1.png)\n\n{END}"
     whole = RESULTS.read_text() if RESULTS.exists() else ""
     if BEGIN in whole:
         whole = whole[: whole.index(BEGIN)] + text + whole[whole.index(END) + len(END) :]

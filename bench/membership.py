@@ -1,0 +1,139 @@
+"""The membership tables of Dong et al. (2022), "Privacy for Free", with the control that they lack; and LiRA's curves of many shadows.
+
+    python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --ratio .002 .01 .02 --folder F
+    python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --set init=real --ratio .002 --folder F
+    python bench/membership.py roc --out lira.png "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
+
+*loss* makes 10 preparations (a random half of the training images is condensed, a ConvNet trained on the set) and states the advantage of
+the loss attack, 2 (accuracy - 50 %), as mean and deviation over them: the threshold is chosen on 1,000 members and 1,000 others and
+judged on as many more (Table 2). Where sets begin from real images, those images are told from as many other members (Table 1). A row
+for a random real subset of the same size stands beside: it protects nobody it shows, and only with it can the others be read.
+*roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from merf import commit, hardware
+
+import privot
+from privot.attacks.membership import lira
+from privot.attacks.prepared import Prepared
+from privot.attacks.preparing import begun_from
+from privot.attacks.shadows import BESIDE, Shadows
+from privot.audit import advantage, roc
+from privot.methods import make
+from privot.runtime import Runtime
+
+JUDGED = 1000  # candidates of each side to choose a threshold on, and as many to judge it by (Dong et al., section 5.1)
+
+
+def shown(stage: str, step: int, of: int, **facts: object) -> None:
+    if stage == "shadows":
+        print(f"    {step} of {of} preparations", flush=True)
+
+
+def gains(shadows: Shadows, prepared: Prepared, real: bool) -> list[float]:
+    """The loss attack's advantage on each victim, in percent."""
+    members, scores, found = prepared.members(), prepared.observed("loss"), []
+    for victim, own in enumerate(members):
+        rng = np.random.default_rng(victim)
+        if real:
+            used = begun_from(shadows, victim)
+            unused = rng.permutation(np.setdiff1d(np.flatnonzero(own), used))[: len(used)]
+            found.append(100 * advantage(scores[victim, used], scores[victim, unused], victim).value)
+        else:
+            inside, outside = (rng.permutation(np.flatnonzero(each))[: 2 * JUDGED] for each in (own, ~own))
+            found.append(100 * advantage(scores[victim, inside], scores[victim, outside], victim).value)
+    return found
+
+
+def loss(asked: argparse.Namespace) -> None:
+    settings, runtime = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device)
+    head = ("data", "method", "images a class", "settings", "preparations", "accuracy", "attacked", "advantage %", "seconds")
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
+    for data in asked.data:
+        box = privot.load(data, public=True)
+        for method in asked.method:
+            for ratio in asked.ratio:
+                given: dict[str, Any] = {"ratio": ratio, **(settings if method != "real-subset" else {})}
+                real = method in BESIDE and make(method, given).init == "real"  # type: ignore[attr-defined]
+                name = "-".join([data, method, f"{ratio:g}", *sorted(settings.values())]) if settings else f"{data}-{method}-{ratio:g}"
+                shadows = Shadows(
+                    folder=asked.folder / name, box=box, method=method, settings=given, count=asked.preparations, epochs=asked.epochs,
+                    observations=("loss", "confidence"),
+                )  # fmt: skip
+                begin = time.perf_counter()
+                prepared = shadows.prepare(runtime, shown if asked.verbose else lambda *given, **more: None)
+                made = len(prepared.release(0).product.tensors["labels"]) // box.spec.classes
+                accuracy, took = prepared.fact("accuracy_out"), time.perf_counter() - begin
+                for what, found in [("all members", gains(shadows, prepared, False))] + (
+                    [("what it began from", gains(shadows, prepared, True))] if real else []
+                ):
+                    row = (data, method, made, " ".join(asked.set) or "default", asked.preparations)
+                    figures = (
+                        f"{100 * accuracy.mean():.2f} ± {100 * accuracy.std():.2f}",
+                        what,
+                        f"{np.mean(found):.2f} ± {np.std(found):.2f}",
+                    )
+                    print(f"| {' | '.join(map(str, (*row, *figures)))} | {took:.0f} |", flush=True)
+
+
+def curves(asked: argparse.Namespace) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 5))
+    levels = np.geomspace(1e-5, 1, 200)
+    axes.plot(levels, levels, color="grey", linestyle=":", label="chance")
+    print("| shadows | AUC | TPR at 0.1 % | at 1 % | victims |\n|---|---|---|---|---|")
+    for each in asked.folders:
+        name, folder = each.split("=", 1)
+        prepared = Prepared(Path(folder))
+        members, seen = prepared.members(), prepared.observed(asked.observation)
+        scores = lira.leave_one_out(seen, members)
+        curve = roc(scores[members], scores[~members])
+        at = curve.at((1e-3, 1e-2))
+        axes.plot(levels, np.maximum(curve.at(levels), 1e-6), label=f"{name} (AUC {curve.auc:.3f})")
+        print(f"| {name} | {curve.auc:.4f} | {100 * at[0]:.3f} % | {100 * at[1]:.2f} % | {len(members)} |", flush=True)
+    axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1), xlabel="false positives", ylabel="true positives")
+    axes.legend(loc="upper left", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(asked.out, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(required=True)
+    table = ways.add_parser("loss")
+    table.add_argument("--data", nargs="+", default=["fashion-mnist"])
+    table.add_argument("--method", nargs="+", default=["distribution-matching", "real-subset"])
+    table.add_argument("--ratio", nargs="+", type=float, default=[0.002, 0.01, 0.02])
+    table.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    table.add_argument("--preparations", type=int, default=10)
+    table.add_argument("--epochs", type=int, default=300)
+    table.add_argument("--folder", type=Path, required=True)
+    table.add_argument("--device", default="auto")
+    table.add_argument("--verbose", action="store_true")
+    table.set_defaults(way=loss)
+    drawn = ways.add_parser("roc")
+    drawn.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
+    drawn.add_argument("--observation", default="confidence")
+    drawn.add_argument("--out", type=Path, default=Path("lira.png"))
+    drawn.set_defaults(way=curves)
+    asked = parser.parse_args()
+    asked.way(asked)
+
+
+if __name__ == "__main__":
+    main()
