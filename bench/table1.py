@@ -251,10 +251,10 @@ def chart() -> None:
 
 NOTE = """Accuracies are shares of the 10,000 real test images, Avg the mean over 13 classifiers, Calib the mean ratio to the real row.
 Rows in bold are measured here, by one pipeline, one release each (seed 0) or the mean of several; the others are published
-figures, by their own rulers, and their epsilon is what the source claims: GS-WGAN's 10 is about 300 by a sound account of its code. Our classical
-classifiers see 8-bit images, which raises Avg against the papers' way (floats): `bench/rounding.py` measures by how much. FID
-is against the 60,000 training images; in the real row, between two halves of them. DP-MERF's settings were chosen by CNN
-accuracy on the same test images (see above)."""
+figures, by their own rulers, and their epsilon is what the source claims: GS-WGAN's 10 is about 300 by a sound account of its
+code. Our classical classifiers see 8-bit images, which raises Avg against the papers' way (floats): `bench/rounding.py` measures
+by how much. FID is against the 60,000 training images; in the real row, between two halves of them. DP-MERF's settings were
+chosen by CNN accuracy on the same test images (see above)."""
 
 
 def write() -> None:
