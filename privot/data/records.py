@@ -61,6 +61,13 @@ class _Box:
         scaled = images / 255 if kind is np.uint8 else images
         return Records(scaled, torch.from_numpy(self._labels[index].copy()).to(device))
 
+    def _near(self, device: torch.device) -> list[Tensor]:
+        """Images, as they are stored, and labels on a GPU, if they fit into a quarter of what is free there; else nothing."""
+        kind = np.uint8 if self._images.dtype == np.uint8 else np.float32
+        if self._images.size * np.dtype(kind).itemsize > torch.cuda.mem_get_info(device)[0] / 4:
+            return []
+        return [torch.from_numpy(np.array(each, own)).to(device) for each, own in ((self._images, kind), (self._labels, np.int64))]
+
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(f"{type(self).__name__} data is sealed: hand a query to the gate instead")
 

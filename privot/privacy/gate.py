@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Plan, Stage, Wall
 from privot.privacy.sampling import ADD_REMOVE, LOCAL, REPLACE, Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
+
+TRITON = find_spec("triton") is not None
 
 # privacy: how far one neighbour can move the answer, in units of its bound. A missing pair has no argument and is refused.
 SENSITIVITY = {
@@ -75,6 +78,7 @@ class Gate:
         self._data, self._ledger, self._method, self._folder = data, ledger, method, folder
         self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.portion
         self._secret, self._shards = Secret(insecure_seed), None  # type: tuple[Secret, tuple[Records, dict[str, Tensor]] | None]
+        self._near: list[Tensor] | None = None
         self._stages = {stage.name: stage for stage in plan.stages}
         self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._stages}  # asked before a crash
         self._done = {name: 0 if stage.steps <= KEPT else self._lost[name] for name, stage in self._stages.items()}
@@ -96,8 +100,9 @@ class Gate:
             result, groups = torch.zeros((), dtype=torch.float64, device=self._device), self.spec.classes
             for images, labels in self._draw(stage):
                 parts = self._map(query, images, labels, public)
-                steps = _steps(parts, bound, grid)  # sums of whole numbers below 2^53 are exact in any order
-                result = result + (one_hot(labels, groups).double().T @ steps if per_class else steps.sum(0))
+                # Sums of whole numbers below 2^53 are exact in any order.
+                rows = one_hot(labels, groups).double().T @ _steps(parts, bound, grid) if per_class else _total(parts, bound, grid)
+                result = result + rows
             return result.view((*(groups,) * per_class, *parts.shape[1:]))
 
         return self._ask(stage, bound, total)
@@ -207,7 +212,7 @@ class Gate:
             raise PlanError(f"stage {name}: the plan is for another number of shards")
 
         def parts(grid: float) -> Tensor:
-            chosen = stage.sampling.draw(rows, self._secret).to(self._device)  # type: ignore[union-attr]
+            chosen = self._sent(stage.sampling.draw(rows, self._secret))  # type: ignore[arg-type]
             known = {key: value[chosen] for key, value in state.items()}
             found = self._secretly(torch.func.vmap(query, chunk_size=self._portion), known, *public)
             return _steps(found, bound, grid).view(found.shape)
@@ -332,7 +337,21 @@ class Gate:
         total = count if chosen is None else len(chosen)
         for start in range(0, max(total, 1), self._portion):
             part = slice(start, min(start + self._portion, total))
-            yield self._data._take(part if chosen is None else chosen[part], self._device)
+            yield self._taken(part if chosen is None else chosen[part])
+
+    def _taken(self, where: slice | Tensor) -> Records:
+        """Records on the device; where all of them fit into a quarter of a GPU's memory, they come there once."""
+        if self._near is None:
+            self._near = self._data._near(self._device) if self._device.type == "cuda" else []
+        if not self._near:
+            return self._data._take(where, self._device)
+        places = self._sent(where) if isinstance(where, Tensor) else where
+        images, labels = (each[places] for each in self._near)
+        return Records(images / 255 if images.dtype == torch.uint8 else images, labels)
+
+    def _sent(self, places: Tensor) -> Tensor:
+        """To the device, without waiting for it."""
+        return places.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else places
 
     def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
         """The query on each record alone: [records, ...]."""
@@ -365,19 +384,37 @@ class Gate:
         raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
 
 
+def _factor(parts: Tensor, bound: float, unit: float) -> Tensor:
+    """What brings each row [rows, numbers] to norm <= bound, in units of a power of two: float64 [rows], 0 for a row that is not finite."""
+    norms = torch.linalg.vector_norm(parts, dim=1, dtype=torch.float64)
+    scale = torch.where(norms > bound * (1 - 1e-12), bound * (1 - 1e-12) / norms, 1.0)
+    return torch.where(norms.isfinite(), scale / unit, 0.0)
+
+
 def _clip(parts: Tensor, bound: float, unit: float = 1.0) -> Tensor:
     """Rows scaled to norm <= bound, in units of a power of two, float64; a row that is not finite becomes zero: [rows, numbers]."""
-    parts = parts.detach().reshape(len(parts), math.prod(parts.shape[1:]))
-    norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True, dtype=torch.float64)
-    finite = norms.isfinite()
-    scale = torch.where(norms > bound * (1 - 1e-12), bound * (1 - 1e-12) / norms, 1.0)
+    parts = _flat(parts)
+    factor = _factor(parts, bound, unit)[:, None]
     # The factor is float64, and so is the product: parts are never copied as float64 on the way, which would take twice their memory.
-    return torch.where(finite, parts, 0.0) * torch.where(finite, scale / unit, 0.0)
+    return torch.where(factor != 0, parts, 0.0) * factor
 
 
 def _steps(parts: Tensor, bound: float, grid: float) -> Tensor:
     """Rows clipped to the bound, in whole steps of the grid: rounded toward zero, so none gets longer: [rows, numbers]."""
     return _clip(parts, bound, grid).trunc_()
+
+
+def _total(parts: Tensor, bound: float, grid: float) -> Tensor:
+    """The sum of `_steps` over the rows: [numbers]."""
+    if not (parts.is_cuda and TRITON and parts.dtype == torch.float32):
+        return _steps(parts, bound, grid).sum(0)
+    from privot.privacy.fused_sum import steps_summed
+
+    return steps_summed(flat := _flat(parts), _factor(flat, bound, grid))
+
+
+def _flat(parts: Tensor) -> Tensor:
+    return parts.detach().reshape(len(parts), math.prod(parts.shape[1:]))
 
 
 def _digest(value: Tensor) -> str:

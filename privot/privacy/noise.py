@@ -34,8 +34,10 @@ class Secret:
         """Float64 in (0, 1], on the 53-bit lattice: [count]."""
         if count == 0:
             return torch.empty(0, dtype=torch.float64, device=device)
-        bits = torch.frombuffer(self._bytes(8 * count), dtype=torch.int64).to(device) >> 11 & (1 << 53) - 1
-        return (bits.double() + 1) * 2.0**-53
+        bits = torch.frombuffer(self._bytes(8 * count), dtype=torch.int64)
+        if torch.device(device).type == "cuda":
+            bits = bits.pin_memory().to(device, non_blocking=True)  # the GPU need not be waited for
+        return ((bits >> 11 & (1 << 53) - 1).double() + 1) * 2.0**-53
 
     def normal(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Standard Gaussian, float64, by Box-Muller: no rejection loop whose time could tell, tails to 8.5 deviations."""
