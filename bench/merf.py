@@ -55,7 +55,9 @@ def main() -> None:
                         box, "merf", epsilon, settings=settings, ledger=f"{folder}/ledger.jsonl", seed=seed, runtime=runtime
                     )
                     took = time.perf_counter() - start
-                reading = downstream(*release.sample(60_000, seed=seed), test, ("cnn",), runtime=runtime, seed=seed)[0]
+                reading = downstream(*release.sample(60_000, seed=seed, device=runtime.target), test, ("cnn",), runtime=runtime, seed=seed)[
+                    0
+                ]
                 words = " ".join(asked.set) or "default"
                 accuracy = f"{100 * reading.value:.1f}"
                 print(f"| {data} | {epsilon:g} | {words} | {seed} | {accuracy} | {took:.1f} s | {reading.seconds:.1f} s |", flush=True)

@@ -124,7 +124,7 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str) -> None:
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(row)} to start it anew"
                 )
             release, facts = released(row, seed, device)
-            subject = Subject.sampled(release, row, 60_000, seed)
+            subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target)
         for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)

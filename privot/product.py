@@ -49,10 +49,13 @@ class Product:
         """Whether this version can rebuild it."""
         return self.kind == "set" or (self.kind == "generator" and self.net in NETS)
 
-    def sample(self, spec: Spec, count: int, labels: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, spec: Spec, count: int, labels: Tensor | None = None, seed: int = 0, device: str | torch.device = "cpu"
+    ) -> tuple[Tensor, Tensor]:
         """Images [count, channels, height, width] in [0, 1] and labels [count]; classes take turns unless labels are given.
 
-        Sampling touches no data and costs nothing. A set gives its own images, each as often as it must.
+        Sampling touches no data and costs nothing. A set gives its own images, each as often as it must. A generator draws on the
+        ``device``, from the same codes on each, but rounded in its own way; images come back to the CPU.
         """
         if not 1 <= count <= MOST:
             raise ReleaseError(f"count={count}: 1 to {MOST} samples at a time")
@@ -61,10 +64,11 @@ class Product:
             raise ReleaseError(f"labels: {count} of them in 0 to {spec.classes - 1} are needed")
         if self.kind == "set":
             return self.tensors["images"][self.places(labels)], labels
-        net: Any = self.build()
+        net: Any = self.build().to(device)
         codes = torch.randn(count, net.code, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
-            images = torch.cat([net(*part) for part in zip(codes.split(1000), labels.split(1000), strict=True)])
+            parts = zip(codes.split(1000), labels.split(1000), strict=True)
+            images = torch.cat([net(*(each.to(device) for each in part)).cpu() for part in parts])
         if not images.isfinite().all():
             raise ReleaseError("the generator gives values that are not finite: its training diverged; train again at a lower rate")
         return images, labels

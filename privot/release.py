@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load, save_file
 from torch import Tensor
 
@@ -62,9 +63,9 @@ class Release:
     spec: Spec
     facts: dict[str, Any]
 
-    def sample(self, count: int, labels: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def sample(self, count: int, labels: Tensor | None = None, seed: int = 0, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
         """Images [count, channels, height, width] in [0, 1] and labels [count]; see `Product.sample`. It costs nothing."""
-        return self.product.sample(self.spec, count, labels, seed)
+        return self.product.sample(self.spec, count, labels, seed, device)
 
     def save(self, folder: str | Path) -> Path:
         """Write the release, whole or not at all; an existing folder is never overwritten."""

@@ -43,13 +43,13 @@ class Subject:
         return self.release.spec.mirror if self.release else None
 
     @classmethod
-    def sampled(cls, release: Release, name: str, count: int, seed: int = 0) -> Subject:
+    def sampled(cls, release: Release, name: str, count: int, seed: int = 0, device: str | torch.device = "cpu") -> Subject:
         """Samples of a release. A set of no more than ``count`` images is measured as it is, none of them twice, in its own order."""
         product, spec, public = release.product, release.spec, isinstance(release.guarantee, Guarantee)
         if product.kind == "set" and len(product.tensors["labels"]) <= count:
             drawn, soft = (product.tensors["images"], product.tensors["labels"]), product.tensors.get("soft")
         else:
-            drawn, soft = release.sample(count, seed=seed), product.tensors.get("soft") if product.kind == "set" else None
+            drawn, soft = release.sample(count, seed=seed, device=device), product.tensors.get("soft") if product.kind == "set" else None
             soft = None if soft is None else soft[product.places(drawn[1])]
         return cls(name, *drawn, spec.classes, spec.class_names, release, public, soft)
 
