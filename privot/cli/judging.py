@@ -211,7 +211,7 @@ def report(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
     out: Annotated[Path, typer.Option(help="A folder for the report.")] = Path("report"),
     readings: Annotated[list[Path] | None, typer.Option(help="Files that `privot measure --out` wrote; may be repeated.")] = None,
-    attacks: Annotated[list[Path] | None, typer.Option(help="Files of attacks, besides those that `privot attack` left; repeatable.")] = None,
+    attacks: Annotated[list[Path] | None, typer.Option(help="More files of attacks than `privot attack` left; repeatable.")] = None,
     internal: Annotated[bool, typer.Option("--internal", help="Also the owner's own face, not for publication.")] = False,
     data: Annotated[str | None, typer.Option(help="The owner's records, for nearest neighbours; with --internal.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="The data set's ledger, for its history; with --internal.")] = None,

@@ -1,13 +1,14 @@
 r"""DP-Sinkhorn: a generator that follows noisy transport gradients, without a critic.
 
 **Released** at each step the gradient of the transport cost between a fixed number of generated images and a Poisson draw of records,
-with respect to the generated images, in their low frequencies, with Gaussian noise.
+with respect to the low frequencies of the generated images, with Gaussian noise.
 **Bound** ``clip=record``: it is a sum over records, each part clipped, so one record moves it by the bound. ``clip=batch`` (the paper): all
 of it is clipped to one ball, so whatever a record does moves it by twice the bound.
 **Cost** ``steps`` Poisson-sampled Gaussian events, add or remove one record. What drives generated images apart touches no record and is
 added outside, without noise.
-**Departs** from the paper: records are clipped one by one, against public potentials; the number of generated images is fixed; classes have
-equal mass; high frequencies are left out; far fewer steps. Reasons, and the paper's own way: docs/methods/dp-sinkhorn.md.
+**Departs** from the paper: records are clipped one by one, against public potentials, and their cost is the distance, not its square; the
+number of generated images is fixed; classes have equal mass; high frequencies are unseen and held at zero; far fewer steps. Reasons, and
+the paper's own way: docs/methods/dp-sinkhorn.md.
 **Notation** generated points X with labels, records Y, X' = X with a part ``fresh`` drawn anew; loss 2 W(X, Y) - W(X, X').
 """
 
@@ -34,6 +35,9 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 from privot.transport.sinkhorn import plan as transport_plan
 from privot.transport.sinkhorn import potentials, squared_euclidean, transport
+
+TINY = 1e-6  # under a root, so that nothing is divided by zero
+APART = 16.0  # so far are images of 784 pixels in [-1, 1] from others of their class, on MNIST and alike
 
 
 def lowest(images: Tensor, basis: Tensor) -> Tensor:
@@ -86,7 +90,7 @@ def part(image: Tensor, label: Tensor, here: Tensor, dual: Tensor, basis: Tensor
     """One record's part of the gradient of W in the images of its class, of frequencies ``here`` [classes, count, frequencies].
 
     With the potentials ``dual`` [classes, count] given, a record goes to the images of its class on its own, whatever the other records
-    are: [count, frequencies].
+    are: [count, frequencies]. Its length is at most 1.
     """
     mine, reach = (each.index_select(0, label[None])[0] for each in (here, dual))
     return drawn_to(lowest(image, basis), mine, reach, blur)
@@ -95,8 +99,8 @@ def part(image: Tensor, label: Tensor, here: Tensor, dual: Tensor, basis: Tensor
 def drawn_to(point: Tensor, here: Tensor, dual: Tensor, blur: float) -> Tensor:
     """What ``point`` [..., frequencies] asks of the images ``here`` [..., count, frequencies], at their potentials: as large as they."""
     gaps = here - point[..., None, :]
-    shares = ((dual - gaps.square().sum(-1)) / blur).softmax(-1)
-    return 2 * shares[..., None] * gaps
+    far = (gaps.square().sum(-1) + TINY).sqrt()
+    return (((dual - far) / blur).softmax(-1) / far)[..., None] * gaps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +128,15 @@ class DPSinkhorn:
     steps: int = 5000  # with clip=batch 40,000 or more; the paper has millions
     batch: int = 200  # generated images a step, rounded up to as many of each class
     room: int = 400  # of the drawn records so many are looked at; clip=batch alone
-    bound: float = 20.0  # at 784 pixels: on a record's part, or (batch) on the root mean square of the images' gradients
+    bound: float | None = None  # record: 1, which no part exceeds; batch: 20 at 784 pixels, on the root mean square of images' gradients
     detail: float = 0.5  # part of the frequencies of each side that is asked for
-    blur: float = 50.0  # in units of the cost, at 784 pixels, where images of a class are some hundreds apart
+    blur: float = 5.0  # a distance, at 784 pixels, where images of a class are some 16 apart; its square for the paper's cost
     iterations: int = 20
-    absolute: float = 0.0  # weight of |.|_1 beside |.|_2^2; the paper has 1 or 3
-    label: float = 15.0  # distance that a label makes, over sqrt(2), as in the paper
-    fresh: float = 0.2  # part of X' that is drawn anew, as in the paper; 1 removes the whole bias
+    absolute: float = 0.0  # weight of |.|_1 beside |.|_2^2, clip=batch alone; the paper has 1 or 3
+    label: float = 15.0  # distance that a label makes, over sqrt(2), as in the paper; clip=batch alone
+    fresh: float = 1.0  # part of X' that is drawn anew: 1 removes the whole bias; the paper has 0.2
     code: int = 16
     width: int = 32  # channels of the generator at full resolution
-    calm: float = 2.0
     learning: float = 5e-4  # rate of Adam, after a warm-up; falls to zero
     average: float = 0.999  # of the generator's weights over the steps
 
@@ -147,8 +150,10 @@ class DPSinkhorn:
             raise SettingError(f"dp-sinkhorn.batch={self.batch}: batch norm needs at least 2")
         if not all(0 < getattr(self, key) <= 1 for key in ("rate", "detail", "learning")):
             raise SettingError("dp-sinkhorn: rate, detail and learning above 0 and at most 1 are needed")
-        if not all(0 < getattr(self, key) < math.inf for key in ("bound", "blur")):
+        if not 0 < self.blur < math.inf or (self.bound is not None and not 0 < self.bound < math.inf):
             raise SettingError("dp-sinkhorn: bound and blur above 0 are needed")
+        if self.clip == "record" and self.absolute:
+            raise SettingError(f"dp-sinkhorn.absolute={self.absolute}: with clip=record the cost is the distance alone; clip=batch has it")
         if not all(0 <= getattr(self, key) < math.inf for key in ("absolute", "label")) or not 0 <= self.fresh <= 1:
             raise SettingError("dp-sinkhorn: absolute and label of 0 or more, and fresh in [0, 1], are needed")
         if not 0 <= self.average < 1 or (self.noise is not None and not 0 <= self.noise < math.inf):
@@ -186,8 +191,11 @@ class DPSinkhorn:
         return Product.generator("DeepConvGenerator", arguments, training.settled())
 
     def scaled(self, spec: Spec) -> tuple[float, float]:
-        """``bound`` and ``blur`` for images of this size: one is a length, the other a squared one."""
-        return self.bound * math.sqrt(spec.pixels / 784), self.blur * spec.pixels / 784
+        """``bound`` and ``blur`` for images of this size: lengths grow with the side. In the paper's cost, which is squared, so is blur."""
+        size = math.sqrt(spec.pixels / 784)
+        if self.clip == "record":
+            return self.bound or 1.0, self.blur * size
+        return (self.bound or 20.0) * size, (self.blur * size) ** 2
 
     def _of_the_batch(self, gate: Gate, training: Training) -> Tensor:
         bound, blur = self.scaled(gate.spec)
@@ -217,7 +225,9 @@ def by_class(rows: Tensor, classes: int) -> Tensor:
 
 
 class Training:
-    """The public half: a generator, its running mean and Adam. It holds images to ask about, as frequencies ``here``, and learns from the answer.
+    """The public half: a generator, its running mean and Adam. It holds ``images`` to ask about, and learns from the answer.
+
+    ``here`` are their lowest frequencies, [count, frequencies], and so are answer and push.
 
     On a GPU a step is one CUDA graph: what changes from step to step lies in buffers.
     """
@@ -225,6 +235,8 @@ class Training:
     def __init__(self, method: DPSinkhorn, net: nn.Module, spec: Spec, streams: Streams):
         device = streams.runtime.target
         self.method, self.classes, (self.bound, self.blur) = method, spec.classes, method.scaled(spec)
+        # of 2 |x - y| in frequencies where y is zero, near |x - y| = APART; of 2 |x - y|^2 for the paper's cost
+        self.calm = 1 / (APART * math.sqrt(spec.pixels / 784)) if method.clip == "record" else 2.0
         self.pair = Averaged(net, method.learning, (0.9, 0.999), method.average)
         waves = (cosines(side, count) for side, count in zip(spec.shape[1:], method.frequencies(spec), strict=True))
         self.basis = torch.kron(*waves).to(device)
@@ -261,7 +273,7 @@ class Training:
             cost = labelled(here, other, self.labels, self.labels, self.basis, method.label, method.absolute)
             loss = loss - transport(cost, self.blur, iterations=method.iterations)
         # What is not asked for is drawn to zero, as by records that have no such frequencies: nothing else would hold it.
-        loss = loss + method.calm / count * ((2 * images - 1).square().sum() - here.square().sum())
+        loss = loss + self.calm / count * ((2 * images - 1).square().sum() - here.square().sum())
         loss.backward()
         self.pair.follow()
         self._draw()
@@ -270,21 +282,27 @@ class Training:
         """New codes and their images, as batch norm sees them in training; for ``clip=record`` potentials and what drives them apart.
 
         Potentials are those against others of their class. They are those against the records too, once the generator draws as the
-        records are; until then they are near.
+        records are; until then they are near. What drives apart is what records would ask that the generator itself had drawn, clipped
+        alike: whatever the potentials are, it cancels the records' pull on average where those are drawn alike. For that these must be
+        others than the potentials were fitted to.
         """
         for codes in (self.codes, self.others):
             codes.normal_(generator=self.draws)
         with torch.no_grad():
             self.images.copy_(self.pair.net(self.codes, self.labels))
             self.here.copy_(lowest(self.images, self.basis))
-            if self.method.clip == "record":
-                here = by_class(self.here, self.classes)
-                there, more = (by_class(lowest(self.pair.net(codes, self.labels), self.basis), self.classes) for codes in self.others)
-                self.dual.copy_(potentials(squared_euclidean(here, there), self.blur, iterations=self.method.iterations).first)
-                parts = drawn_to(more, here[:, None], self.dual[:, None], self.blur)  # [classes, others, count, frequencies]
-                lengths = torch.linalg.vector_norm(parts, dim=(2, 3), keepdim=True)
-                means = (parts * (self.bound / lengths.clamp(min=self.bound))).mean(1)
-                self.push.copy_(means.transpose(0, 1).flatten(0, 1) * (self.method.fresh * math.sqrt(len(self.labels)) / self.classes))
+            if self.method.clip == "batch":
+                return
+            here, fitted, other = (
+                by_class(each, self.classes)
+                for each in (self.here, *(lowest(self.pair.net(codes, self.labels), self.basis) for codes in self.others))
+            )
+            cost = (squared_euclidean(here, fitted) + TINY).sqrt()
+            self.dual.copy_(potentials(cost, self.blur, iterations=self.method.iterations).first)
+            parts = drawn_to(other, here[:, None], self.dual[:, None], self.blur)  # [classes, others, count, frequencies]
+            lengths = torch.linalg.vector_norm(parts, dim=(2, 3), keepdim=True)
+            means = (parts * (self.bound / lengths.clamp(min=self.bound))).mean(1)
+            self.push.copy_(means.transpose(0, 1).flatten(0, 1) * (self.method.fresh * math.sqrt(len(self.labels)) / self.classes))
 
     def settled(self) -> nn.Module:
         return self.pair.settled(lambda mean: mean(self.codes.normal_(generator=self.draws), self.labels))
