@@ -2,7 +2,9 @@
 
 Each run is a whole release, as an owner would make it, with a ledger of its own that is thrown away. An adversary who knows the planted
 records looks at what was released; how often the two worlds are told apart bounds epsilon from below (`privot.audit`). What is planted,
-how it is scored and how many runs there are is fixed before the first. The folder is as secret as the records:
+how it is scored and how many runs there are is fixed before the first, and nothing is judged before the last. Every run has the same
+public seed, which the adversary knows: runs of one world differ by secret randomness alone, no seed can pass for a record, and noise that
+came of the public seed would be seen. The folder is as secret as the records:
 
     plan.json     all that defines the audit, with a digest of the records
     runs.jsonl    a line for each run: its world and its scores
@@ -10,10 +12,12 @@ how it is scored and how many runs there are is fixed before the first. The fold
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,33 +26,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privot.attacks.membership.canaries import GIVEN, canaries, coins
+from privot.attacks.membership.canaries import GIVEN, KINDS, canaries, coins
 from privot.attacks.prepared import digest, write
+from privot.attacks.preparing import half_spec
 from privot.audit import Bound, Verdict, judge, many_runs, one_run
 from privot.data.records import Public, Records, Sensitive
+from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError, refusing
 from privot.methods import make
-from privot.privacy.plan import Neighbours
+from privot.preflight import prepare
+from privot.privacy.plan import Budget, Neighbours
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Runtime, silent
 from privot.show import jsonable
 from privot.synthesis import synthesize
 
 SAMPLES = 500  # of a generator, for each canary's class
+DELTA = 1e-5  # where nothing is claimed
+GAUSSIAN = "analytic Gaussian"  # the accountant whose certificates a Gaussian reading can judge
 
 
-def along(images: Tensor, canary: Tensor) -> float:
-    """How far the mean of released images [count, ...] lies toward a canary, seen from mid-grey: all that mean matching can tell."""
-    way = (canary - 0.5).flatten().double()
-    return float((images.double().mean(0).flatten() - 0.5) @ way / way.norm().clamp(min=1e-9))
+def along(images: Tensor, canary: Tensor, usual: Tensor) -> float:
+    """How far the mean of released images [count, ...] lies from the ``usual`` one towards a canary: all that mean matching can tell."""
+    way = (canary - usual).flatten().double()
+    return float((images.double().mean(0) - usual).flatten() @ way / way.norm().clamp(min=1e-9))
 
 
-def near(images: Tensor, canary: Tensor) -> float:
-    """Minus the distance of the nearest released image."""
+def near(images: Tensor, canary: Tensor, usual: Tensor) -> float:
+    """Minus the distance of the nearest released image; what is usual has no part in it."""
     return -float((images - canary).flatten(1).double().norm(dim=1).min())
 
 
-SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {"mean": along, "nearest": near}
+SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], float]] = {"mean": along, "nearest": near}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +88,10 @@ class Audit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            raise SettingError(f"score={self.score!r}: there are {', '.join(SCORES)}")
-        if self.runs < 4 or self.canaries < 0:
-            raise SettingError(f"runs={self.runs}, canaries={self.canaries}: at least 4 runs a side, and no fewer than 0 canaries")
+        if self.score not in SCORES or self.kind not in KINDS:
+            raise SettingError(f"score={self.score!r}, kind={self.kind!r}: there are {', '.join(SCORES)}; and {', '.join(KINDS)}")
+        if self.runs < 4 or self.canaries < 0 or self.canaries == 1:
+            raise SettingError(f"runs={self.runs}, canaries={self.canaries}: at least 4 runs a side; or none, or 2 and more, canaries")
         if self.canaries and self._neighbours() is not Neighbours.ADD_REMOVE:
             raise SettingError(
                 f"{self.method} is private as to {self._neighbours()}: one run needs records that come and go; leave out canaries"
@@ -90,37 +99,45 @@ class Audit:
         if self.gaussian and self.canaries:
             raise SettingError("gaussian: of many runs alone")
 
+    @property
+    def total(self) -> int:
+        """Of runs."""
+        return 1 if self.canaries else 2 * self.runs
+
     def run(self, runtime: Runtime | None = None, progress: Progress = silent) -> Verdict:
         """All runs that are not there yet, then the verdict."""
-        done, total = self._begun(), 1 if self.canaries else 2 * self.runs
-        planted, runtime = self._planted(), runtime or Runtime()
-        progress("audit runs", len(done), total)
-        for number in range(len(done), total):
-            included = self._included(number)
-            with tempfile.TemporaryDirectory() as folder:
-                release = synthesize(
-                    self._world(planted, included), self.method, self.epsilon, settings=self.settings, ledger=f"{folder}/ledger.jsonl",
-                    seed=self.seed + number, runtime=runtime,
-                )  # fmt: skip
-            scores = [self._scored(release, *each) for each in zip(*planted, strict=True)]
-            line = {"included": included.tolist(), "scores": scores, "guarantee": asdict(release.guarantee)}
-            with open(self.folder / "runs.jsonl", "a") as file:
-                file.write(json.dumps(jsonable(line)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            progress("audit runs", number + 1, total)
+        runtime, (records, planted) = runtime or Runtime(), self._parts()
+        with self._begun() as done:
+            progress("audit runs", done, self.total)
+            for number in range(done, self.total):
+                included = self._included(number)
+                with tempfile.TemporaryDirectory() as folder:
+                    release = synthesize(
+                        self._world(records, planted, included), self.method, self.epsilon, settings=self.settings,
+                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime,
+                    )  # fmt: skip
+                line = {"included": included.tolist(), "scores": self._scores(release, records, planted)}
+                with open(self.folder / "runs.jsonl", "a") as file:
+                    file.write(json.dumps(jsonable({**line, "guarantee": asdict(release.guarantee)})) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                progress("audit runs", number + 1, self.total)
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """What the runs prove, against what was claimed."""
+        """What the runs prove, against what was claimed; not before the last, since who may stop at will proves anything."""
         done = self._done()
-        claim = done[-1]["guarantee"]
+        if len(done) != self.total:
+            raise ReleaseError(f"{self.folder}: {len(done)} of {self.total} runs are there; run it again to go on")
+        claim = done[0]["guarantee"]
+        if any(each["guarantee"] != claim for each in done):
+            raise ReleaseError(f"{self.folder}: its runs do not all claim the same, so there is no one claim to judge")
         guarantee = Guarantee(**claim) if "epsilon" in claim else NoGuarantee(**claim)
         return replace(judge(self.bound(done, guarantee), guarantee), publishable=isinstance(self.box, Public))
 
     def bound(self, done: list[dict[str, Any]], guarantee: Guarantee | NoGuarantee) -> Bound:
         """The lower bound on epsilon of these runs, at the claim's delta."""
-        delta = guarantee.delta if isinstance(guarantee, Guarantee) else 0.0
+        delta = guarantee.delta if isinstance(guarantee, Guarantee) else DELTA
         included, scores = (np.array([each[key] for each in done]) for key in ("included", "scores"))
         if self.canaries:
             # Half of them are guessed, a quarter as in and a quarter as out: fixed beforehand.
@@ -129,15 +146,21 @@ class Audit:
         return many_runs(inside, outside, delta, self.confidence, gaussian=self.gaussian)
 
     def _neighbours(self) -> Neighbours:
-        return make(self.method, self.settings).plan(self.box.spec).neighbours
+        """The method's own; of one that claims nothing, records come and go."""
+        plan = make(self.method, self.settings).plan(self.box.spec)
+        return plan.neighbours if plan.stages else Neighbours.ADD_REMOVE
 
-    def _planted(self) -> Records:
-        """The canaries, the same in every run."""
-        generator, given = torch.Generator().manual_seed(self.seed), {}
+    def _parts(self) -> tuple[tuple[np.ndarray, np.ndarray], Records]:
+        """The records that every run has (one of which may have to make room), and the canaries. Canaries made of records leave them."""
+        count, generator, given = self.canaries or 1, torch.Generator().manual_seed(self.seed), {}
+        images, labels = self.box._images, self.box._labels
         if self.kind in GIVEN:
-            images, labels = self.box._take(slice(None))
-            given = {"images": images, "labels": labels}
-        return canaries(self.kind, self.box.spec, self.canaries or 1, generator, **given)
+            if count >= len(labels):
+                raise SettingError(f"canaries={count}: {self.kind} ones are taken from the records, and there are no more of these")
+            order = torch.randperm(len(labels), generator=generator)
+            taken, rest = self.box._take(order[:count]), order[count:].sort().values.numpy()
+            given, images, labels = {"images": taken.images, "labels": taken.labels}, images[rest], labels[rest]
+        return (images, labels), canaries(self.kind, self.box.spec, count, generator, **given)
 
     def _included(self, number: int) -> np.ndarray:
         """Who is planted in a run: by coins, or the one canary in every other run."""
@@ -145,45 +168,78 @@ class Audit:
             return coins(self.canaries, torch.Generator().manual_seed(self.seed + 1))
         return np.array([number % 2 == 1])
 
-    def _world(self, planted: Records, included: np.ndarray) -> Sensitive:
+    def _world(self, records: tuple[np.ndarray, np.ndarray], planted: Records, included: np.ndarray) -> Sensitive:
         """The data set of one run."""
-        box, spec = self.box, self.box.spec
-        images, labels = (np.array(each) for each in (box._images, box._labels))
+        images, labels = records
         scale = 255 if images.dtype == np.uint8 else 1
         more = (planted.images.numpy()[included] * scale).round(0 if scale > 1 else 7).astype(images.dtype)
         if self._neighbours() is Neighbours.ADD_REMOVE:
             images, labels = np.concatenate([images, more]), np.concatenate([labels, planted.labels.numpy()[included]])
-            return Sensitive(images, labels, replace(spec, size=None, class_sizes=None), name="a world")
-        if included.any():  # in the place of the first record of its class, so that classes stay as large as declared
-            place = int(np.argmax(labels == int(planted.labels[0])))
-            images[place] = more[0]
-        return Sensitive(images, labels, spec, name="a world")
+        elif included.any():  # in the place of the first record of its class, so that classes stay as large as declared
+            place, images = np.flatnonzero(labels == int(planted.labels[0])), np.array(images)
+            if not len(place):
+                raise SettingError(f"class {int(planted.labels[0])} has no record in whose place a canary could stand")
+            images[place[0]] = more[0]
+        return Sensitive(images, labels, self._declared(labels), name="a world")
 
-    def _scored(self, release: Release, image: Tensor, label: Tensor) -> float:
-        """How much a release looks as if the canary was there."""
+    def _declared(self, labels: np.ndarray) -> Spec:
+        """What is declared of a world."""
+        if self._neighbours() is Neighbours.ADD_REMOVE:
+            return replace(self.box.spec, size=None, class_sizes=None)
+        return half_spec(self.box.spec, labels)
+
+    def _scores(self, release: Release, records: tuple[np.ndarray, np.ndarray], planted: Records) -> list[float]:
+        """For each canary, how much a release looks as if it was there."""
+        scored, known = SCORES[self.score], {label: self._usual(records, label) for label in set(planted.labels.tolist())}
+        shown = {label: self._shown(release, label) for label in known}
+        return [scored(shown[label], image, known[label]) for image, label in zip(planted.images, planted.labels.tolist(), strict=True)]
+
+    def _shown(self, release: Release, label: int) -> Tensor:
+        """Images of one class, of a set all."""
         if release.product.kind == "set":
-            own = release.product.tensors["images"][release.product.tensors["labels"] == label]
-        else:
-            own, _ = release.sample(SAMPLES, label.expand(SAMPLES))
-        return SCORES[self.score](own, image)
+            return release.product.tensors["images"][release.product.tensors["labels"] == label]
+        return release.sample(SAMPLES, torch.full((SAMPLES,), label))[0]
+
+    def _usual(self, records: tuple[np.ndarray, np.ndarray], label: int) -> Tensor:
+        """The mean image of a class without canaries, which the adversary knows: [channels, height, width]."""
+        images, labels = records
+        own = images[labels == label]
+        mean = own.mean(0, np.float64) / (255 if own.dtype == np.uint8 else 1) if len(own) else np.full(images.shape[1:], 0.5)
+        return torch.from_numpy(np.asarray(mean, np.float64))
 
     def plan(self) -> dict[str, Any]:
-        """All that defines the audit, as it stands in plan.json; the confidence and the reading may change later."""
-        own = {key: getattr(self, key) for key in ("method", "epsilon", "runs", "canaries", "kind", "score", "seed")}
-        settings = asdict(make(self.method, self.settings))  # type: ignore[call-overload]
-        found: dict[str, Any] = json.loads(json.dumps(jsonable({**own, "settings": settings, "digest": digest(self.box)})))
+        """All that defines the audit, as it stands in plan.json; the confidence may change later. What no run could do is refused."""
+        maker, (records, _) = make(self.method, self.settings), self._parts()
+        spec = self._declared(records[1])
+        try:
+            maker.plan(spec)
+        except SettingError as error:
+            raise SettingError(f"{self.method}: the worlds have not one size, so none is declared, and then: {error}") from None
+        plan, _ = prepare(spec, maker, None if self.epsilon is None else Budget(self.epsilon))
+        if self.gaussian and any(stage.noise for stage in plan.stages) and (accountant := plan.cost().method) != GAUSSIAN:
+            raise SettingError(f"gaussian: the certificate of {self.method} is by {accountant}, which a Gaussian reading cannot judge")
+        keys = ("method", "epsilon", "runs", "canaries", "kind", "score", "gaussian", "seed")
+        whole = {**{key: getattr(self, key) for key in keys}, "settings": asdict(maker), "digest": digest(self.box)}  # type: ignore[call-overload]
+        found: dict[str, Any] = json.loads(json.dumps(jsonable(whole)))
         return found
 
-    def _begun(self) -> list[dict[str, Any]]:
-        """The runs of this audit that are there already."""
+    @contextmanager
+    def _begun(self) -> Iterator[int]:
+        """The folder, for this process alone, and how many runs of this audit are there."""
         plan, path = self.plan(), self.folder / "plan.json"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.exists():
-            if json.loads(path.read_text()) != plan:
+        with open(self.folder / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends, however it ends
+            except OSError:
+                raise SettingError(f"{self.folder}: another audit is at work there") from None
+            if not path.exists() and any(not each.name.startswith(("lock", "plan.json")) for each in self.folder.iterdir()):
+                raise SettingError(f"{self.folder} holds something else: name another folder")
+            if path.exists() and json.loads(path.read_text()) != plan:
                 raise SettingError(f"{self.folder} holds another audit: name another folder")
-        else:
-            write(path, json.dumps(plan, indent=1).encode())
-        return self._done(mend=True)
+            if not path.exists():
+                write(path, json.dumps(plan, indent=1).encode())
+            yield len(self._done(mend=True))
 
     def _done(self, mend: bool = False) -> list[dict[str, Any]]:
         """Runs on disk; a last line that a crash cut off is left out, and with ``mend`` removed."""

@@ -5,32 +5,36 @@ Attacks that compare with shadows need them prepared, of the same method and set
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import chi2_contingency
 
 from privot.attacks import ATTACKS
 from privot.attacks.controls import Power, power
 from privot.attacks.membership import gan_leaks, lira, nearest, rmia, tracing
 from privot.attacks.observing import observe
-from privot.attacks.prepared import Prepared
+from privot.attacks.prepared import Prepared, digest
 from privot.attacks.preparing import victims
 from privot.attacks.shadows import Shadows
 from privot.audit import Advantage, Points, Verdict, advantage, judge, roc, tpr_at
 from privot.data.records import Public, Records, Sensitive
 from privot.data.spec import Spec
-from privot.errors import PrivotError, SettingError
-from privot.measures.subject import Subject
+from privot.errors import DataError, PrivotError, SettingError
+from privot.measures.subject import Subject, refuse_overlap
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Runtime, silent
 
 Box = Sensitive | Public
 RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
 SAMPLES = 5000  # of a generator
+STRANGE = 1e-3  # a p-value of equal class shares under which a caution is said
 ASIDE = 0.2  # of the others are set aside as a population where an attack needs one and none is given
 
 
@@ -46,6 +50,7 @@ class Tried:
     points: Points
     verdict: Verdict
     publishable: bool
+    caution: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """With ``attacks``, as the report reads it."""
@@ -56,7 +61,12 @@ def together(members: Box, others: Box) -> Box:
     """Members and, after them, others, as one box of candidates; public if both are."""
     if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
         raise SettingError("members and others must be images of one shape with the same classes")
-    images, labels = (np.concatenate([np.asarray(getattr(each, key)) for each in (members, others)]) for key in ("_images", "_labels"))
+    boxes = members, others
+    if members._images.dtype == others._images.dtype:
+        images = np.concatenate([each._images for each in boxes])
+    else:  # bytes to 255 beside numbers to 1
+        images = np.concatenate([each._take(slice(None)).images.numpy() for each in boxes])
+    labels = np.concatenate([each._labels for each in boxes])
     spec = Spec(members.spec.shape, members.spec.classes, len(labels), class_names=members.spec.class_names, mirror=members.spec.mirror)
     return (Public if isinstance(members, Public) and isinstance(others, Public) else Sensitive)(images, labels, spec, name="candidates")
 
@@ -66,8 +76,9 @@ def shadows_of(release: Release, members: Box, others: Box, folder: Path, count:
     method, settings = release.facts.get("method"), dict(release.facts.get("settings") or {})
     if not isinstance(method, str):
         raise SettingError("the release does not say which method made it, so no shadow can be made like it")
-    noisy = isinstance(release.guarantee, Guarantee) and settings.get("noise") is None
-    epsilon = release.guarantee.epsilon if noisy else None  # type: ignore[union-attr]
+    epsilon = None
+    if settings.get("noise") is None and (release.facts.get("plan") or {}).get("stages"):  # noise that a budget set
+        epsilon = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else math.inf
     return Shadows(folder=folder, box=together(members, others), method=method, settings=settings, epsilon=epsilon, count=count, **more)
 
 
@@ -78,16 +89,32 @@ def compared(
     return Shadows(folder=folder, box=together(members, others), method=method, settings=settings, epsilon=epsilon, count=count, **more)
 
 
+def proved(name: str, release: Release | None, population: Box | None = None) -> Power:
+    """An attack's proof of power; what cannot be tried on a release (or, without one, on a method) is refused, before any work is done."""
+    if name not in ATTACKS:
+        raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
+    needs = ATTACKS[name].needs
+    if release is None and "shadows" not in needs:
+        raise SettingError(f"{name} attacks a release: make one first")
+    if release is None and "population" in needs:
+        raise SettingError(f"{name} compares with records that nobody learned, and here all candidates were: attack a release, or use lira")
+    if release and ("generator" in needs or "weights" in needs) and release.product.kind == "set":
+        raise SettingError(f"{name} needs a generator, and this release is a set: try nearest-pixels, tracing or loss")
+    if population is not None and ("population" not in needs or "shadows" in needs):
+        why = "takes it from the non-members, whom all shadows have looked at" if "shadows" in needs else "needs none"
+        raise SettingError(f"population: {name} {why}; leave it out")
+    proof = power(name)
+    if not proof.passed:
+        raise PrivotError(f"the attack does not pass its controls here: {proof.sentence}")
+    return proof
+
+
 def left_out(name: str, prepared: Prepared, confidence: float = 0.95, seed: int = 0) -> Tried:
     """Every shadow is the victim once, with the others as its shadows; rates are those of one victim, drawn by the seed, the AUC of all.
 
     Candidates of one victim are independent trials, pairs of victims and candidates are not.
     """
-    proof, members = power(name), prepared.members()
-    if not proof.passed:
-        raise PrivotError(f"the attack does not pass its controls here: {proof.sentence}")
-    if name == "rmia":
-        raise SettingError("rmia compares with records that nobody learned, and here all candidates were: attack a release, or take lira")
+    proof, members = proved(name, None), prepared.members()
     scores = lira.leave_one_out(prepared.observed("confidence"), members, offline=name == "lira-offline")
     victim = int(torch.randint(len(members), (), generator=torch.Generator().manual_seed(seed)))
     own = members[victim]
@@ -104,29 +131,50 @@ def attempt(
     An attack that does not pass its own controls is not tried at all. Where one needs records that nobody learned and no ``population`` is
     given, a fifth of the others is set aside for that.
     """
-    if name not in ATTACKS:
-        raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
-    needs, runtime = ATTACKS[name].needs, runtime or Runtime()
-    if ("generator" in needs or "weights" in needs) and release.product.kind == "set":
-        raise SettingError(f"{name} needs a generator, and this release is a set: try nearest-pixels, tracing or loss")
-    if "shadows" in needs and prepared is None:
-        raise SettingError(f"{name} compares with shadows: prepare them first (--shadows)")
     progress("controls", 0, 1)
-    proof = power(name)
+    proof, needs, runtime = proved(name, release, population), ATTACKS[name].needs, runtime or Runtime()
     progress("controls", 1, 1)
-    if not proof.passed:
-        raise PrivotError(f"the attack does not pass its controls here: {proof.sentence}")
-    inside, outside = (box._take(slice(None)) for box in (members, others))
-    aside, known = _population(population, outside, seed) if "population" in needs else (None, outside)
-    target = _Target(name, release, runtime, seed, epochs, progress)
+    boxes = {"members": members, "non-members": others} | ({} if population is None else {"the population": population})
+    _fitting(boxes, release)
+    first = members._count()
     if "shadows" in needs:
-        assert prepared is not None
-        scores = target.against(prepared, together(members, others), first := len(inside.labels))
-        found = scores[:first], scores[first:][~np.isnan(scores[first:])]
+        if prepared is None:
+            raise SettingError(f"{name} compares with shadows: prepare them first (`shadows_of`)")
+        candidates = together(members, others)
+        if prepared.plan["candidates"]["digest"] != digest(candidates):
+            raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
+        target = _Target(name, release, runtime, seed, prepared.plan["epochs"], progress)  # a classifier as theirs
+        scores = target.against(prepared, candidates, first)
     else:
-        found = target.scores(inside, aside), target.scores(known, aside)
-    public = all(isinstance(box, Public) for box in (members, others, population or others))
-    return concluded(name, proof, *found, release, confidence, seed, public)
+        inside, outside = (box._take(slice(None)) for box in (members, others))
+        aside, known = _population(population, outside, seed) if "population" in needs else (None, outside)
+        # In one go: scores that look at the mean of the candidates must not see members and others about different means.
+        whole = Records(*(torch.cat(each) for each in zip(inside, known, strict=True)))
+        scores = _Target(name, release, runtime, seed, epochs, progress).scores(whole, aside)
+    found = scores[:first], scores[first:][~np.isnan(scores[first:])]
+    public = all(isinstance(box, Public) for box in boxes.values())
+    return replace(concluded(name, proof, *found, release, confidence, seed, public), caution=_shifted(members, others))
+
+
+def _shifted(members: Box, others: Box) -> str:
+    """Words where classes have other shares among members than among others: what tells the sides apart is then not membership alone."""
+    counts = np.stack([np.bincount(each._labels, minlength=each.spec.classes) for each in (members, others)])
+    if chi2_contingency(counts[:, counts.any(0)]).pvalue > STRANGE:
+        return ""
+    return "class shares differ between members and non-members by more than chance: rates may tell the split, not membership"
+
+
+def _fitting(boxes: dict[str, Box], release: Release) -> None:
+    """Refuse records that are not of the release's kind, and a record on two sides: it would hide what leaks."""
+    for name, box in boxes.items():
+        if (box.spec.shape, box.spec.classes) != (release.spec.shape, release.spec.classes):
+            theirs, ours = (f"{'x'.join(map(str, spec.shape))} with {spec.classes} classes" for spec in (box.spec, release.spec))
+            raise SettingError(f"{name}: images of {theirs}, but the release has {ours}")
+    for (one, first), (two, second) in combinations(boxes.items(), 2):
+        try:
+            refuse_overlap(second, first, one)
+        except DataError:
+            raise SettingError(f"{one} and {two} share records: each must be on one side alone") from None
 
 
 def concluded(
@@ -178,8 +226,6 @@ class _Target:
     def against(self, prepared: Prepared, candidates: Box, first_other: int) -> np.ndarray:
         """Of each candidate, compared with shadows; others that serve as a population have no score (NaN)."""
         members = prepared.members()
-        if members.shape[1] != candidates._count():
-            raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
         if self.name != "rmia":
             own, seen = self._observed("confidence", candidates), prepared.observed("confidence")
             return lira.lira(own, seen, members, offline=self.name == "lira-offline")

@@ -59,7 +59,7 @@ def attack(
     target: Annotated[str, typer.Argument(help="Folder of a release; or, for attacks with shadows, the name of a method.")],
     members: Annotated[str, typer.Option(help="Records that the release was made from.")],
     nonmembers: Annotated[str, typer.Option(help="Records that it was not made from; of a built-in name its test split.")],
-    population: Annotated[str | None, typer.Option(help="Other records that nobody learned; else a fifth of the non-members.")] = None,
+    population: Annotated[str | None, typer.Option(help="Yet other records that nobody learned; else a fifth of the non-members.")] = None,
     shadows: Annotated[int, typer.Option(min=2, help="Shadows to compare with, an even number.")] = 64,
     folder: Annotated[Path | None, typer.Option(help="Where shadows are, or will be; a run that was broken off goes on there.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of a private method's shadows, where a method is named.")] = None,
@@ -74,8 +74,9 @@ def attack(
     data is public, into RELEASE/attacks. `privot report` reads both.
     """
     from privot.attacks import ATTACKS
-    from privot.attacks.trying import attempt, compared, left_out, shadows_of
+    from privot.attacks.trying import attempt, compared, left_out, proved, shadows_of
     from privot.data import load
+    from privot.methods import methods
     from privot.release import Release
     from privot.runtime import Runtime
 
@@ -83,8 +84,10 @@ def attack(
         raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
     runtime, compares = Runtime(device, microbatch), "shadows" in ATTACKS[name].needs
     path, made = Path(target), Path(target, "manifest.json").exists()
-    if not made and not compares:
-        raise SettingError(f"{target}: no release is there; {name} attacks a release")
+    if not made and not (compares and target in methods()):
+        raise SettingError(f"{target}: no release is there" + ("; nor is it a method" if compares else f"; {name} attacks a release"))
+    if made and (epsilon is not None or sets or config):
+        raise SettingError("--epsilon, --set and --config are of a method: a release says itself how it was made")
     if compares and folder is None:
         raise SettingError("--folder: say where the shadows shall be kept, so that a run that breaks off can go on")
     release = Release.load(path) if made else None
@@ -92,10 +95,11 @@ def attack(
     if release:
         more |= {"classes": release.spec.classes, "mirror": release.spec.mirror}
     inside, outside = load(members, **_declared(members, more)), load(nonmembers, "test", **_declared(nonmembers, more))
-    others = load(population, **_declared(population, more)) if population else None
+    others = load(population, "test", **_declared(population, more)) if population else None
     with progress_bar(err_console) as progress:
         prepared = None
         if compares:
+            proved(name, release, others)  # before the long work
             assert folder is not None
             given: dict[str, Any] = {"epochs": epochs, "seed": seed}
             if release:
@@ -111,7 +115,8 @@ def attack(
         else:
             assert prepared
             found = left_out(name, prepared, confidence, seed)
-    out = folder if not release else path / "attacks" if found.publishable else path.with_name(f"{path.resolve().name}.attacks")
+    beside = (real := path.resolve()).with_name(f"{real.name}.attacks")
+    out = folder if not release else path / "attacks" if found.publishable else beside
     assert out is not None
     out.mkdir(exist_ok=True, mode=0o755 if found.publishable else 0o700)
     _write(out / f"{name}.json", found.to_json())
@@ -149,6 +154,8 @@ def _show(found: Any, path: Path, as_json: bool) -> None:
         say(f"advantage  {100 * found.advantage.value:.2f} % +- {100 * found.advantage.error:.2f}")
         say(f"verdict    {found.verdict.sentence}")
         say(f"file       {plain(path)}")
+        if found.caution:
+            say_caution(found.caution)
         if not found.publishable:
             say_caution("sensitive records had a part in these numbers: they are the owner's own")
     _broken(found.verdict)
@@ -187,8 +194,11 @@ def audit(
     )  # fmt: skip
     with progress_bar(err_console) as progress:
         verdict = planned.run(Runtime(device, microbatch), progress)
+    _write(folder / "verdict.json", asdict(verdict))
     if as_json:
-        emit(asdict(verdict))
+        emit({**asdict(verdict), "folder": str(folder)})
     else:
         say(f"{verdict.status}: {verdict.sentence}")
+        if not verdict.publishable:
+            say_caution("sensitive records had a part in these numbers: they are the owner's own")
     _broken(verdict)
