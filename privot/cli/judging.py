@@ -231,7 +231,8 @@ def report(
         raise ReleaseError(f"{ledger}: no such ledger")
     loaded = Release.load(release)
     measured = [each for path in readings or [] for each in read(path)]
-    beside = [release / "attacks", release.resolve().with_name(f"{release.resolve().name}.attacks")]  # where `privot attack` leaves its results
+    own = release.resolve()
+    beside = [own / "attacks", own.with_name(f"{own.name}.attacks")]  # where `privot attack` leaves its results
     found = [*(attacks or []), *(path for folder in beside for path in sorted(folder.glob("*.json")))]
     tried = [each for path in found for each in read_attacks(path)]
     box = load(data, **_declared(data, loaded.spec.classes, loaded.spec.mirror), label=label, resize=resize) if data else None
