@@ -35,6 +35,8 @@ ALSO: dict[str, dict] = {
     "gs-wgan": {"critics": 4, "warm": 1, "critic_batch": 2},
     "g-pate": {"critics": 4, "warm": 1, "critic_batch": 2},
     "gradient-matching": {"outer": 2, "inner": 2},
+    "sliced-flow": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
+    "sliced-generator": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
 }
 
 SHAPE, CLASSES, COUNT = (1, 8, 8), 3, 47  # 47: no whole number of portions of 16

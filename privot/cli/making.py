@@ -25,6 +25,7 @@ from privot.cli.terminal import (
     MethodName,
     Microbatch,
     Mirror,
+    PublicClasses,
     PublicSize,
     Repair,
     Resize,
@@ -99,7 +100,8 @@ def synthesize(
     device: Device = "auto", microbatch: Microbatch = None, seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
     shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
-    public_size: PublicSize = False, mirror: Mirror = None, download: Download = False, as_json: Json = False,
+    public_size: PublicSize = False, public_classes: PublicClasses = False, mirror: Mirror = None, download: Download = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train on sensitive data and write a release with its certificate."""
     import time
@@ -116,7 +118,7 @@ def synthesize(
         raise SettingError(f"--out {out} is there already: name another folder, or remove it")
     box = load(
         data, shape=to_shape(shape), classes=classes, label=label, resize=resize, repair=repair, public_size=public_size, mirror=mirror,
-        download=download,
+        download=download, public_classes=public_classes,
     )  # fmt: skip
     start, cautions = time.perf_counter(), []
 

@@ -50,6 +50,7 @@ Mirror = Annotated[
     bool | None, typer.Option("--mirror/--no-mirror", help="Mirrored images are of the same class, or are not. Colour: yes, grey: no.")
 ]
 PublicSize = Annotated[bool, typer.Option("--public-size", help="Declare the number of records public.")]
+PublicClasses = Annotated[bool, typer.Option("--public-classes", help="Declare the number of records of each class public.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import tomllib
@@ -49,12 +50,13 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
 def load(
     source: str | Path, split: str = "train", *, public: bool = False, shape: tuple[int, int, int] | None = None,
     classes: int | None = None, public_size: bool = False, label: str = "label", resize: int | None = None, repair: bool = False,
-    download: bool = False, mirror: bool | None = None,
+    download: bool = False, mirror: bool | None = None, public_classes: bool = False,
 ) -> Sensitive | Public:  # fmt: skip
     """Read a built-in data set (``digits``, ``mnist``, ...) or a path (IDX, .npz, folder of class folders, .parquet) into a box.
 
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
-    data is secret unless ``public_size``. ``mirror`` of a built-in is known (see `Spec`).
+    data is secret unless ``public_size``, and how many records a class has unless ``public_classes``. ``mirror`` of a built-in is
+    known (see `Spec`).
 
     >>> load("digits").spec.shape
     (1, 8, 8)
@@ -75,6 +77,9 @@ def load(
     try:
         size = len(arrays.images) if public_size else None
         spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names, mirror=mirror)
+        if public_classes:
+            sizes = tuple(np.bincount(arrays.labels, minlength=spec.classes).tolist())
+            spec = dataclasses.replace(spec, size=len(arrays.images), class_sizes=sizes)
         box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
     except DataError as error:
         raise DataError(f"{source}: {error}") from None

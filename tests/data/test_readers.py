@@ -182,6 +182,13 @@ def test_declared_facts_are_kept_and_held(tmp_path):
         load(tmp_path / "a.npz", classes=2)
 
 
+def test_class_sizes_are_secret_unless_declared():
+    assert load("digits").spec.class_sizes is None
+    spec = load("digits", public_classes=True).spec
+    assert sum(spec.class_sizes) == spec.size == load("digits").spec.size
+    assert spec.class_sizes == tuple(load("digits", public=True).records().labels.bincount().tolist())
+
+
 def test_a_path_is_known_by_where_it_lies(tmp_path, monkeypatch):
     """The ledger is found by the name, so every way of writing the path must give the same one."""
     np.savez(tmp_path / "a.npz", x=GREY, y=LABELS)

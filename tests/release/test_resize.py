@@ -98,7 +98,7 @@ def test_what_kept_nothing_is_refused(tmp_path):
     synthesize(
         "digits", "merf", 5.0, settings={"features": 50, "steps": 2}, out=tmp_path / "merf", ledger=tmp_path / "a.jsonl", runtime=CPU
     )
-    with pytest.raises(ReleaseError, match="merf makes no sets of another size; private-set does"):
+    with pytest.raises(ReleaseError, match="merf makes no sets of another size; private-set or sliced-flow does"):
         resize(tmp_path / "merf", 2, out=tmp_path / "out", runtime=CPU)
     assert not (tmp_path / "out").exists()
 

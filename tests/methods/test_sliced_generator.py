@@ -1,0 +1,79 @@
+"""The sliced generator: the flow's answers, one price, and a net that draws what they say."""
+
+import pytest
+import torch
+from quick import sealed
+from test_sliced_flow import SHAPE, blobs, gate_for, spec_of
+
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.families.spaces import space
+from privot.methods import make
+from privot.methods.sliced_flow import SlicedFlow
+from privot.methods.sliced_generator import SlicedGenerator
+from privot.privacy import gate as gate_module
+from privot.runtime import Runtime, Streams, silent
+from privot.synthesis import synthesize
+from privot.transport.sliced import target_loss
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = {"waves": 4, "bases": 2, "patch": 2, "blocks": 5, "code": 4, "hidden": 16, "batch": 20}
+
+
+def test_it_asks_and_costs_what_the_flow_does():
+    spec, given = Spec(SHAPE, 2, 200, (100, 100)), {"noise": 2.0, "share": 0.3}
+    assert SlicedGenerator(**given).plan(spec) == SlicedFlow(**given).plan(spec)
+
+
+def test_samples_follow_their_label_and_meet_the_quantiles():
+    images, labels = blobs()
+    method = SlicedGenerator(noise=0.0, waves=8, bases=4, patch=3, blocks=10, code=6, hidden=64, batch=40, steps=400, rate=0.01)
+    gate = gate_for(method, images, labels)
+    made = method.fit(gate, Streams(0, Runtime("cpu")), silent)
+    assert gate.left("moments") == gate.left("blocks") == 0
+    found, own = made.sample(spec_of(labels), 400)
+    right, left = found[..., 4:].sum((1, 2, 3)), found[..., :4].sum((1, 2, 3))
+    assert ((right > left).long() == own).float().mean() > 0.95
+    assert made.fits(spec_of(labels))
+    here = space("cosines", SHAPE, 8)
+    for label in (0, 1):
+        mine, real = here.point(found[own == label]), here.point(torch.from_numpy(images[labels == label]))
+        aims = real.T.sort(1).values
+        still = real.mean(0).expand_as(mine)
+        # what is left to go, beside a cloud that stands still at the mean
+        assert target_loss(mine, torch.eye(64), aims) < 0.35 * target_loss(still, torch.eye(64), aims)
+
+
+@pytest.mark.parametrize("net", ["dense", "conv"])
+def test_a_crash_costs_no_answer_twice(tmp_path, monkeypatch, net):
+    images, labels = blobs(60)
+    fresh, real = [], gate_module.noisy
+    monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
+    method = SlicedGenerator(**TINY, noise=1.0, steps=50, net=net)
+
+    def kill(stage, step, of, **facts):
+        if stage == "training the generator" and step == 25:
+            raise KeyboardInterrupt
+
+    given = {"out": tmp_path / "out", "ledger": tmp_path / "book.jsonl", "runtime": Runtime("cpu")}
+    box = sealed(images, labels, spec_of(labels))
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(box, method, **given, progress=kill)
+    release = synthesize(box, SlicedGenerator(**TINY, noise=1.0, steps=30, net=net), **given, resume=True)  # how it is trained is free
+    assert len(fresh) == 2
+    assert release.sample(4)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"space": "none"}, {"net": "none"}, {"share": 0.0}, {"reach": 0.0}, {"batch": 1}, {"rate": 1.0}, {"steps": 0}, {"noise": -1.0}],
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        make("sliced-generator", wrong)
+
+
+def test_class_sizes_must_be_declared():
+    with pytest.raises(SettingError, match="class_sizes"):
+        SlicedGenerator().plan(Spec(SHAPE, 2, 10))
