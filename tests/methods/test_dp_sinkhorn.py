@@ -355,6 +355,7 @@ def test_it_learns_digits_at_a_moderate_noise_record_by_record():
     assert much < 0.4
 
 
+@pytest.mark.slow
 def test_clipped_as_a_whole_it_learns_too_but_bears_little_noise():
     clean, little, moderate = (digits(noise, clip="batch") for noise in (0.0, 0.02, 0.75))
     assert clean > 0.5
