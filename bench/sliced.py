@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privot.transport.sliced import monotone, rank, sliced_distance, step, target_loss
+from privot.transport.sliced import sliced_distance, step, target_loss
+from privot.transport.sorting import monotone, rank
 
 
 def pot() -> Any:

@@ -21,7 +21,8 @@ from privot.nets.waves import cosines
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Stage
 from privot.runtime import Progress, Streams
-from privot.transport.sliced import haar, monotone, step
+from privot.transport.sliced import haar, step
+from privot.transport.sorting import monotone
 
 TILT = 0.5  # of a part's length goes to the mean, the rest to second moments, which have more to say and more numbers to say it in
 SHAPES = 8  # of quantile functions, as powers of Gaussian quantiles: place, spread, skew, ...; what is left counts as fine detail

@@ -29,7 +29,8 @@ from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed
 from privot.product import Product
 from privot.runtime import Progress, Streams
-from privot.transport.sliced import assigned, haar, ordered, pushed
+from privot.transport.sliced import assigned, haar, pushed
+from privot.transport.sorting import ordered
 
 MODES = ("blocks", "records", "resampled")
 QUANTILES = 1000  # of noisy projections, kept of each direction in mode records

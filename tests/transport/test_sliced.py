@@ -19,14 +19,12 @@ from privot.transport.sliced import (
     haar,
     max_sliced_distance,
     measured_step,
-    monotone,
-    ordered,
-    rank,
     sliced_distance,
     step,
     stretch,
     target_loss,
 )
+from privot.transport.sorting import monotone, ordered, rank
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
