@@ -117,7 +117,7 @@ class Audit:
                         ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime,
                     )  # fmt: skip
                 line = {"included": included.tolist(), "scores": self._scores(release, records, planted)}
-                with open(self.folder / "runs.jsonl", "a") as file:
+                with open(self.folder / "runs.jsonl", "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                     file.write(json.dumps(jsonable({**line, "guarantee": asdict(release.guarantee)})) + "\n")
                     file.flush()
                     os.fsync(file.fileno())

@@ -99,11 +99,11 @@ def digest(box: Sensitive | Public) -> str:
     return found.hexdigest()
 
 
-def write(path: Path, content: bytes | dict[str, NDArray[Any]]) -> None:
-    """A file, bytes or arrays as .npz, that is there whole or not at all."""
+def write(path: Path, content: bytes | dict[str, NDArray[Any]], mode: int = 0o600) -> None:
+    """A file, bytes or arrays as .npz, that is there whole or not at all; its owner's alone unless the ``mode`` says otherwise."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a worker whose run was killed may be at the same file
     stream: BinaryIO
-    with open(part, "wb") as stream:
+    with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
         if isinstance(content, bytes):
             stream.write(content)
         else:

@@ -7,6 +7,8 @@ in one folder, which is as secret as the candidates:
     members.npz             [shadows, candidates]: whose half each candidate is in
     releases/00007/         what the method made, a folder of `Release.save`
     shadow-00007.npz        what was observed, float64 [candidates] or [candidates, queries]; and a few facts
+    candidates.safetensors  the candidates themselves, only while several processes or a cluster are at work; a run that was killed leaves
+                            it there until the next, so the folder must be where the records themselves may be
 
 Every file is written beside its place and renamed, so what is there is whole, and a run that was broken off goes on.
 """

@@ -19,7 +19,7 @@ from scipy.stats import chi2_contingency
 from privot.attacks import ATTACKS
 from privot.attacks.controls import Power, power
 from privot.attacks.membership import gan_leaks, lira, nearest, rmia, tracing
-from privot.attacks.observing import observe
+from privot.attacks.observing import classifier_width, observe
 from privot.attacks.prepared import Prepared, digest
 from privot.attacks.preparing import victims
 from privot.attacks.shadows import Shadows
@@ -248,7 +248,7 @@ class _Target:
 
     def _traced(self, candidates: Records, population: Records | None) -> np.ndarray:
         assert population is not None
-        width = 128 if self.release.spec.shape[1] >= 24 else 16  # as the classifiers' nets
+        width = classifier_width(self.release.spec)
         return tracing.trace(*candidates, self.images, self.labels, *population, width=width, seed=self.seed)
 
     def _here(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from privot.cli.terminal import (
     Config,
     Device,
     Download,
+    IsPublic,
     Json,
     Label,
     Microbatch,
@@ -22,6 +23,7 @@ from privot.cli.terminal import (
     Seed,
     Sets,
     app,
+    declared,
     emit,
     err_console,
     out_console,
@@ -31,10 +33,9 @@ from privot.cli.terminal import (
     to_settings,
 )
 from privot.errors import SettingError
-from privot.show import progress_bar
+from privot.show import jsonable, progress_bar
 
 Confidence = Annotated[float, typer.Option(help="Of every bound.")]
-IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is public, so the numbers may be published.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes on this host that prepare shadows.")]
 OnRay = Annotated[bool, typer.Option("--ray", help="Prepare shadows on a Ray cluster (RAY_ADDRESS, or this host).")]
 
@@ -92,10 +93,9 @@ def attack(
         raise SettingError("--folder: say where the shadows shall be kept, so that a run that breaks off can go on")
     release = Release.load(path) if made else None
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    if release:
-        more |= {"classes": release.spec.classes, "mirror": release.spec.mirror}
-    inside, outside = load(members, **_declared(members, more)), load(nonmembers, "test", **_declared(nonmembers, more))
-    others = load(population, "test", **_declared(population, more)) if population else None
+    known = (release.spec.classes, release.spec.mirror) if release else (None, None)
+    inside, outside = load(members, **declared(members, *known), **more), load(nonmembers, "test", **declared(nonmembers, *known), **more)
+    others = load(population, "test", **declared(population, *known), **more) if population else None
     with progress_bar(err_console) as progress:
         prepared = None
         if compares:
@@ -119,25 +119,14 @@ def attack(
     out = folder if not release else path / "attacks" if found.publishable else beside
     assert out is not None
     out.mkdir(exist_ok=True, mode=0o755 if found.publishable else 0o700)
-    _write(out / f"{name}.json", found.to_json())
+    _write(out / f"{name}.json", found.to_json(), found.publishable)
     _show(found, out / f"{name}.json", as_json)
 
 
-def _declared(source: str, more: dict[str, Any]) -> dict[str, Any]:
-    """A built-in data set knows its classes."""
-    from privot.data.load import catalogue
+def _write(path: Path, value: dict[str, Any], publishable: bool) -> None:
+    from privot.attacks.prepared import write
 
-    return {key: value for key, value in more.items() if key not in ("classes", "mirror")} if source in catalogue() else more
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    import json
-
-    from privot.show import jsonable
-
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(jsonable(value), indent=1) + "\n")
-    os.replace(part, path)
+    write(path, (json.dumps(jsonable(value), indent=1) + "\n").encode(), 0o644 if publishable else 0o600)
 
 
 def _show(found: Any, path: Path, as_json: bool) -> None:
@@ -194,7 +183,7 @@ def audit(
     )  # fmt: skip
     with progress_bar(err_console) as progress:
         verdict = planned.run(Runtime(device, microbatch), progress)
-    _write(folder / "verdict.json", asdict(verdict))
+    _write(folder / "verdict.json", asdict(verdict), verdict.publishable)
     if as_json:
         emit({**asdict(verdict), "folder": str(folder)})
     else:

@@ -19,12 +19,14 @@ from privot.cli.terminal import (
     Delta,
     Device,
     Download,
+    IsPublic,
     Json,
     Label,
     LedgerFile,
     Resize,
     Seed,
     app,
+    declared,
     emit,
     err_console,
     out_console,
@@ -43,7 +45,6 @@ Test = Annotated[str, typer.Option(help="Real data to test on; of a built-in nam
 Train = Annotated[str | None, typer.Option(help="Real training data: for the inception score, and to compare features with.")]
 Only = Annotated[str, typer.Option(help="Measures, with commas: fid, kid, precision, is, domain, sliced, thirteen, cnn, ... or default.")]
 Count = Annotated[int, typer.Option(min=2, help="Samples of each output.")]
-IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is public, so the numbers may be published.")]
 Weights = Annotated[Path | None, typer.Option(help="A safetensors file of the 2015 Inception network.")]
 
 
@@ -62,7 +63,7 @@ def _measured(
     known = read(ceiling) if ceiling else []
     subjects = [Subject.of(each, count, seed, public=public) for each in sources]
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    box = load(test, "test", **({} if len(subjects) > 1 else _declared(test, subjects[0].classes, subjects[0].mirror)), **more)
+    box = load(test, "test", **({} if len(subjects) > 1 else declared(test, subjects[0].classes, subjects[0].mirror)), **more)
     real = load(train, **more) if train else None
     with progress_bar(err_console) as progress:
         bench = Workbench(box, real, weights=weights, runtime=runtime, seed=seed, progress=progress, notice=say_caution)
@@ -95,18 +96,11 @@ def _paid(
     subject, budget = Subject.of(source, count, seed), Budget(pay, delta)
     if public:
         raise SettingError("--pay buys numbers on sensitive data; on public data they are free")
-    box = load(test, "test", **_declared(test, subject.classes, subject.mirror), label=label, resize=resize, download=download)
+    box = load(test, "test", **declared(test, subject.classes, subject.mirror), label=label, resize=resize, download=download)
     assert isinstance(box, Sensitive)
     with progress_bar(err_console) as progress:
         found = paid_accuracy(subject, box, budget, names, ledger=ledger, runtime=Runtime(device), seed=seed, progress=progress)
     return subject, found
-
-
-def _declared(source: str, classes: int, mirror: bool | None) -> dict[str, Any]:
-    """What was declared of the released data holds for a file of real data too."""
-    from privot.data import catalogue
-
-    return {} if source in catalogue() else {"classes": classes, "mirror": mirror}
 
 
 def _json(subject: Any, readings: Sequence[Reading]) -> dict[str, Any]:
@@ -235,7 +229,7 @@ def report(
     beside = [own / "attacks", own.with_name(f"{own.name}.attacks")]  # where `privot attack` leaves its results
     found = [*(attacks or []), *(path for folder in beside for path in sorted(folder.glob("*.json")))]
     tried = [each for path in found for each in read_attacks(path)]
-    box = load(data, **_declared(data, loaded.spec.classes, loaded.spec.mirror), label=label, resize=resize) if data else None
+    box = load(data, **declared(data, loaded.spec.classes, loaded.spec.mirror), label=label, resize=resize) if data else None
     owner = Owner(box, Ledger(ledger) if ledger else None) if internal else None
     done = write(loaded, out, name=release.resolve().name, readings=measured, attacks=tried, owner=owner)
     if as_json:

@@ -51,6 +51,7 @@ Mirror = Annotated[
 ]
 PublicSize = Annotated[bool, typer.Option("--public-size", help="Declare the number of records public.")]
 PublicClasses = Annotated[bool, typer.Option("--public-classes", help="Declare the number of records of each class public.")]
+IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is public, so the numbers may be published.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")]
 
 
@@ -144,3 +145,10 @@ def say_guarantee(claim: dict[str, Any]) -> None:
     """A certificate for people, printed."""
     for place, line in enumerate(guarantee_lines(claim)):
         say(f"{'' if place else 'guarantee':<10} {line}")
+
+
+def declared(source: str, classes: int | None, mirror: bool | None) -> dict[str, Any]:
+    """What was declared of the released data holds for a file of real data too."""
+    from privot.data import catalogue
+
+    return {} if source in catalogue() else {"classes": classes, "mirror": mirror}

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.spaces import Space
+from privot.families.spaces import GREY, KINDS, Space, space
 from privot.nets.waves import cosines
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Stage
@@ -27,6 +27,56 @@ from privot.transport.sorting import monotone
 TILT = 0.5  # of a part's length goes to the mean, the rest to second moments, which have more to say and more numbers to say it in
 SHAPES = 8  # of quantile functions, as powers of Gaussian quantiles: place, spread, skew, ...; what is left counts as fine detail
 CALM = 0.02  # the rate at which a flow ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sliced:
+    """Settings of what is asked, which the flow and the generator share. ``noise`` fixes the multiplier; without it the budget does."""
+
+    name: ClassVar[str]
+    trusts: ClassVar[str] = "the data owner"
+
+    noise: float | None = None
+    space: str = "cosines"  # or "wavelets", "haar"
+    waves: int = 12  # of each side
+    lean: float = 0.5  # weight of fine parts before the ball cuts, see `space`
+    reach: float = 0.32  # radius of the ball, for each root of the pixels
+    grey: float | None = None  # None: by the channels, see GREY
+    bases: int = 32  # directions are bases * waves² * channels
+    patch: int = 4  # pixels a side of the cells that every second basis looks at; 0: all bases are of the whole space
+    blocks: int = 10  # order statistics are averaged in so many runs; fewer, at small budgets, carry less noise
+    share: float = 0.6  # of the budget, as mu², for the moments; the rest is for the blocks
+
+    def __post_init__(self) -> None:
+        if self.space not in KINDS:
+            raise SettingError(f"{self.name}.space={self.space!r}: {', '.join(KINDS)}")
+        counted(self, "waves", "bases", "blocks")
+        if not (0 <= self.patch <= 64 and 0 <= self.lean <= 2 and 0 < self.share < 1):
+            raise SettingError(f"{self.name}: 0 <= patch <= 64, 0 <= lean <= 2 and 0 < share < 1 are needed")
+        if not 0 < self.reach <= 10 or not 0 <= (self.grey or 0) <= 1:
+            raise SettingError(f"{self.name}: reach={self.reach} above 0 and at most 10, and 0 <= grey <= 1, are needed")
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
+
+    def here(self, spec: Spec) -> Space:
+        """Where records are points."""
+        return space(self.space, spec.shape, self.waves, self.lean, GREY[spec.shape[0]] if self.grey is None else self.grey)
+
+    def radius(self, spec: Spec) -> float:
+        """Of the ball that holds the points."""
+        return self.reach * math.sqrt(spec.pixels)
+
+    def asked(self, gate: Gate, streams: Streams, progress: Progress) -> Asked:
+        """The moments and the sorted blocks."""
+        how: dict[str, Any] = {key: getattr(self, key) for key in ("bases", "patch", "blocks")}
+        return ask(gate, self.here(gate.spec), **how, radius=self.radius(gate.spec), streams=streams, progress=progress)
+
+
+def counted(settings: Any, *keys: str) -> None:
+    """Refuse settings that count something and are not 1 to 100,000."""
+    for key in keys:
+        if not 1 <= getattr(settings, key) <= 100_000:
+            raise SettingError(f"{settings.name}.{key}={getattr(settings, key)}: 1 to 100,000 is needed")
 
 
 def moments(image: Tensor, label: Tensor, space: Space, radius: float) -> Tensor:

@@ -22,8 +22,8 @@ from torch.nn.functional import one_hot
 
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.families.slices import TILT, Asked, ask, flow, schedule, sized, stages
-from privot.families.spaces import GREY, KINDS, Space, space
+from privot.families.slices import TILT, Asked, Sliced, counted, flow, schedule, sized, stages
+from privot.families.spaces import Space
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed
@@ -64,7 +64,7 @@ def quantiles(values: Tensor, blocks: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicedFlow:
+class SlicedFlow(Sliced):
     """Settings of the sliced flow. ``noise`` fixes the multiplier; without it the budget does.
 
     >>> spec = Spec((1, 28, 28), 10, 60_000, (6000,) * 10)
@@ -74,7 +74,6 @@ class SlicedFlow:
 
     name: ClassVar[str] = "sliced-flow"
     title: ClassVar[str] = "Sliced-Wasserstein flow: particles moved onto noisy quantiles (DPSWflow, and sorted blocks)"
-    trusts: ClassVar[str] = "the data owner"
     promise: ClassVar[str] = "(epsilon, delta), all answers together one Gaussian; resampled: an event a step"
     citation: ClassVar[str] = """@article{sebag2025dpswflow,
   title   = {Differentially Private Gradient Flow based on the Sliced Wasserstein Distance},
@@ -86,20 +85,10 @@ class SlicedFlow:
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("keep",)
 
-    noise: float | None = None
     mode: str = "blocks"  # or "records", "resampled"
     neighbours: str = "replace"  # or "local", where every record is released by itself
     labelled: bool = True  # False, as in the paper, in modes records and resampled: labels are then given out in turn and mean nothing
     per_class: int = 1000  # images; others can be had later at no cost
-    space: str = "cosines"  # or "wavelets", "haar"
-    waves: int = 12  # of each side
-    lean: float = 0.5  # weight of fine parts before the ball cuts, see `space`
-    reach: float = 0.32  # radius of the ball, for each root of the pixels
-    grey: float | None = None  # None: by the channels, see GREY
-    bases: int = 32  # directions are bases * waves² * channels
-    patch: int = 4  # pixels a side of the cells that every second basis looks at; 0: all bases are of the whole space
-    blocks: int = 10  # order statistics are averaged in so many runs; fewer, at small budgets, carry less noise
-    share: float = 0.6  # of the budget, as mu², for the moments; the rest is for the blocks
     steps: int = 200  # of the flow; in mode resampled, answers
     rate: float = 0.5
     wiener: float = 0.0  # of the paper's SDE: noise that smooths and buys nothing
@@ -109,25 +98,18 @@ class SlicedFlow:
     keep: bool = True  # the quantiles, in the release, so that sets of other sizes can be made of them
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES or self.space not in KINDS:
-            raise SettingError(f"sliced-flow: mode={self.mode!r} of {', '.join(MODES)} and space={self.space!r} of {', '.join(KINDS)}")
+        super().__post_init__()
+        if self.mode not in MODES:
+            raise SettingError(f"sliced-flow.mode={self.mode!r}: {', '.join(MODES)}")
         if self.neighbours not in ("replace", "local") or (self.neighbours == "local" and self.mode != "records"):
             raise SettingError(f"sliced-flow.neighbours={self.neighbours!r}: replace, or local with mode=records")
         if not self.labelled and self.mode == "blocks":
             raise SettingError("sliced-flow.labelled=False: blocks are of classes; for data without labels declare one class")
-        for key in ("per_class", "waves", "bases", "blocks", "steps", "drawn"):
-            if not 1 <= getattr(self, key) <= 100_000:
-                raise SettingError(f"sliced-flow.{key}={getattr(self, key)}: 1 to 100,000 is needed")
+        counted(self, "per_class", "steps", "drawn")
         if self.mode == "resampled" and self.blocks > self.drawn:
             raise SettingError(f"sliced-flow.blocks={self.blocks}: at most as many as records of a draw, {self.drawn}")
-        if not (0 < self.rate <= 1 and 0 <= self.patch <= 64 and 0 <= self.lean <= 2 and 0 < self.share < 1):
-            raise SettingError("sliced-flow: 0 < rate <= 1, 0 <= patch <= 64, 0 <= lean <= 2 and 0 < share < 1 are needed")
-        if not 0 < self.reach <= 10:
-            raise SettingError(f"sliced-flow.reach={self.reach}: above 0, at most 10 is needed")
-        if not (0 <= self.wiener <= 100 and 0 < self.hold <= 10 and 0 < self.clip <= 10 and 0 <= (self.grey or 0) <= 1):
-            raise SettingError("sliced-flow: 0 <= wiener <= 100, 0 < hold <= 10, 0 < clip <= 10 and 0 <= grey <= 1 are needed")
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(f"sliced-flow.noise={self.noise}: a multiplier of 0 or more is needed")
+        if not (0 < self.rate <= 1 and 0 <= self.wiener <= 100 and 0 < self.hold <= 10 and 0 < self.clip <= 10):
+            raise SettingError("sliced-flow: 0 < rate <= 1, 0 <= wiener <= 100, 0 < hold <= 10 and 0 < clip <= 10 are needed")
 
     def plan(self, spec: Spec) -> Plan:
         noise, relation = 1.0 if self.noise is None else self.noise, Neighbours(self.neighbours)
@@ -152,9 +134,7 @@ class SlicedFlow:
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec = gate.spec
         if self.mode == "blocks":
-            how: dict[str, Any] = {key: getattr(self, key) for key in ("bases", "patch", "blocks")}
-            made = ask(gate, self._space(spec), **how, radius=self._radius(spec), streams=streams, progress=progress)
-            return self._pictures(made, spec, streams, progress)
+            return self._pictures(self.asked(gate, streams, progress), spec, streams, progress)
         points, labels = self._particles(spec, streams)
         move = self._onto_records if self.mode == "records" else self._onto_draws
         points = move(gate, points, streams, progress)
@@ -172,14 +152,8 @@ class SlicedFlow:
 
     # What is free
 
-    def _space(self, spec: Spec) -> Space:
-        return space(self.space, spec.shape, self.waves, self.lean, GREY[spec.shape[0]] if self.grey is None else self.grey)
-
     def _dim(self, spec: Spec) -> int:
         return spec.shape[0] * min(self.waves, spec.shape[1]) * min(self.waves, spec.shape[2])
-
-    def _radius(self, spec: Spec) -> float:
-        return self.reach * math.sqrt(spec.pixels)
 
     def _pictures(self, made: Asked, spec: Spec, streams: Streams, progress: Progress) -> Product:
         """Of each class as many particles as asked for, from its Gaussian along the flow."""
@@ -192,19 +166,19 @@ class SlicedFlow:
         return self._shown(points.flatten(0, 1), labels, spec, made.tensors() if self.keep else {})
 
     def _shown(self, points: Tensor, labels: Tensor, spec: Spec, kept: dict[str, Tensor] | None = None) -> Product:
-        images = self._space(spec).to(points.device).image(points, spec.shape[0]).clamp(0, 1)
+        images = self.here(spec).to(points.device).image(points, spec.shape[0]).clamp(0, 1)
         return Product.set(images, labels, kept=kept)
 
     # The two mechanisms of the paper
 
     def _hold(self, spec: Spec) -> float:
-        return self.hold * self._radius(spec) if self.labelled else 0.0
+        return self.hold * self.radius(spec) if self.labelled else 0.0
 
     def _particles(self, spec: Spec, streams: Streams) -> tuple[Tensor, Tensor]:
         """Particles around the grey, each with the corner of its label, and the labels: [count, dim (+ classes)], [count]."""
         labels = torch.arange(spec.classes).repeat_interleave(self.per_class)
         noise = torch.randn(len(labels), dim := self._dim(spec), generator=streams.generator("start"))
-        points = START * self._radius(spec) / math.sqrt(dim) * noise
+        points = START * self.radius(spec) / math.sqrt(dim) * noise
         corners = self._hold(spec) * one_hot(labels, spec.classes)[:, : spec.classes * self.labelled]
         return torch.cat([points, corners], 1).to(streams.runtime.target), labels
 
@@ -219,10 +193,10 @@ class SlicedFlow:
 
         A tight frame's noisy projections say neither more nor less than the noisy point, so that directions are free afterwards.
         """
-        spec, radius, hold, device, dim = gate.spec, self._radius(gate.spec), self._hold(gate.spec), points.device, points.shape[1]
+        spec, radius, hold, device, dim = gate.spec, self.radius(gate.spec), self._hold(gate.spec), points.device, points.shape[1]
         bound, fresh = math.hypot(radius, hold), streams.generator("smoothing", device)
         progress("reading the records' points", 0, 1)
-        rows = gate.rows("records", encoded, self._space(spec).to(device), radius, hold, spec.classes, bound=bound).float()
+        rows = gate.rows("records", encoded, self.here(spec).to(device), radius, hold, spec.classes, bound=bound).float()
         progress("reading the records' points", 1, 1)
         noise_std = 2 * bound * gate.plan.stages[0].noise
         frame = haar(dim, self.bases, streams.generator("frame")).float().to(device).view(self.bases, dim, dim)
@@ -238,8 +212,8 @@ class SlicedFlow:
 
     def _onto_draws(self, gate: Gate, points: Tensor, streams: Streams, progress: Progress) -> Tensor:
         """At each step a fresh draw and a fresh basis; the clipped, noisy gaps between its quantiles and the particles' move these."""
-        spec, radius, hold, device = gate.spec, self._radius(gate.spec), self._hold(gate.spec), points.device
-        here, bound = self._space(spec).to(device), self.clip * radius
+        spec, radius, hold, device = gate.spec, self.radius(gate.spec), self._hold(gate.spec), points.device
+        here, bound = self.here(spec).to(device), self.clip * radius
         first = self.steps - gate.left("gaps")  # what a crash has used up is gone
         if first and (found := streams.stored("particles")) is not None:
             points = found["points"]

@@ -20,8 +20,8 @@ import torch
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.slices import TILT, Asked, ask, sized, stages
-from privot.families.spaces import GREY, KINDS, Space, space
+from privot.families.slices import TILT, Asked, Sliced, counted, sized, stages
+from privot.families.spaces import Space
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
 from privot.privacy.gate import Gate
@@ -32,7 +32,7 @@ from privot.transport.sliced import target_loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicedGenerator:
+class SlicedGenerator(Sliced):
     """Settings of the sliced generator. ``noise`` fixes the multiplier; without it the budget does.
 
     >>> spec = Spec((1, 28, 28), 10, 60_000, (6000,) * 10)
@@ -42,7 +42,6 @@ class SlicedGenerator:
 
     name: ClassVar[str] = "sliced-generator"
     title: ClassVar[str] = "Sliced-Wasserstein generator: a network fitted to noisy quantiles (DPSWgen)"
-    trusts: ClassVar[str] = "the data owner"
     promise: ClassVar[str] = "(epsilon, delta), all answers together one Gaussian"
     citation: ClassVar[str] = """@inproceedings{rakotomamonjy2021dpswd,
   title     = {Differentially Private Sliced {Wasserstein} Distance},
@@ -60,16 +59,6 @@ class SlicedGenerator:
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("net", "code", "hidden", "steps", "batch", "rate", "average")
 
-    noise: float | None = None
-    space: str = "cosines"  # or "wavelets", "haar"
-    waves: int = 12  # of each side
-    lean: float = 0.5  # weight of fine parts before the ball cuts, see `space`
-    reach: float = 0.32  # radius of the ball, for each root of the pixels
-    grey: float | None = None  # None: by the channels, see GREY
-    bases: int = 32  # directions are bases * waves² * channels
-    patch: int = 4  # pixels a side of the cells that every second basis looks at; 0: all bases are of the whole space
-    blocks: int = 10  # order statistics are averaged in so many runs
-    share: float = 0.6  # of the budget, as mu², for the moments; the rest is for the blocks
     net: str = "dense"  # or "conv"
     code: int = 16
     hidden: int = 256
@@ -79,17 +68,12 @@ class SlicedGenerator:
     average: float = 0.99  # of the running mean of the weights, which is released
 
     def __post_init__(self) -> None:
-        if self.space not in KINDS or self.net not in ("dense", "conv"):
-            raise SettingError(f"sliced-generator: space={self.space!r} of {', '.join(KINDS)} and net={self.net!r} of dense, conv")
-        for key in ("waves", "bases", "blocks", "code", "hidden", "steps"):
-            if not 1 <= getattr(self, key) <= 100_000:
-                raise SettingError(f"sliced-generator.{key}={getattr(self, key)}: 1 to 100,000 is needed")
+        super().__post_init__()
+        if self.net not in ("dense", "conv"):
+            raise SettingError(f"sliced-generator.net={self.net!r}: dense or conv")
+        counted(self, "code", "hidden", "steps")
         if self.batch < 2 or not (0 < self.rate < 1 and 0 <= self.average < 1):
             raise SettingError("sliced-generator: batch >= 2, 0 < rate < 1 and 0 <= average < 1 are needed")
-        if not (0 <= self.patch <= 64 and 0 <= self.lean <= 2 and 0 < self.reach <= 10 and 0 < self.share < 1):
-            raise SettingError("sliced-generator: 0 <= patch <= 64, 0 <= lean <= 2, 0 < reach <= 10 and 0 < share < 1 are needed")
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(f"sliced-generator.noise={self.noise}: a multiplier of 0 or more is needed")
 
     def plan(self, spec: Spec) -> Plan:
         sized(spec, self.blocks)
@@ -104,14 +88,11 @@ class SlicedGenerator:
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
-        here = space(self.space, spec.shape, self.waves, self.lean, GREY[spec.shape[0]] if self.grey is None else self.grey)
-        radius = self.reach * math.sqrt(spec.pixels)
-        how: dict[str, Any] = {key: getattr(self, key) for key in ("bases", "patch", "blocks")}
-        made = ask(gate, here, **how, radius=radius, streams=streams, progress=progress)
+        made = self.asked(gate, streams, progress)
         kind, arguments = self._net(spec)
         net = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
         pair = Averaged(net, self.rate, (0.9, 0.99), self.average)
-        self._fit(pair, made, here.to(device), spec, streams, progress)
+        self._fit(pair, made, self.here(spec).to(device), spec, streams, progress)
         draws = streams.generator("settling", device)
         labels = torch.arange(spec.classes, device=device).repeat_interleave(self.batch)
         mean = pair.settled(lambda drawn: drawn(torch.randn(len(labels), self.code, generator=draws, device=device), labels))
