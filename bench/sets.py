@@ -1,6 +1,7 @@
 """Small sets on real data: accuracy of ConvNets trained on them (mean of 5 trainings and its deviation), seconds and memory.
 
     python bench/sets.py --method private-set --data mnist fashion-mnist cifar10 --epsilon 1 10 --per-class 50 [--set key=value]
+    python bench/sets.py --data mnist --also 10 200              sets of other sizes too, of the same release and at no cost
     python bench/sets.py --method distribution-matching --data cifar10 --per-class 10 50
     python bench/sets.py --method kernel-points --data fashion-mnist --half --set ratio=0.002
 
@@ -19,12 +20,13 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from merf import commit, hardware
 
 import privot
-from privot.data.records import Sensitive
+from privot.data.records import Public, Sensitive
 from privot.export import write
 from privot.measures import downstream
 from privot.methods import make
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--per-class", nargs="+", type=int, default=[50])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--also", nargs="*", default=[], metavar="COUNT[,KEY=VALUE]", help="other sizes of the same release")
     parser.add_argument("--half", action="store_true", help="condense a random half of the training images")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
@@ -72,45 +75,67 @@ def main() -> None:
     ]  # fmt: skip
     for data, epsilon, count, seed in runs:
         box, test = half(data) if asked.half else privot.load(data), privot.load(data, "test", public=True)
-        if runtime.target.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-
-        def told(stage: str, step: int, of: int, begin: float = begin, **more: object) -> None:
-            if asked.stages and step == of:
-                print(f"    {time.perf_counter() - begin:6.1f} s  {stage}", flush=True)
-
+        clock = Clock(runtime, asked.stages)
         with tempfile.TemporaryDirectory() as folder:
             release = privot.synthesize(
                 box, asked.method, epsilon, settings={**settings, "per_class": count}, ledger=f"{folder}/ledger.jsonl", seed=seed,
-                runtime=runtime, progress=told,
+                runtime=runtime, progress=clock.told,
             )  # fmt: skip
-        seconds, memory = time.perf_counter() - begin, torch.cuda.max_memory_allocated() / 2**30 if runtime.target.type == "cuda" else 0.0
-        tensors, proved = release.product.tensors, release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else None
-        made = len(tensors["labels"]) // box.spec.classes
-        hard, *more = [
-            downstream(tensors["images"], tensors["labels"], test, ("convnet",), soft=soft, runtime=runtime, seed=seed)[0]
-            for soft in ((None, tensors["soft"]) if "soft" in tensors else (None,))
-        ]
-        found = [f"{100 * each.value:.2f} ± {100 * (each.error or 0):.2f}" for each in (hard, *more)]
-        row = {
-            "data": data, "method": asked.method, "epsilon": proved, "per_class": made, "settings": settings, "seed": seed,
-            "records": f"a random half, seed {HALF}" if asked.half else "all",
-            "accuracy": hard.value, "deviation": hard.error, "soft": [each.value for each in more], "ruler": hard.ruler,
-            "seconds": seconds, "gibibytes": memory,
-            "measuring_seconds": hard.seconds, "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "commit": commit(),
-        }  # fmt: skip
-        claim = "-" if proved is None else f"{proved:.4g}"
-        print(
-            f"| {data}{', half' * asked.half} | {asked.method} | {claim} | {made} | {' '.join(asked.set) or 'default'} | {seed} "
-            f"| {' | '.join([*found, '-'][:2])} | {seconds:.0f} s | {memory:.1f} GiB | {hard.seconds:.0f} s |", flush=True,
-        )  # fmt: skip
-        if asked.out:
-            asked.out.mkdir(parents=True, exist_ok=True)
-            parts = [data, *["half"] * asked.half, asked.method, *([f"{epsilon:g}"] if epsilon else []), str(made)]
-            name = "-".join([*parts, *([str(seed)] if seed else [])])
-            (asked.out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
-            write(*release.sample(10 * box.spec.classes), asked.out / f"{name}.png", box.spec.classes)
+        where = {"data": data, "method": asked.method, "seed": seed, "records": f"a random half, seed {HALF}" if asked.half else "all"}
+        judge(release, where | {"settings": settings}, test, clock, runtime, asked.out)
+        for other in asked.also:
+            size, *changed = other.split(",")
+            more, clock = dict(each.split("=", 1) for each in changed), Clock(runtime, asked.stages)
+            again = privot.resize(release, int(size), settings=more, runtime=runtime, progress=clock.told)
+            judge(again, where | {"settings": settings | more, "resized": True}, test, clock, runtime, asked.out)
+
+
+class Clock:
+    """Seconds and memory since it was made; says when a stage ends, if asked to."""
+
+    def __init__(self, runtime: Runtime, aloud: bool):
+        self.begin, self.aloud, self.cuda = time.perf_counter(), aloud, runtime.target.type == "cuda"
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    def told(self, stage: str, step: int, of: int, **more: object) -> None:
+        if self.aloud and step == of:
+            print(f"    {time.perf_counter() - self.begin:6.1f} s  {stage}", flush=True)
+
+    def read(self) -> dict[str, float]:
+        memory = torch.cuda.max_memory_allocated() / 2**30 if self.cuda else 0.0
+        return {"seconds": time.perf_counter() - self.begin, "gibibytes": memory}
+
+
+def judge(
+    release: privot.Release, where: dict[str, Any], test: Sensitive | Public, clock: Clock, runtime: Runtime, out: Path | None
+) -> None:  # fmt: skip
+    """Train on the set, print its row, and with ``out`` write the row and a picture."""
+    cost, tensors, seed = clock.read(), release.product.tensors, where["seed"]
+    proved = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else None
+    made = len(tensors["labels"]) // test.spec.classes
+    hard, *more = [
+        downstream(tensors["images"], tensors["labels"], test, ("convnet",), soft=soft, runtime=runtime, seed=seed)[0]
+        for soft in ((None, tensors["soft"]) if "soft" in tensors else (None,))
+    ]
+    found = [f"{100 * each.value:.2f} ± {100 * (each.error or 0):.2f}" for each in (hard, *more)]
+    row = where | cost | {
+        "epsilon": proved, "per_class": made, "accuracy": hard.value, "deviation": hard.error, "soft": [each.value for each in more],
+        "ruler": hard.ruler, "measuring_seconds": hard.seconds, "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(),
+        "commit": commit(),
+    }  # fmt: skip
+    claim, words = "-" if proved is None else f"{proved:.4g}", " ".join(f"{key}={value}" for key, value in where["settings"].items())
+    records, size = where["data"] + ", half" * (where["records"] != "all"), f"{made}{' (same release)' * ('resized' in where)}"
+    print(
+        f"| {records} | {where['method']} | {claim} | {size} | {words or 'default'} | {seed} "
+        f"| {' | '.join([*found, '-'][:2])} | {cost['seconds']:.0f} s | {cost['gibibytes']:.1f} GiB | {hard.seconds:.0f} s |", flush=True,
+    )  # fmt: skip
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        parts = [records.replace(", ", "-"), where["method"], *([claim] if proved else []), str(made), *([f"seed{seed}"] if seed else [])]
+        name = "-".join(parts)
+        (out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
+        write(*release.sample(10 * test.spec.classes), out / f"{name}.png", test.spec.classes)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -119,20 +119,21 @@ def synthesize(
 
 
 def resize(
-    release: Release | str | Path, per_class: int, *, out: str | Path | None = None, runtime: Runtime | None = None,
-    progress: Progress = silent,
+    release: Release | str | Path, per_class: int, *, settings: Mapping[str, Any] | None = None, out: str | Path | None = None,
+    runtime: Runtime | None = None, progress: Progress = silent,
 ) -> Release:  # fmt: skip
     """A set of ``per_class`` images of each class from what a release kept; with ``out`` it is written there.
 
-    No data, ledger or gate has a part in it, so it costs nothing: the guarantee, plan, seed and ledger facts are those of the release,
-    and the manifest says of which one it was made.
+    ``settings`` may change how it is made (steps, detail), not what was asked: a plan that differs is refused. No data, ledger or gate
+    has a part in it, so it costs nothing: the guarantee, plan, seed and ledger facts are those of the release, and the manifest says of
+    which one it was made.
     """
     made, name = (release, "the release") if isinstance(release, Release) else (Release.load(release), str(release))
     if out is not None and os.path.lexists(out):
         raise ReleaseError(f"{out} is there already: name another folder, or remove it")
     with refusing(ReleaseError, BROKEN.format(name)):
         plan, _ = proved(made, name)
-        maker = _maker_of(made, per_class, name)
+        maker = _maker_of(made, {**(settings or {}), "per_class": per_class}, name)
         if maker.plan(made.spec).scaled(0.0) != plan.scaled(0.0):  # all but the noise: that came of the budget
             raise ReleaseError(f"{name}: its settings are not those of its plan")
     product = _again(maker, made, runtime or Runtime(), progress, name)
@@ -148,8 +149,8 @@ def resize(
     return resized
 
 
-def _maker_of(made: Release, per_class: int, name: str) -> Resizing:
-    """The method of a release by its own settings, but for the number of images."""
+def _maker_of(made: Release, other: Mapping[str, Any], name: str) -> Resizing:
+    """The method of a release by its own settings, but for the ``other`` ones."""
     method, settings = made.facts.get("method"), made.facts.get("settings")
     if not isinstance(method, str) or not isinstance(settings, dict):
         raise ReleaseError(f"{name}: its manifest does not say how it was made")
@@ -158,7 +159,9 @@ def _maker_of(made: Release, per_class: int, name: str) -> Resizing:
         raise ReleaseError(f"{name}: {method} makes no sets of another size; {able} does")
     if not made.product.kept:
         raise ReleaseError(f"{name}: it holds nothing to make another set of, since it was made with keep=false")
-    maker = make(method, {**settings, "per_class": per_class})
+    maker = make(method, {**settings, **other})
+    if maker.plan(made.spec) != make(method, settings).plan(made.spec):
+        raise SettingError(f"{name}: a set of another size cannot ask anew; {', '.join(set(other) - {'per_class'})} would")
     assert isinstance(maker, Resizing)
     return maker
 

@@ -145,7 +145,7 @@ def resize(
     release: Annotated[Path, typer.Argument(help="Folder of a release of images, made with keep=true.")],
     per_class: Annotated[int, typer.Option(min=1, help="Images of each class.")],
     out: Annotated[Path, typer.Option(help="Folder of the new release.")],
-    device: Device = "auto", as_json: Json = False,
+    sets: Sets = None, device: Device = "auto", as_json: Json = False,
 ) -> None:  # fmt: skip
     """Make a set of another size of a release; needs no data and costs nothing."""
     import time
@@ -156,7 +156,7 @@ def resize(
 
     start = time.perf_counter()
     with progress_bar(err_console) as progress:
-        made = run(release, per_class, out=out, runtime=Runtime(device), progress=progress)
+        made = run(release, per_class, settings=to_settings(None, sets), out=out, runtime=Runtime(device), progress=progress)
     took, count = time.perf_counter() - start, len(made.product.tensors["labels"])
     if as_json:
         facts = {"release": str(out), "images": count, "from": made.facts["resized"]["from"]}

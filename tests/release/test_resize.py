@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from privot import resize
 from privot.data.spec import Spec
-from privot.errors import PrivotError, ReleaseError
+from privot.errors import PrivotError, ReleaseError, SettingError
 from privot.methods import make
 from privot.preflight import preflight
 from privot.privacy.ledger import Ledger
@@ -70,6 +70,15 @@ def test_a_resized_release_can_be_resized_again(origin, tmp_path):
     back, direct = resize(tmp_path / "five", 2, runtime=CPU), resize(Release.load(origin), 2, runtime=CPU)
     assert torch.equal(back.product.tensors["images"], direct.product.tensors["images"])  # all comes of what was kept, and of the seed
     assert back.facts["resized"]["from"] == (tmp_path / "five" / "manifest.sha256").read_text().strip()
+
+
+def test_how_it_is_made_may_change_and_what_was_asked_may_not(origin):
+    plain, coarse = resize(origin, 2, runtime=CPU), resize(origin, 2, settings={"detail": 0.3}, runtime=CPU)
+    assert not torch.equal(plain.product.tensors["images"], coarse.product.tensors["images"])
+    assert (coarse.facts["settings"]["detail"], coarse.guarantee) == (0.3, plain.guarantee)
+    for asked in ({"noise": 0.1}, {"nets": 24}, {"neighbours": "replace"}):
+        with pytest.raises(SettingError, match=f"cannot ask anew; {next(iter(asked))} would"):
+            resize(origin, 2, settings=asked, runtime=CPU)
 
 
 def test_the_kept_answers_are_what_it_is_made_of(origin):
