@@ -97,7 +97,7 @@ def declared(data: str, method: str) -> Sensitive:
     return box
 
 
-def released(row: str, seed: int, device: str) -> tuple[Release, dict[str, Any]]:
+def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, Any]]:
     """The row's release: made once, so that all its columns are of one and the same."""
     data, what = row.split("#")[0].split("/")
     method, epsilon = what.split("@")
@@ -108,13 +108,13 @@ def released(row: str, seed: int, device: str) -> tuple[Release, dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         release = privot.synthesize(
-            declared(data, method), method, float(epsilon), out=place, ledger=f"{folder}/ledger.jsonl", seed=seed, runtime=Runtime(device)
+            declared(data, method), method, float(epsilon), out=place, ledger=f"{folder}/ledger.jsonl", seed=seed, runtime=runtime
         )
     facts = {"training_seconds": time.perf_counter() - start, "guarantee": jsonable(asdict(release.guarantee)), "seed": seed}
     return release, facts
 
 
-def run(row: str, only: tuple[str, ...], seed: int, device: str) -> None:
+def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None) -> None:
     """Take the measures that the row lacks."""
     seed = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
@@ -135,7 +135,7 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str) -> None:
                 raise SystemExit(
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(row)} to start it anew"
                 )
-            release, facts = released(row, seed, device)
+            release, facts = released(row, seed, Runtime(device, microbatch))
             subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target)
         for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
@@ -290,11 +290,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=ALL, choices=ALL)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--microbatch", type=int, help="records at a time while a release is made")
     parser.add_argument("--table", action="store_true", help="take no measure")
     asked = parser.parse_args()
     for row in [] if asked.table else asked.rows or rows():
         start = time.perf_counter()
-        run(row, tuple(asked.only), asked.seed, asked.device)
+        run(row, tuple(asked.only), asked.seed, asked.device, asked.microbatch)
         print(f"{row}: {time.perf_counter() - start:.0f} s", flush=True)
     write()
 
