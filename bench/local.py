@@ -1,0 +1,217 @@
+"""Local privacy: how well clean laws come back from noised records. Markdown rows for bench/RESULTS.md.
+
+python bench/local.py half-disk            W2 to clean points, by loss, batch and strength; the debiased divergence beside them (10 minutes)
+python bench/local.py categories           total variation of shares: k-RR and unary encoding, beside the unbiased estimator
+python bench/local.py rate                 error against the number of records over two decades, with its slope
+python bench/local.py mnist                noised MNIST (PRIVOT_DATA), one row: epsilon 348.4 is the paper's Laplace noise, 4.5 on [-1, 1],
+                                           so 2.25 on [0, 1]. For an honest epsilon: --space pooled:4 --epsilon 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privot.channels import Laplace, RandomizedResponse, Space, Unary
+from privot.data import load
+from privot.data.privatized import Privatized
+from privot.data.spec import Spec
+from privot.export import picture
+from privot.families.deconvolution import apportioned, shares
+from privot.local import channel_for, privatize
+from privot.measures.subject import Subject
+from privot.measures.suite import measure
+from privot.nets.records import RecordGenerator
+from privot.runtime import Runtime
+from privot.synthesis import synthesize
+from privot.transport.sinkhorn import divergence
+
+PLANE = Laplace.calibrated(5.0, space=Space(shape=(2,)), low=-1.0, high=1.0)
+
+
+def half_disk(count: int, seed: int) -> Tensor:
+    points = 2 * torch.rand(5 * count, 2, generator=torch.Generator().manual_seed(seed)) - 1
+    return points[(points.norm(dim=1) < 1) & (points[:, 0] >= 0)][:count]
+
+
+def distance(x: Tensor, y: Tensor) -> float:
+    """The exact W2 of equally many points."""
+    from scipy.optimize import linear_sum_assignment
+
+    cost = torch.cdist(x.double(), y.double()).square().numpy()
+    return math.sqrt(cost[linear_sum_assignment(cost)].mean())
+
+
+def debiased(values: Tensor, steps: int, batch: int) -> Tensor:
+    """The trap: what the Sinkhorn divergence learns, from the same answers, with a net that may leave the domain."""
+    draws = torch.Generator().manual_seed(0)
+    net = RecordGenerator((1, 1, 2), 1, [[2, -6.0, 6.0]], code=16)
+    for each in net.modules():
+        if isinstance(each, nn.Linear):
+            nn.init.xavier_uniform_(each.weight, generator=draws)
+            nn.init.zeros_(each.bias)
+    labels, optimiser = torch.zeros(batch, dtype=torch.int64), torch.optim.Adam(net.parameters(), 2e-3)
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / steps))
+        x = net.points(torch.randn(batch, net.code, generator=draws), labels)
+        y = values[torch.randint(len(values), (batch,), generator=draws)]
+        divergence(x, y, 2 * 2 * PLANE.scale**2, iterations=15).backward()  # squared distance, twice the variance
+        optimiser.step()
+        optimiser.zero_grad()
+    with torch.no_grad():
+        return net.points(torch.randn(2000, net.code, generator=draws), torch.zeros(2000, dtype=torch.int64))
+
+
+def on_the_half_disk(device: str) -> None:
+    fresh, values = half_disk(2000, 1), PLANE.privatize(half_disk(20_000, 0))
+    box = Privatized(values, PLANE, Spec((1, 1, 2), 1, len(values)), "half disk")
+    roomy = Privatized(values, dataclasses.replace(PLANE, low=-6.0, high=6.0), box.spec, "half disk")
+    print("| what | W2 to clean | residual over noise | s |\n|---|---|---|---|")
+    print(f"| two clean sets | {distance(half_disk(2000, 5), fresh):.3f} | | |")
+    print(f"| what was sent | {distance(values[:2000], fresh):.3f} | | |", flush=True)
+    rows: list[tuple[str, Privatized, dict[str, Any]]] = [
+        (f"{loss}, batch {batch}", box, {"loss": loss, "batch": batch}) for loss in ("eot", "nll") for batch in (64, 256, 1000)
+    ]
+    rows += [(f"eot, strength {times:g}", box, {"strength": times}) for times in (0.25, 0.5, 2.0)]
+    rows += [(f"eot, strength {times:g}, may leave the domain", roomy, {"strength": times}) for times in (0.25, 0.5, 1.0, 2.0)]
+    for name, sent, settings in rows:
+        start = time.perf_counter()
+        made = synthesize(sent, "entropic-gan", settings={"steps": 1500, **settings}, runtime=Runtime(device))
+        far, told = distance(made.sample(2000)[0].flatten(1), fresh), made.product.facts["diagnostics"]["over_noise"]
+        print(f"| {name} | {far:.3f} | {told:.3f} | {time.perf_counter() - start:.0f} |", flush=True)
+    print(f"| debiased (not offered), may leave the domain | {distance(debiased(values, 1500, 256), fresh):.3f} | | |", flush=True)
+
+
+def unbiased(channel: Any, answers: Tensor) -> Tensor:
+    """The textbook estimate of shares: frequencies less what false answers add, over what true ones add."""
+    if isinstance(channel, Unary):
+        return (answers.double().mean(0) - channel.false) / (1 - channel.miss - channel.false)
+    counts = torch.bincount(answers[:, 0].long(), minlength=channel.categories).double()
+    return (counts / len(answers) - channel.lie) / (1 - channel.categories * channel.lie)
+
+
+def of_categories(count: int) -> None:
+    print(f"{count:,} records\n\n| channel | TV, shares | TV, exact answers | TV, unbiased estimate | TV, as sent |\n|---|---|---|---|---|")
+    channels = [RandomizedResponse.calibrated(epsilon, categories=8) for epsilon in (0.5, 1.0, 3.0)]
+    for channel in [*channels, *(Unary.calibrated(epsilon, categories=5) for epsilon in (1.0, 3.0))]:
+        size = channel.categories
+        truth = torch.softmax(torch.linspace(0, 2, size).double(), 0)
+        answers = channel.privatize(apportioned(truth, count)[:, None].float())
+        raw = answers.double().mean(0) if isinstance(channel, Unary) else torch.bincount(answers[:, 0].long(), minlength=size).double()
+        exact = fitted(channel, truth)
+        found = [shares(channel, answers), exact, unbiased(channel, answers), raw / raw.sum()]
+        figures = " | ".join(f"{total(each, truth):.1e}" for each in found)
+        print(f"| {channel.name}, k = {size}, epsilon {channel.epsilon:g} | {figures} |", flush=True)
+
+
+def total(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().sum() / 2)
+
+
+def fitted(channel: Any, truth: Tensor) -> Tensor:
+    """Shares from the exact law of the answers, by the likelihood: what is left is the error of the optimiser."""
+    size = channel.categories
+    answers = torch.cartesian_prod(*[torch.arange(2.0)] * size) if isinstance(channel, Unary) else torch.arange(float(size))[:, None]
+    kernel = (-channel.cost(torch.eye(size).double(), answers.double())).exp()
+    weights, share = truth @ kernel, torch.full_like(truth, 1 / size)
+    for _ in range(20_000):
+        share = share * (kernel @ (weights / (share @ kernel)))
+    return share
+
+
+def rates(repeats: int) -> None:
+    """Against the number of records n: how far the empirical objective is from the true one, and the learned law from the truth."""
+    channel, truth = RandomizedResponse.calibrated(1.0, categories=8), torch.softmax(torch.linspace(0, 2, 8).double(), 0)
+    law = truth @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
+    sizes, rows = [1000, 3000, 10_000, 30_000, 100_000], []
+    for size in sizes:
+        found = []
+        for _ in range(repeats):
+            answers = channel.privatize(apportioned(truth, size)[:, None].float())
+            counts = torch.bincount(answers[:, 0].long(), minlength=8).double() / size
+            share = shares(channel, answers)
+            mine = share @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
+            found.append((abs(float(((counts - law) * law.log()).sum())), total(share, truth), float((law * (law / mine).log()).sum())))
+        rows.append(torch.tensor(found).square().mean(0).sqrt())
+        print(f"| {size:,} | " + " | ".join(f"{each:.2e}" for each in rows[-1]) + " |", flush=True)
+    logs = torch.stack(rows).double().log()
+    at = torch.tensor(sizes).double().log()
+    slopes = ((at - at.mean())[:, None] * (logs - logs.mean(0))).sum(0) / (at - at.mean()).square().sum()
+    print("| slope | " + " | ".join(f"{each:.2f}" for each in slopes) + " |")
+
+
+def on_mnist(given: argparse.Namespace) -> None:
+    """Privatize with labels, learn, look, and measure: FID, and a CNN trained on samples alone."""
+    clean = load(given.data)
+    kind, _, size = given.space.partition(":")
+    where = {"space": kind, "size": int(size or 0), "radius": given.radius, "centre": given.centre}
+    channel = channel_for(clean.spec, given.channel, given.epsilon, labels_epsilon=given.labels, **where)
+    out = Path(given.out)
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    sent = privatize(clean, channel, ledger=out / "ledger.jsonl")
+    print(f"privatized in {time.perf_counter() - start:.0f} s, epsilon {channel.epsilon:.4g}", flush=True)
+    settings = {
+        "batch": given.batch,
+        "steps": given.steps,
+        "net": given.net,
+        "loss": given.loss,
+        "code": 64,
+        "hidden": 512,
+        "learning": 1e-3,
+    }
+    start, name = time.perf_counter(), f"{given.channel}-{given.epsilon:g}-{given.space.replace(':', '')}-{given.loss}"
+    made = synthesize(sent, "entropic-gan", settings=settings, runtime=Runtime(given.device))
+    took = time.perf_counter() - start
+    picture(made.sample(100)[0], clean.spec.classes).save(out / f"{name}.png")
+    made.save(out / name)
+    told = made.product.facts["diagnostics"]
+    row = {"epsilon": channel.epsilon, "space": given.space, "seconds": took, "residual_over_noise": told["over_noise"]}
+    if given.measure:
+        subject = Subject.sampled(made, name, 60_000 if given.device != "cpu" else 10_000)
+        readings = measure(subject, load(given.data, "test", public=True), given.measure.split(","), runtime=Runtime(given.device))
+        row |= {each.name: each.value for each in readings}
+    print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("half-disk", "categories", "rate", "mnist"))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--channel", default="laplace")
+    parser.add_argument("--epsilon", type=float, default=784 / 2.25)
+    parser.add_argument("--labels", type=float, default=4.0)
+    parser.add_argument("--space", default="plain")
+    parser.add_argument("--radius", type=float)
+    parser.add_argument("--centre", type=float)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--net", default="conv")
+    parser.add_argument("--loss", default="eot")
+    parser.add_argument("--measure", default="", help="such as fid,cnn")
+    parser.add_argument("--out", default="bench/local")
+    given = parser.parse_args()
+    if given.what == "half-disk":
+        on_the_half_disk(given.device)
+    elif given.what == "categories":
+        of_categories(given.count)
+    elif given.what == "rate":
+        print("| n | objective, off by | total variation of shares | excess risk (KL of the noised laws) |\n|---|---|---|---|")
+        rates(given.repeats)
+    else:
+        on_mnist(given)
+
+
+if __name__ == "__main__":
+    main()
