@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.spaces import GREY, KINDS, Space, space
+from privot.families.autoencoders import Coded
+from privot.families.spaces import Space
+from privot.families.strip import Strip
 from privot.nets.waves import cosines
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Stage
@@ -29,49 +31,6 @@ SHAPES = 8  # of quantile functions, as powers of Gaussian quantiles: place, spr
 CALM = 0.02  # the rate at which a flow ends
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sliced:
-    """Settings of what is asked, which the flow and the generator share. ``noise`` fixes the multiplier; without it the budget does."""
-
-    name: ClassVar[str]
-    trusts: ClassVar[str] = "the data owner"
-
-    noise: float | None = None
-    space: str = "cosines"  # or "wavelets", "haar"
-    waves: int = 12  # of each side
-    lean: float = 0.5  # weight of fine parts before the ball cuts, see `space`
-    reach: float = 0.32  # radius of the ball, for each root of the pixels
-    grey: float | None = None  # None: by the channels, see GREY
-    bases: int = 32  # directions are bases * waves² * channels
-    patch: int = 4  # pixels a side of the cells that every second basis looks at; 0: all bases are of the whole space
-    blocks: int = 10  # order statistics are averaged in so many runs; fewer, at small budgets, carry less noise
-    share: float = 0.6  # of the budget, as mu², for the moments; the rest is for the blocks
-
-    def __post_init__(self) -> None:
-        if self.space not in KINDS:
-            raise SettingError(f"{self.name}.space={self.space!r}: {', '.join(KINDS)}")
-        counted(self, "waves", "bases", "blocks")
-        if not (0 <= self.patch <= 64 and 0 <= self.lean <= 2 and 0 < self.share < 1):
-            raise SettingError(f"{self.name}: 0 <= patch <= 64, 0 <= lean <= 2 and 0 < share < 1 are needed")
-        if not 0 < self.reach <= 10 or not 0 <= (self.grey or 0) <= 1:
-            raise SettingError(f"{self.name}: reach={self.reach} above 0 and at most 10, and 0 <= grey <= 1, are needed")
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
-
-    def here(self, spec: Spec) -> Space:
-        """Where records are points."""
-        return space(self.space, spec.shape, self.waves, self.lean, GREY[spec.shape[0]] if self.grey is None else self.grey)
-
-    def radius(self, spec: Spec) -> float:
-        """Of the ball that holds the points."""
-        return self.reach * math.sqrt(spec.pixels)
-
-    def asked(self, gate: Gate, streams: Streams, progress: Progress) -> Asked:
-        """The moments and the sorted blocks."""
-        how: dict[str, Any] = {key: getattr(self, key) for key in ("bases", "patch", "blocks")}
-        return ask(gate, self.here(gate.spec), **how, radius=self.radius(gate.spec), streams=streams, progress=progress)
-
-
 def counted(settings: Any, *keys: str) -> None:
     """Refuse settings that count something and are not 1 to 100,000."""
     for key in keys:
@@ -79,7 +38,7 @@ def counted(settings: Any, *keys: str) -> None:
             raise SettingError(f"{settings.name}.{key}={getattr(settings, key)}: 1 to 100,000 is needed")
 
 
-def moments(image: Tensor, label: Tensor, space: Space, radius: float) -> Tensor:
+def moments(image: Tensor, label: Tensor, space: Space | Coded, radius: float) -> Tensor:
     """A record's part of the moments, of norm at most 1: its point and the upper half of its outer product: [dim + dim (dim + 1) / 2]."""
     point = space.point(image) / radius
     point = point / point.norm().clamp(min=1)
@@ -88,7 +47,7 @@ def moments(image: Tensor, label: Tensor, space: Space, radius: float) -> Tensor
     return torch.cat([TILT * point, math.sqrt(1 - TILT**2) * square])
 
 
-def point(image: Tensor, label: Tensor, space: Space) -> Tensor:
+def point(image: Tensor, label: Tensor, space: Space | Coded) -> Tensor:
     """A record in the space: [dim]. The gate cuts it to the radius."""
     return space.point(image)
 
@@ -130,10 +89,13 @@ def sized(spec: Spec, blocks: int) -> tuple[int, ...]:
     return spec.class_sizes
 
 
-def ask(gate: Gate, here: Space, *, bases: int, patch: int, blocks: int, radius: float, streams: Streams, progress: Progress) -> Asked:
+def ask(
+    gate: Gate, here: Space | Coded, *, bases: int, patch: int, blocks: int, radius: float, streams: Streams, progress: Progress
+) -> Asked:  # fmt: skip
     """Both questions, and the repair of their answers."""
     device, channels, sizes = streams.runtime.target, gate.spec.shape[0], sized(gate.spec, blocks)
-    dim, counts = here.weight.numel() * channels, torch.tensor(sizes, device=device)
+    dim, counts = here.dim(channels), torch.tensor(sizes, device=device)
+    patch = patch if isinstance(here, Space) else 0  # the numbers of a code have no neighbours
     frame = tight_frame(here, channels, bases, patch, streams.generator("frame"))
     noise, here = {each.name: 2 * each.noise for each in gate.plan.stages}, here.to(device)
     progress("asking for moments", 0, 2)
@@ -187,19 +149,21 @@ def spikes(matrix: Tensor, noise_std: Tensor) -> Tensor:
     return (vectors * torch.where(values.abs() >= edge, back, 0.0)[..., None, :]) @ vectors.mT
 
 
-def tight_frame(here: Space, channels: int, bases: int, patch: int, generator: torch.Generator) -> Tensor:
+def tight_frame(here: Space | Coded, channels: int, bases: int, patch: int, generator: torch.Generator) -> Tensor:
     r"""``bases`` orthonormal bases of the space, in float64: [bases, dim, dim].
 
     Every second one, if ``patch`` > 0, is local: the point is seen as a small picture, cut into cells of patch x patch pixels (at a random
     place, as on a torus), and each cell gets a random basis of its own. Projections of few pixels are far from Gaussian, so they tell
     more than random directions of the whole space do; the frame stays tight, :math:`\Theta^T\Theta = bases \cdot I`.
     """
+    made = haar(dim := here.dim(channels), bases, generator).view(bases, dim, dim)
+    if not patch or isinstance(here, Coded):
+        return made
     high, wide = here.weight.shape
-    dim, places = channels * high * wide, torch.arange(channels * high * wide).view(channels, high, wide)
-    made = haar(dim, bases, generator).view(bases, dim, dim)
+    places = torch.arange(dim).view(channels, high, wide)
     left, _, right = torch.linalg.svd(here.small().double())
     small = torch.block_diag(*[left @ right] * channels)  # orthonormal to the last digit
-    for which in range(1, bases if patch else 0, 2):
+    for which in range(1, bases, 2):
         shift = torch.randint(max(high, wide), (2,), generator=generator).tolist()
         rolled, basis = places.roll(shift, (1, 2)), torch.zeros(dim, dim, dtype=torch.float64)
         for top in range(0, high, patch):
@@ -252,16 +216,20 @@ def normal_blocks(blocks: int) -> Tensor:
     return blocks * (density[:-1] - density[1:])
 
 
-def flow(points: Tensor, made: Asked, *, steps: int, rate: float, wiener: float, streams: Streams, progress: Progress) -> Tensor:
+def flow(
+    points: Tensor, made: Asked, *, steps: int, rate: float, wiener: float, strip: Strip, streams: Streams, progress: Progress
+) -> Tensor:  # fmt: skip
     """Points [classes, n, dim] moved until their quantiles along all bases are the targets: one basis a step, ever more gently.
 
-    ``wiener`` adds the noise of the paper's SDE, sqrt(2 pace wiener) a step; it buys no privacy.
+    ``wiener`` adds the noise of the paper's SDE, sqrt(2 pace wiener) a step; it buys no privacy. The strip sees one point a class.
     """
     noise = streams.generator("wiener", points.device)
+    strip.see(0, points[:, 0])
     for turn, (basis, pace) in enumerate(schedule(len(made.frame), steps, rate, streams)):
         points = step(points, made.frame[basis], made.targets[:, basis], pace)
         if wiener:
             points = points + math.sqrt(2 * pace * wiener) * torch.randn(points.shape, generator=noise, device=points.device)
+        strip.see(turn + 1, points[:, 0])
         if turn % 10 == 9 or turn + 1 == steps:
             progress("moving the particles", turn + 1, steps)
     return points

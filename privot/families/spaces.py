@@ -1,7 +1,8 @@
 r"""Fixed transforms: an image as a short vector and back, at no cost, since nothing of them was learned.
 
-A space is linear: :math:`z = w \odot D^T (x - g) A` with orthonormal columns in D and A (cosines or wavelets of each side, the coarsest
-first), a public grey g, and weights w that share the ball out over the frequencies. Without weights it is orthonormal.
+A space is linear: :math:`z = w \odot D^T C(x - g) A` with orthonormal columns in D and A (cosines or wavelets of each side, the coarsest
+first), a public grey g, brightness and two differences of colours C, and weights w that share the ball out over the frequencies. Without
+weights it is orthonormal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ FILTERS = {
 
 
 class Space(NamedTuple):
-    """``down`` [height, p], ``across`` [width, q], ``weight`` [p, q] and ``grey``; a point has channels * p * q numbers.
+    """``down`` [height, p], ``across`` [width, q], ``weight`` [p, q], ``grey``, ``colours`` [channels, channels]; points have
+    channels * p * q numbers.
 
     >>> here = space("cosines", (1, 8, 8), 8)
     >>> image = torch.rand(1, 8, 8)
@@ -36,15 +38,22 @@ class Space(NamedTuple):
     across: Tensor
     weight: Tensor
     grey: float
+    colours: Tensor
+
+    def dim(self, channels: int) -> int:
+        """Numbers of a point."""
+        return channels * self.weight.numel()
 
     def point(self, image: Tensor) -> Tensor:
         """[..., channels, height, width] to [..., dim]."""
-        return (self.down.T @ (image - self.grey) @ self.across * self.weight).flatten(-3)
+        seen = (self.colours @ (image - self.grey).flatten(-2)).view(image.shape)
+        return (self.down.T @ seen @ self.across * self.weight).flatten(-3)
 
     def image(self, point: Tensor, channels: int) -> Tensor:
         """[..., dim] to [..., channels, height, width]; it may leave [0, 1]."""
         waves = point.unflatten(-1, (channels, *self.weight.shape)) / self.weight
-        return self.down @ waves @ self.across.T + self.grey
+        seen = self.down @ waves @ self.across.T
+        return (self.colours.T @ seen.flatten(-2)).view(seen.shape) + self.grey
 
     def small(self) -> Tensor:
         """What a point's numbers are as a small picture of p x q pixels, by cosines of p and q: an orthonormal [p * q, p * q].
@@ -57,7 +66,7 @@ class Space(NamedTuple):
         return torch.kron(cosines(high, high), cosines(wide, wide)).to(self.weight)
 
     def to(self, device: torch.device) -> Space:
-        return Space(self.down.to(device), self.across.to(device), self.weight.to(device), self.grey)
+        return Space(self.down.to(device), self.across.to(device), self.weight.to(device), self.grey, self.colours.to(device))
 
 
 def space(kind: str, shape: tuple[int, int, int], waves: int, lean: float = 0.0, grey: float = 0.0) -> Space:
@@ -71,7 +80,20 @@ def space(kind: str, shape: tuple[int, int, int], waves: int, lean: float = 0.0,
     down, across = (one_side(kind, side, min(waves, side)) for side in shape[1:])
     square = torch.arange(down.shape[1])[:, None].square() + torch.arange(across.shape[1]).square() + 1.0
     weight, usual = square.pow(lean / 2), 1 / square
-    return Space(down, across, weight / ((weight.square() * usual).sum() / usual.sum()).sqrt(), grey)
+    return Space(down, across, weight / ((weight.square() * usual).sum() / usual.sum()).sqrt(), grey, opponents(shape[0]))
+
+
+def opponents(channels: int) -> Tensor:
+    """Red, green and blue as brightness and two differences, which in pictures of the world go together little: orthonormal [3, 3].
+
+    What is put back without correlations, and noise, would else come as colours of all kinds. Grey stays as it is, [1, 1].
+
+    >>> torch.allclose(opponents(3) @ opponents(3).T, torch.eye(3), atol=1e-6)
+    True
+    """
+    if channels == 1:
+        return torch.ones(1, 1)
+    return torch.nn.functional.normalize(torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]]), dim=1)
 
 
 def one_side(kind: str, side: int, count: int) -> Tensor:

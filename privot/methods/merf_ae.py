@@ -14,29 +14,22 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.autoencoders import taught
 from privot.families.condensation import at_least_one
-from privot.families.descent import descend, weights
+from privot.families.descent import weights
 from privot.families.embedding import count_share, counted, embed, frequencies, goals, match
 from privot.nets import NETS, initialise
-from privot.nets.averaged import kept, take_up
 from privot.nets.private_critic import Autoencoder, Encoder
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
-
-
-def redrawn(autoencoder: Any, image: Tensor, label: Tensor) -> Tensor:
-    """The autoencoder's loss on a record: the mean cross-entropy of its pixels."""
-    return binary_cross_entropy_with_logits(autoencoder(image), image)
 
 
 def embedded_code(
@@ -143,22 +136,8 @@ class MerfAe:
     def _taught(self, gate: Gate, streams: Streams, progress: Progress) -> Autoencoder:
         """The autoencoder: each answer that can still be had is one lesson."""
         net: Any = initialise(Autoencoder(gate.spec.shape, self.inner, self.drawing, self.waves), streams.generator("autoencoder"))
-        net.to(streams.runtime.target)
-        optimiser, lessons = torch.optim.Adam(net.parameters(), lr=self.lesson_rate), self.lessons
-        begin = lessons - gate.left("autoencoder")
-        # What was kept is behind, unless a few answers are kept too and come again from the first. One that has learned all is taken as it
-        # is: the answer about its codes may be kept.
-        if (found := streams.stored("autoencoder")) is not None and ((at := int(found["step"])) <= begin or at == lessons):
-            take_up(found, net=net, optimiser=optimiser)
-            begin = max(begin, at)
-        for step in range(begin, lessons):
-            optimiser.param_groups[0]["lr"] = self.lesson_rate * (1 + math.cos(math.pi * step / lessons)) / 2
-            descend(gate, "autoencoder", net, redrawn, optimiser, bound=self.bound)
-            if step % 25 == 24 or step + 1 == lessons:
-                progress("training the autoencoder", step + 1, lessons)
-            if streams.due(step, lessons) or step + 1 == lessons:
-                streams.store("autoencoder", kept(net=net, optimiser=optimiser, step=step + 1))
-        return net.requires_grad_(False)
+        how: dict[str, Any] = {"lessons": self.lessons, "rate": self.lesson_rate, "bound": self.bound}
+        return taught(gate, net, **how, streams=streams, progress=progress)
 
 
 METHOD = MerfAe

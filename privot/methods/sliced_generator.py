@@ -1,12 +1,13 @@
 r"""The sliced generator (DPSWgen): a network trained until its quantiles along many directions are the noisy ones of the data.
 
 **Released** what the sliced flow in mode blocks releases: per class its moments and, per direction of a tight frame, sums of sorted runs of
-projections, once.
+projections, once; in space private, before that, noisy sums of an auto-encoder's gradients.
 **Bound** parts of norm 1 for the moments; 2 radius sqrt(bases) for the blocks: a replaced record moves a sorted vector by |theta v| in L1,
-and a tight frame sees every v alike.
-**Cost** two full-batch Gaussian answers, together one. All training of the generator is post-processing.
-**Departs** from the paper: sorted blocks, asked once, in place of noisy projections of every batch; classes; fixed transforms in place of
-an auto-encoder; no failure probability.
+and a tight frame sees every v alike; gradients: each clipped.
+**Cost** two full-batch Gaussian answers, together one, and an event for each lesson of a private auto-encoder. All training of the
+generator is post-processing.
+**Departs** from the paper: sorted blocks, asked once, in place of noisy projections of every batch; classes; fixed transforms, or
+auto-encoders that learn in public or pay; no failure probability.
 **Notation** as in sliced-flow; the loss is the mean over classes, directions of one basis and ranks of (theta G(code) - target quantile)².
 """
 
@@ -20,7 +21,9 @@ import torch
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.slices import TILT, Asked, Sliced, counted, sized, stages
+from privot.families.autoencoders import STAGE, Coded
+from privot.families.sliced import DRAWING, WAVES, Sliced
+from privot.families.slices import TILT, Asked, counted, sized, stages
 from privot.families.spaces import Space
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
@@ -59,7 +62,7 @@ class SlicedGenerator(Sliced):
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("net", "code", "hidden", "steps", "batch", "rate", "average")
 
-    net: str = "dense"  # or "conv"
+    net: str = "dense"  # or "conv"; in a learned space always dense, before the decoder
     code: int = 16
     hidden: int = 256
     steps: int = 2000
@@ -77,37 +80,44 @@ class SlicedGenerator(Sliced):
 
     def plan(self, spec: Spec) -> Plan:
         sized(spec, self.blocks)
-        return Plan(stages(1.0 if self.noise is None else self.noise, self.share), Neighbours.REPLACE)
+        first, noise = self.opening(spec)
+        return Plan((*first, *stages(noise, self.share)), Neighbours.REPLACE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        dim, noise = spec.shape[0] * self.waves**2, 2 * plan.stages[0].noise
+        dim, noise = self.dim(spec), 2 * next(stage.noise for stage in plan.stages if stage.name != STAGE)
         # As for the flow: a class's mean has .6 of the radius, and noise on it is taken over all directions of the space.
         ratio = 0.6 * TILT * min(sized(spec, self.blocks)) / (noise * math.sqrt(dim)) if noise else None
         drawn = self.steps * self.batch * spec.classes
-        return {"signal_to_noise_per_class": ratio, "floating_point_operations": 4 * drawn * dim * (dim + spec.pixels + self.hidden)}
+        work = 4 * drawn * dim * (dim + spec.pixels + self.hidden) + self.opening_work(spec)
+        return {"signal_to_noise_per_class": ratio, "floating_point_operations": work}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
-        made = self.asked(gate, streams, progress)
+        here = self.placed(gate, streams, progress)
+        made = self.asked(gate, here, streams, progress)
         kind, arguments = self._net(spec)
-        net = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
+        net: Any = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
+        if isinstance(here, Coded):
+            net.decoder.load_state_dict(here.decoder.state_dict())
+            net.decoder.requires_grad_(False)
         pair = Averaged(net, self.rate, (0.9, 0.99), self.average)
-        self._fit(pair, made, self.here(spec).to(device), spec, streams, progress)
+        self._fit(pair, made, here, spec, streams, progress)
         draws = streams.generator("settling", device)
         labels = torch.arange(spec.classes, device=device).repeat_interleave(self.batch)
         mean = pair.settled(lambda drawn: drawn(torch.randn(len(labels), self.code, generator=draws, device=device), labels))
         return Product.generator(kind, arguments, mean)
 
-    def _fit(self, pair: Averaged, made: Asked, here: Space, spec: Spec, streams: Streams, progress: Progress) -> None:
+    def _fit(self, pair: Averaged, made: Asked, here: Space | Coded, spec: Spec, streams: Streams, progress: Progress) -> None:
         """One basis a step, in an order that takes each equally often."""
-        device, bases = made.frame.device, len(made.frame)
+        device, bases, net = made.frame.device, len(made.frame), pair.net  # type: tuple[torch.device, int, Any]
         labels = torch.arange(spec.classes, device=device).repeat_interleave(self.batch)
         codes, turns = streams.generator("codes", device), streams.generator("turns")
         order = torch.cat([torch.randperm(bases, generator=turns) for _ in range(-(-self.steps // bases))]).tolist()
         for step, basis in enumerate(order[: self.steps]):
-            images = pair.net(torch.randn(len(labels), self.code, generator=codes, device=device), labels)
-            points = here.point(images).unflatten(0, (spec.classes, self.batch))
-            target_loss(points, made.frame[basis], made.targets[:, basis]).sum().backward()
+            drawn = torch.randn(len(labels), self.code, generator=codes, device=device)
+            # In a learned space the net's codes are the points; nothing need be drawn and encoded again.
+            points = net.coded(drawn, labels) if isinstance(here, Coded) else here.point(net(drawn, labels))
+            target_loss(points.unflatten(0, (spec.classes, self.batch)), made.frame[basis], made.targets[:, basis]).sum().backward()
             pair.ahead(self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.steps)) / 2)
             pair.follow()
             if step % 25 == 24 or step + 1 == self.steps:
@@ -116,6 +126,9 @@ class SlicedGenerator(Sliced):
     def _net(self, spec: Spec) -> tuple[str, dict[str, Any]]:
         """The dense net is matrix products alone, quick on a CPU; the convolutional one wants a GPU."""
         shared = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden}
+        if self.learned:
+            private = {"drawing": DRAWING, "waves": WAVES} if self.space == "private" else {}
+            return "DecodedGenerator" if private else "ConvDecodedGenerator", {**shared, "inner": self.inner, **private}
         return ("DenseGenerator", {**shared, "waves": self.waves}) if self.net == "dense" else ("ConvGenerator", {**shared, "width": 32})
 
 

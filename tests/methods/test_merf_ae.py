@@ -11,9 +11,10 @@ from unwritten import Unpriced, Unwritten
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families.autoencoders import redrawn
 from privot.families.descent import flat, gradient, weights
 from privot.methods import make, merf_ae
-from privot.methods.merf_ae import MerfAe, embed, embedded_code, redrawn
+from privot.methods.merf_ae import MerfAe, embed, embedded_code
 from privot.nets import NETS, initialise
 from privot.nets.private_critic import Autoencoder, Encoder
 from privot.privacy import accounting

@@ -1,0 +1,50 @@
+"""Public pictures beside the sensitive ones: fitted to their shape, told by digest, and never the data itself."""
+
+import numpy as np
+import pytest
+
+from privot.data.aside import aside, digest
+from privot.data.load import load
+from privot.data.records import Public, Sensitive
+from privot.data.spec import Spec
+from privot.errors import SettingError
+
+RNG = np.random.default_rng(0)
+
+
+def box(shape, count=6, kind=Sensitive, name="secret"):
+    return kind(RNG.random((count, *shape), np.float32), np.arange(count) % 2, Spec(shape, 2), name=name)
+
+
+def saved(path, shape, count=5):
+    np.savez(path, x=RNG.integers(0, 256, (count, *shape), np.uint8), y=np.arange(count) % 2)
+    return str(path)
+
+
+@pytest.mark.parametrize("inside", [(8, 8, 1), (16, 12, 3)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (1, 28, 20)])
+def test_pictures_take_the_shape_of_the_sensitive_ones(tmp_path, inside, shape):
+    images, facts = aside(saved(tmp_path / "open.npz", inside), box(shape))
+    assert images.shape == (5, *shape)
+    assert 0 <= images.min() <= images.max() <= 1
+    assert facts["count"] == 5
+    assert facts["sha256"] == digest(load(tmp_path / "open.npz", public=True))
+
+
+def test_the_data_itself_is_refused_by_name_and_by_content(tmp_path):
+    with pytest.raises(SettingError, match="itself"):
+        aside("digits", load("digits"))
+    known = load("digits", public=True).records()
+    renamed = Sensitive(known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 10), name="other")
+    with pytest.raises(SettingError, match="itself"):
+        aside("digits", renamed)
+    path = saved(tmp_path / "mine.npz", (8, 8, 1))
+    with pytest.raises(SettingError, match="itself"):
+        aside(path, load(path))
+
+
+def test_a_digest_is_of_the_pictures_however_they_are_stored():
+    images = RNG.integers(0, 256, (4, 1, 8, 8), np.uint8)
+    one, two = (Public(each, np.arange(4) % 2, Spec((1, 8, 8), 2)) for each in (images, images.astype(np.float32) / 255))
+    assert digest(one) == digest(two)
+    assert digest(one) != digest(Public(images[::-1].copy(), np.arange(4) % 2, Spec((1, 8, 8), 2)))
