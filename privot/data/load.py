@@ -106,6 +106,8 @@ def _read(path: Path, label: str = "label", where: Any = None, resize: int | Non
         raise SettingError(f"resize={resize}: only a folder or a parquet of encoded images is resized, not {path.name}")
     if path.suffix == ".npz":
         return readers.read_npz(path, where)
+    if path.suffix == ".safetensors":
+        raise DataError(f"{path}: privatized records, not images: privot synthesize learns from them")
     if "idx3" in path.name:
         return readers.read_idx_pair(path)
     raise DataError(f"{path}: unknown format; an IDX images file, .npz, .parquet or a folder of class folders is read")

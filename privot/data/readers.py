@@ -73,6 +73,17 @@ def read_npz(path: Path, where: tuple[str, Any] | None = None) -> Arrays:
     return Arrays(channels_first(found[0], path), found[1])
 
 
+def read_rows(path: Path) -> np.ndarray:
+    """A table: ``x`` [rows, columns] of an .npz, or a .csv with one line of names above its numbers."""
+    with refusing(DataError, f"{path}: cannot be read as a table of numbers; is it whole?"):
+        if path.suffix == ".csv":
+            return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+        with zipfile.ZipFile(path) as archive:
+            if "x.npy" not in archive.namelist():
+                raise DataError(f"{path}: the array x is not in it")
+            return _member(archive, archive.getinfo("x.npy"), path)
+
+
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
     if info.file_size > max(SMALL, RATIO * min(info.compress_size, path.stat().st_size)):
         raise DataError(f"{path}: {info.filename} claims more than the file can hold; save it without compression")

@@ -3,6 +3,7 @@ r"""Events in, epsilon out: a thin layer on ``dp_accounting``.
 A *noise multiplier* here is always (standard deviation) / (sensitivity under the named neighbouring relation), so one Gaussian
 answer is ``GaussianDpEvent(noise)`` whatever the relation. Three ways to a number, tried in this order and named in the result:
 analytic Gaussian (exact: :math:`\mu^2=\sum 1/noise^2`), PLD (pessimistic grid), Renyi (only when the PLD grid would be too large).
+Pure epsilons, of Laplace noise and of randomized response, are added to what the rest comes to.
 """
 
 from __future__ import annotations
@@ -85,11 +86,56 @@ class Cost:
         return float(min(1.0, (np.exp(eps) * fpr + delta).min(), (1 - np.exp(-eps) * (1 - fpr - delta)).min()))
 
 
+PURE = (dpa.LaplaceDpEvent, dpa.RandomizedResponseDpEvent)
+
+
+def response(noise: float) -> dpa.DpEvent:
+    r"""The event of a channel of pure epsilon = 1/noise: a randomized response of two answers, which no such channel exceeds.
+
+    >>> pure_epsilon([(response(0.5), 1)])
+    2.0
+    """
+    return dpa.RandomizedResponseDpEvent(2 / (1 + math.exp(1 / noise)), 2) if 1 / noise < 700 else dpa.NonPrivateDpEvent()
+
+
+def pure_epsilon(leaves: list[tuple[dpa.DpEvent, int]]) -> float:
+    """What the events of a pure epsilon amount to, added up."""
+    total = 0.0
+    for leaf, count in leaves:
+        if isinstance(leaf, dpa.LaplaceDpEvent):
+            total += count / leaf.noise_multiplier
+        elif isinstance(leaf, dpa.RandomizedResponseDpEvent):
+            total += count * math.log1p(leaf.num_buckets * (1 - leaf.noise_parameter) / leaf.noise_parameter)
+    return total
+
+
+def _added(rest: Cost, pure: float) -> Cost:
+    r"""A pure epsilon :math:`E` on top of other events.
+
+    privacy: randomized response with two answers dominates whatever has :math:`E`, and its loss is :math:`\pm E`, so with
+    :math:`p=1/(1+e^{-E})` it is :math:`\delta(\epsilon)=p\,\delta_{rest}(\epsilon-E)+(1-p)\,\delta_{rest}(\epsilon+E)`. What is stated
+    as epsilon is the plain sum.
+    """
+    share = 1 / (1 + math.exp(-pure))
+
+    def curve(eps: Any) -> Any:
+        """Below zero too, where it is at most 1 - exp(eps) (1 - delta(0))."""
+        eps = np.asarray(eps, float)
+        return np.where(eps < 0, 1 - np.exp(np.minimum(eps, 0)) * (1 - rest.delta(np.zeros(1))), rest.delta(np.maximum(eps, 0)))
+
+    name = "pure epsilons added" if rest.mu == 0 else f"{rest.method}, pure epsilons added"
+    return Cost(name, lambda eps: share * curve(eps - pure) + (1 - share) * curve(eps + pure), lambda delta: pure + rest.epsilon(delta))
+
+
 def cost(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
     """Account for an event under a neighbouring relation."""
     leaves = _leaves(event)
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf, _ in leaves):
         return Cost("no privacy", np.ones_like, lambda delta: math.inf)
+    pure, rest = pure_epsilon(leaves), [each for each in leaves if not isinstance(each[0], PURE)]
+    if pure:
+        others = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(leaf, count) for leaf, count in rest])
+        return _added(cost(others, neighbours), pure)
     gaussian = [(leaf.noise_multiplier, count) for leaf, count in leaves if isinstance(leaf, dpa.GaussianDpEvent)]
     sampled = [(*_sampled(leaf, neighbours), count) for leaf, count in leaves if not isinstance(leaf, dpa.GaussianDpEvent)]
     mu = math.sqrt(sum(count / noise**2 for noise, count in gaussian))
@@ -126,7 +172,13 @@ def renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
     one = dpa.NeighboringRelation
     relation = one.ADD_OR_REMOVE_ONE if neighbours is Neighbours.ADD_REMOVE else one.REPLACE_ONE
     accountant = RdpAccountant(neighboring_relation=relation).compose(event)
-    return Cost("Renyi (the PLD grid would be too large)", np.vectorize(accountant.get_delta), accountant.get_epsilon)
+    leaves = _leaves(event)
+    pure = pure_epsilon(leaves) if all(isinstance(leaf, PURE) for leaf, _ in leaves) else math.inf
+
+    def epsilon(delta: float) -> float:
+        return float(accountant.get_epsilon(delta)) if delta else pure  # the order that delta = 0 needs is infinity, the sum itself
+
+    return Cost("Renyi (the PLD grid would be too large)", np.vectorize(accountant.get_delta), epsilon)
 
 
 def _grid(sampled: list[tuple[float, float, int]], mu: float) -> float | None:

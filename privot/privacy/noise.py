@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from decimal import Decimal, localcontext
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +52,52 @@ class Secret:
     def order(self, count: int) -> Tensor:
         """A uniform permutation of ``range(count)``; ties among 53-bit keys have probability below count² 2^-54."""
         return self.uniform(count).argsort()
+
+    def coins(self, words: tuple[int, ...], count: int) -> Tensor:
+        """Heads with the probability of which ``words`` (see `chance`) are the binary digits: bool [count].
+
+        Digits are compared until they differ, a byte first, so the law is exact to 2^-197 and takes little more than a byte each.
+        """
+        drawn = np.frombuffer(self._bytes(count), np.uint8)  # NumPy finds the few ties ten times as fast as torch
+        heads, tied = drawn < words[0], np.flatnonzero(drawn == words[0])
+        for word in words[1:]:
+            bits = np.frombuffer(self._bytes(8 * len(tied)), np.int64) & (1 << 63) - 1
+            heads[tied], tied = bits < word, tied[bits == word]
+        return torch.from_numpy(heads)
+
+    def laplace(self, shape: tuple[int, ...], digits: int) -> Tensor:
+        r"""Two-sided geometric noise, :math:`P(z)\propto\exp(-|z+1/2|/2^{digits})` on the whole numbers: int64, exact.
+
+        The binary digits of a geometric variable are independent, digit i of probability :math:`1/(1+\exp(2^{i-digits}))`; a fair coin
+        chooses the side of -1/2. Magnitudes stay under 128 scales, beyond which lies :math:`e^{-128}` of the law.
+        """
+        size = torch.zeros(count := math.prod(shape), dtype=torch.int64)
+        for digit in range(digits + BEYOND):
+            size.add_(self.coins(chance(digit - digits), count), alpha=1 << digit)
+        return torch.where(self.coins((128, 0), count), size, -1 - size).view(shape)
+
+
+BEYOND = 7  # digits above the scale: the highest has probability exp(-64)
+
+
+@cache
+def chance(power: int) -> tuple[int, ...]:
+    r"""The binary digits of :math:`1/(1+\exp(2^{power}))`: one byte, then words of 63.
+
+    >>> chance(-60)[0], chance(6)[:2]  # nearly one half, and nearly nothing
+    (127, (0, 0))
+    """
+    with localcontext() as context:
+        context.prec = 120
+        return digits_of(1 / (1 + (Decimal(2) ** power).exp()))
+
+
+def digits_of(share: Decimal) -> tuple[int, ...]:
+    """The binary digits of a probability under 1: one byte, then three words of 63; see `Secret.coins`."""
+    with localcontext() as context:
+        context.prec = 120
+        whole = int(share * 2**197)
+    return whole >> 189, *(whole >> 63 * place & (1 << 63) - 1 for place in (2, 1, 0))
 
 
 def grid_for(bound: float, noise_std: float) -> float:

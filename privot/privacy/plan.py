@@ -60,26 +60,36 @@ class Risk:
 Wall = Budget | Risk  # says whether a cost is still inside
 
 
+LAWS = {"laplace": dpa.LaplaceDpEvent, "response": accounting.response}
+
+
 @dataclass(frozen=True)
 class Stage:
-    """``steps`` answers of one kind: a gate verb, a sampler and a noise multiplier (standard deviation over sensitivity)."""
+    """``steps`` answers of one kind: a gate verb, a sampler and a noise multiplier (standard deviation over sensitivity).
+
+    ``law`` is that of the noise: ``gaussian``; ``laplace``, of which the multiplier is scale over sensitivity; or ``response``, for a
+    channel that is no addition, where it is one over its epsilon.
+    """
 
     name: str
     verb: str
     noise: float
     steps: int = 1
     sampling: Sampling = Full()  # noqa: RUF009 (frozen, without fields)
+    law: str = "gaussian"
 
     def __post_init__(self) -> None:
         if not (self.noise == 0 or 1e-30 < self.noise < 1e30):
             raise PlanError(f"noise={self.noise}: a multiplier of 0 or more is needed")
         if not isinstance(self.steps, int) or self.steps < 1:
             raise PlanError(f"steps={self.steps}: a whole number of at least 1 is needed")
+        if self.law != "gaussian" and (self.law not in LAWS or self.sampling != Full()):
+            raise PlanError(f"stage {self.name}: noise of the law {self.law} has no proof on such draws")
 
     def event(self) -> dpa.DpEvent:
         if self.noise == 0:  # a draw without noise is the records themselves
             return dpa.NonPrivateDpEvent()
-        one = self.sampling.event(self.noise)
+        one = self.sampling.event(self.noise) if self.law == "gaussian" else LAWS[self.law](self.noise)
         return one if self.steps == 1 else dpa.SelfComposedDpEvent(one, self.steps)
 
 
@@ -150,6 +160,9 @@ class Plan:
         """Plain data for the manifest; `from_json` gives the same plan back."""
         kinds = [{"kind": type(stage.sampling).__name__.lower(), **vars(stage.sampling)} for stage in self.stages]
         stages = [{**vars(stage), "sampling": kind} for stage, kind in zip(self.stages, kinds, strict=True)]
+        for each in stages:
+            if each["law"] == "gaussian":  # of older plans nothing else is said
+                del each["law"]
         return {"neighbours": str(self.neighbours), "stages": stages}
 
     @classmethod
