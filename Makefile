@@ -14,10 +14,10 @@ demo: $(READY)
 	$(BIN)/privot demo
 
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist worksteal --durations=15
 
 coverage: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile --cov=privot --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist worksteal --cov=privot --cov-report=term:skip-covered
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

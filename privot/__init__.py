@@ -6,8 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privot.data import Public, Sensitive, Spec, load
+    from privot.data import Public, Sensitive, Spec
+    from privot.data.boxes import load
+    from privot.data.privatized import Privatized
     from privot.errors import PrivotError
+    from privot.local import channel_for, privatize
     from privot.methods import make, methods
     from privot.privacy.plan import Budget, Risk
     from privot.release import Guarantee, NoGuarantee, Release, verify
@@ -16,16 +19,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "privot.data": ("Public", "Sensitive", "Spec", "load"),
+    "privot.data": ("Public", "Sensitive", "Spec"),
+    "privot.data.boxes": ("load",),
+    "privot.data.privatized": ("Privatized",),
     "privot.errors": ("PrivotError",),
+    "privot.local": ("channel_for", "privatize"),
     "privot.methods": ("make", "methods"),
     "privot.privacy.plan": ("Budget", "Risk"),
     "privot.release": ("Guarantee", "NoGuarantee", "Release", "verify"),
     "privot.synthesis": ("resize", "synthesize"),
 }
 __all__ = [  # loaded on first use, so that `privot --help` does not wait for torch
-    "Budget", "Guarantee", "NoGuarantee", "PrivotError", "Public", "Release", "Risk", "Sensitive", "Spec", "load", "make", "methods",
-    "resize", "synthesize", "verify",
+    "Budget", "Guarantee", "NoGuarantee", "Privatized", "PrivotError", "Public", "Release", "Risk", "Sensitive", "Spec", "channel_for",
+    "load", "make", "methods", "privatize", "resize", "synthesize", "verify",
 ]  # fmt: skip
 
 

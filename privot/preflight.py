@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from typing import Any
 
 import torch
 
+from privot.channels.outlook import too_little
+from privot.data.privatized import Privatized
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.methods import Method
 from privot.privacy.plan import Budget, Plan, Risk, Wall
+from privot.privacy.sampling import LOCAL
 from privot.release import Guarantee, NoGuarantee
 from privot.runtime import Runtime
 from privot.show import seconds
@@ -25,6 +29,8 @@ def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
     plan, fixed = method.plan(spec), getattr(method, "noise", None) is not None
     if fixed and (isinstance(wall, Risk) or (isinstance(wall, Budget) and wall.epsilon < math.inf)):
         raise SettingError("give either a budget or the noise, not both")
+    if not plan.stages and plan.neighbours is LOCAL:
+        raise SettingError(f"{method.name} learns from privatized records alone: make them with privot privatize, then give it that file")
     if not plan.stages:
         return plan, wall or Budget(math.inf)
     if fixed:
@@ -35,10 +41,22 @@ def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
     return plan.calibrated(wall), wall
 
 
-def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any]) -> list[str]:
+def received(box: Privatized, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
+    """The plan that the clients ran, for a method that asks nothing more; no budget can change what they spent."""
+    own, price = method.plan(box.spec), box.channel.epsilon
+    if own.stages or own.neighbours is not LOCAL:
+        raise SettingError(f"{method.name} asks records, and these were privatized by their owners: use --method entropic-gan")
+    if wall is not None:
+        raise SettingError(f"these records were privatized at epsilon {price:.4g}, which no budget changes: leave it out")
+    return box.channel.plan(), Budget(max(price, 1e-12), box.channel.delta or 1e-5)
+
+
+def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box: Privatized | None = None) -> list[str]:
     """What a careful colleague would say before the run."""
     said = []
-    if spec.size and delta >= 1 / spec.size:
+    if box and (told := too_little(box.channel, len(box))):
+        said.append(told)
+    if spec.size and delta >= 1 / spec.size and not (box and not box.channel.delta):
         said.append(f"delta {delta:g} is not below 1/size = {1 / spec.size:.2g}: it would allow a whole record to be published")
     if spec.class_sizes and not min(spec.class_sizes):
         said.append(f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise")
@@ -79,12 +97,14 @@ def _up(value: float) -> str:
     return f"{math.ceil(value / step - 1e-9) * step:.4g}"
 
 
-def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
+def preflight(data: Spec | Privatized, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
     """All that can be said before anything is read or spent."""
-    plan, wall = prepare(spec, method, wall)
+    box, spec = (data, data.spec) if isinstance(data, Privatized) else (None, data)
+    plan, wall = received(box, method, wall) if box else prepare(spec, method, wall)
+    delta = box.channel.delta if box else wall.delta
     expected = forecast(spec, method, plan, Runtime(device).target)
     private = plan.stages and all(stage.noise > 0 for stage in plan.stages)
-    claim = Guarantee.of(plan, wall.delta) if private else NoGuarantee("no noise is added")
+    claim = Guarantee.of(plan, delta) if private else NoGuarantee("no noise is added")
     return {
         "method": method.name,
         "settings": dataclasses.asdict(method),  # type: ignore[call-overload]
@@ -93,7 +113,7 @@ def preflight(spec: Spec, method: Method, wall: Wall | None, device: str = "auto
         "event": str(plan.event()),
         "guarantee": dataclasses.asdict(claim),
         "forecast": expected,
-        "cautions": cautions(spec, plan, wall.delta, expected),
+        "cautions": cautions(spec, plan, wall.delta, expected, box),
     }
 
 
@@ -104,8 +124,9 @@ def forecast(spec: Spec, method: Method, plan: Plan, device: torch.device) -> di
     return {**own, "predicted_seconds": work / _speed(device)} if work else own
 
 
+@functools.cache
 def _speed(device: torch.device) -> float:
-    """Floating-point operations a second of this machine, by a short matrix product."""
+    """Floating-point operations a second of this machine, by a short matrix product; taken once, since many runs may follow one another."""
     one = torch.ones(1000, 1000, device=device)
     (one @ one).sum().item()
     start = time.perf_counter()

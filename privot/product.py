@@ -25,10 +25,12 @@ class Product:
     tensors: dict[str, Tensor]
     net: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # what the method says of its own work, for the manifest; plain data
 
     @classmethod
-    def generator(cls, name: str, arguments: dict[str, Any], net: nn.Module) -> Product:
-        return cls("generator", {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}, name, arguments)
+    def generator(cls, name: str, arguments: dict[str, Any], net: nn.Module, facts: dict[str, Any] | None = None) -> Product:
+        tensors = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
+        return cls("generator", tensors, name, arguments, facts or {})
 
     @classmethod
     def set(cls, images: Tensor, labels: Tensor, soft: Tensor | None = None, kept: dict[str, Tensor] | None = None) -> Product:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from privot.channels import channel_from
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, refusing
 from privot.privacy import accounting
@@ -113,6 +114,10 @@ def proved(release: Release, name: Any = "the release") -> tuple[Plan, Guarantee
     plan, claim, again = Plan.from_json(release.facts.get("plan")), release.guarantee, None
     if str(plan.event()) != release.facts.get("event"):
         raise ReleaseError(f"{name}: the recorded events are not those of its plan")
+    if (channel := release.facts.get("channel")) is not None:
+        with refusing(ReleaseError, f"{name}: its channel is not sound"):
+            if channel_from(channel).plan() != plan:
+                raise ReleaseError(f"{name}: the recorded plan is not that of its channel")
     if isinstance(claim, Guarantee):
         again = Guarantee.of(plan, claim.delta)
         said, shown = _flat(claim), _flat(again)

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from privot.errors import ReleaseError, SettingError
+from privot.privacy.ranks import Alone, place
 from privot.show import Progress, silent
 
 STORED = 20  # times in a run that the state of a long stage is kept: a crash then loses little of what was paid for
@@ -26,23 +27,29 @@ class Runtime:
 
     device: str = "auto"
     microbatch: int | None = None  # records at a time; None: 1000, or 4000 on a GPU
+    compile: bool = False  # lessons of shards as CUDA graphs (`privot.privacy.replayed`); on a CPU they stay as they are
 
     def __post_init__(self) -> None:
         if self.microbatch is not None and self.microbatch < 1:
             raise SettingError(f"microbatch={self.microbatch}: at least 1 is needed")
+        if ":" in self.device and place()[1] > 1:
+            raise SettingError(f"device={self.device!r}: torchrun gives each process a GPU of its own; use auto, cuda or cpu")
         if self.device != "auto":
             try:
                 if torch.empty(1, device=self.device).device.type not in ("cpu", "cuda"):
                     raise RuntimeError
             except (RuntimeError, AssertionError):
                 raise SettingError(f"device={self.device!r} is not there: use auto, cpu or cuda") from None
-            if self.target.index is not None and self.target.type == "cuda":
-                torch.cuda.set_device(self.target)  # graphs and fused steps run on the current one
+        if self.target.index is not None and self.target.type == "cuda":
+            if self.target.index >= torch.cuda.device_count():
+                raise SettingError(f"{self.target} is not there: start as many processes on a machine as it has GPUs, or use --device cpu")
+            torch.cuda.set_device(self.target)  # graphs and fused steps run on the current one
 
     @property
     def target(self) -> torch.device:
         name = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        return torch.device(name)
+        _, count, local = place()
+        return torch.device(f"cuda:{local}" if name == "cuda" and count > 1 else name)  # a GPU for each process that torchrun started
 
     @property
     def portion(self) -> int:
@@ -57,6 +64,8 @@ class Streams:
     seed: int
     runtime: Runtime = field(default_factory=Runtime)
     folder: Path | None = None  # of an unfinished run, on the public side
+    aside: Tensor | None = field(default=None, compare=False, repr=False)  # images of public data that a setting names, [count, ...]
+    ranks: Alone = field(default_factory=Alone)  # in all but the first of several processes there is no folder: they hear what it held
 
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """An independent generator for a named purpose."""
@@ -96,12 +105,16 @@ class Streams:
 
     def stored(self, name: str) -> dict[str, Tensor] | None:
         """What `store` kept last, if anything."""
+        found = self.ranks.shared(self._stored(name))
+        return found and {key: value.to(self.runtime.target) for key, value in found.items()}
+
+    def _stored(self, name: str) -> dict[str, Tensor] | None:
         if not (files := self._files(name)):
             return None
         raw = (file := max(files, key=lambda each: each.stat().st_mtime_ns)).read_bytes()  # two lie there if a crash came between
         if hashlib.sha256(raw).hexdigest()[:16] != file.name[len(self._begin(name)) : -len(".safetensors")]:  # its name tells its digest
             raise ReleaseError(f"{file}: this part of an unfinished run was altered; start anew, at a new charge")
-        return {key: value.to(self.runtime.target) for key, value in load(raw).items()}
+        return load(raw)
 
     def show(self, images: Tensor, columns: int) -> None:
         """A picture of what is drawn so far, in ``samples.png`` beside the unfinished run; the images are public."""

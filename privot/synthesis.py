@@ -17,13 +17,19 @@ from typing import Any
 
 from safetensors.torch import save
 
-from privot.data import Sensitive, catalogue, load
+from privot.data import Public, Sensitive, catalogue
+from privot.data.aside import aside
+from privot.data.boxes import load
+from privot.data.privatized import Privatized
+from privot.data.tables import Table
 from privot.errors import BudgetError, ReleaseError, SettingError, refusing
 from privot.methods import Method, Resizing, make, methods
-from privot.preflight import cautions, forecast, prepare
+from privot.preflight import cautions, forecast, prepare, received
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan, Wall
+from privot.privacy.ranks import join
+from privot.privacy.server import ServerGate
 from privot.product import Product
 from privot.release import BROKEN, TENSORS, Guarantee, NoGuarantee, Release, proved
 from privot.runtime import Progress, Runtime, Streams, silent
@@ -41,7 +47,7 @@ def ledger_path(name: str) -> Path:
 
 
 def synthesize(
-    data: Sensitive | str | Path,
+    data: Sensitive | Privatized | str | Path,
     method: str | Method = "private-set",
     budget: Wall | float | None = None,
     *,
@@ -69,17 +75,20 @@ def synthesize(
     >>> larger.product.tensors["images"].shape, larger.guarantee == release.guarantee
     (torch.Size([30, 1, 8, 8]), True)
     """
-    box = data if isinstance(data, Sensitive) else load(data)
-    if not isinstance(box, Sensitive):
+    box = data if isinstance(data, (Sensitive, Privatized)) else load(data)
+    if isinstance(box, Public):
         raise SettingError("synthesize takes Sensitive data; public data needs no privacy")
+    if isinstance(box, Table):
+        raise SettingError("a table leaves through channels alone: privatize it first, then give the file")
     maker = make(method, settings) if isinstance(method, str) else method
     wall = Budget(budget) if isinstance(budget, (int, float)) else budget
-    plan, wall = prepare(box.spec, maker, wall)
-    if ledger is None and not box.name:
+    sent = box if isinstance(box, Privatized) else None  # then all was paid for by the clients, and nothing is charged here
+    plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall)
+    if ledger is None and not box.name and not sent:
         raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(box.name))
     runtime = runtime or Runtime()
-    for text in cautions(box.spec, plan, wall.delta, forecast(box.spec, maker, plan, runtime.target)):
+    for text in cautions(box.spec, plan, wall.delta, forecast(box.spec, maker, plan, runtime.target), sent):
         notice(text)
     facts: dict[str, Any] = {
         "method": maker.name,
@@ -89,32 +98,48 @@ def synthesize(
         "data": box.name if box.name in catalogue() else "",
         "seed": seed,
     }
+    if sent:
+        facts["channel"] = sent.channel.parameters()
+    pictures = None
+    if (source := getattr(maker, "aside", "")) and isinstance(box, Sensitive):
+        pictures, facts["public_data"] = aside(source, box)
     # An unfinished run goes on with the same data only, and never as a secret one if its noise was seeded.
-    run = {**facts, "insecure": insecure_seed is not None, "box": hashlib.sha256(box.name.encode()).hexdigest()}
-    folder = _run_folder(Path(out), run, resume, getattr(maker, "free", ())) if out else None
-    gate = Gate(box, plan, book, wall, method=maker.name, runtime=runtime, folder=folder, insecure_seed=insecure_seed)
-    if plan.stages and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
+    which = sent.digest if sent else hashlib.sha256(box.name.encode()).hexdigest()
+    run = {**facts, "insecure": insecure_seed is not None, "box": which}
+    ranks = join(runtime.target, json.dumps([jsonable(run), _versions()]))  # where torchrun started several processes, the first leads
+    leads = not ranks.follows
+    folder = _run_folder(Path(out), run, resume, getattr(maker, "free", ())) if out and leads else None
+    if isinstance(box, Privatized):
+        gate: Gate = ServerGate(box, runtime)
+    else:
+        gate = Gate(box, plan, book, wall, method=maker.name, runtime=runtime, folder=folder, insecure_seed=insecure_seed, ranks=ranks)
+    if plan.stages and leads and not sent and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
         raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
-    if folder:
+    if folder and not sent:
         book.head  # noqa: B018 (a ledger that cannot be opened is noticed before anything is written)
+    if folder:
         _begin(folder, run)
     price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
 
     def watched(stage: str, step: int, of: int, **more: Any) -> None:
-        progress(stage, step, of, epsilon=0.0 if gate.ticket is None else price, **more)
+        if leads:
+            progress(stage, step, of, epsilon=0.0 if gate.ticket is None and not sent else price, **more)
 
-    product = maker.fit(gate, Streams(seed, runtime, folder), watched)
-    if not product.fits(box.spec):
+    product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
+    if leads and not product.fits(box.spec):
         rest = (
             f"; the answers are kept: go on with --resume and other settings ({', '.join(getattr(maker, 'free', ())) or 'none are free'})"
         )
         raise ReleaseError("what was made has values that are not finite: its training diverged" + (rest if folder else ""))
-    facts |= {"ledger": {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))}, "versions": _versions()}
-    release = Release(product, _guarantee(gate, plan, wall.delta), box.spec, jsonable(facts))
+    book_facts = {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))} if leads and not sent else {}
+    facts = {**product.facts, **facts, "ledger": json.loads(ranks.said(json.dumps(book_facts))), "versions": _versions()}
+    product = dataclasses.replace(product, tensors=ranks.shared(product.tensors) or {})  # the leader's; another GPU may round its own way
+    release = Release(product, _guarantee(gate, plan, sent.channel.delta if sent else wall.delta), box.spec, jsonable(facts))
     if out and folder:
         release.save(out)
         shutil.rmtree(folder)
     gate.forget()
+    ranks.leave()
     return release
 
 

@@ -6,10 +6,10 @@ import sys
 import warnings
 from importlib import import_module
 
-from privot.cli.terminal import Usage, app, err_console, refuse, say
-from privot.errors import PrivotError
+from privot.cli.terminal import FOLLOWS, Usage, app, err_console, refuse, say
+from privot.errors import DataError, PrivotError
 
-for part in ("making", "judging", "attacking", "proving"):  # each adds its verbs, in this order
+for part in ("making", "privatizing", "judging", "attacking", "inverting", "proving"):  # each adds its verbs, in this order
     import_module(f"privot.cli.{part}")
 
 
@@ -22,6 +22,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False, prog_name="privot")
     except PrivotError as error:
+        if FOLLOWS and not isinstance(error, DataError):  # the first process says it, too; but what can be read may differ
+            sys.exit(2)
         refuse(str(error))
     except Usage as error:
         refuse(f"{' '.join(error.format_message().split())} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")

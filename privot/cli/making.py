@@ -71,12 +71,14 @@ def plan(
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
     from privot.data import describe
+    from privot.data.privatized import Privatized, is_privatized
     from privot.methods import make
     from privot.preflight import preflight
 
     maker = make(method, to_settings(config, sets))
-    spec = describe(data, shape=to_shape(shape), classes=classes)
-    facts = preflight(spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
+    sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
+    spec = sent.spec if sent else describe(data, shape=to_shape(shape), classes=classes)
+    facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
     if as_json:
         return emit(facts)
     table = Table(show_header=False)
@@ -107,7 +109,7 @@ def synthesize(
     import time
     from dataclasses import asdict
 
-    from privot.data import load
+    from privot.data.boxes import load
     from privot.methods import make
     from privot.runtime import Runtime
     from privot.synthesis import synthesize as run
@@ -137,7 +139,10 @@ def synthesize(
         return emit({**result, "cautions": cautions})
     say(f"release    {out}  ({seconds(took)})")
     say_guarantee(asdict(release.guarantee))
-    say(f"ledger     this data set has spent epsilon {float(release.facts['ledger']['spent_epsilon']):.4g} in all")
+    if spent := release.facts["ledger"].get("spent_epsilon"):
+        say(f"ledger     this data set has spent epsilon {float(spent):.4g} in all")
+    elif "channel" in release.facts:
+        say("ledger     nothing is spent here: the clients did, when they privatized")
 
 
 @app.command()

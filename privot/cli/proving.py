@@ -14,11 +14,13 @@ from privot.cli.terminal import Data, Delta, Json, LedgerFile, app, emit, out_co
 
 
 @app.command()
-def verify(release: Annotated[Path, typer.Argument(help="Folder of a release.")], as_json: Json = False) -> None:
-    """Recompute epsilon from the recorded events and check every digest; needs no data."""
+def verify(release: Annotated[Path, typer.Argument(help="Folder of a release, or a privatized file.")], as_json: Json = False) -> None:
+    """Recompute epsilon from the recorded events, or a channel's parameters, and check every digest; needs no data."""
+    from privot.data.privatized import is_privatized
+    from privot.local import verified
     from privot.release import verify as check
 
-    result = check(release)
+    result = verified(release) if is_privatized(release) else check(release)
     if as_json:
         return emit(result)
     say("digests    ok")

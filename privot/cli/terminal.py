@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -26,8 +27,13 @@ app = typer.Typer(
 DEFAULT = "private-set"  # the method, where none is named
 Usage: Any = typer.BadParameter.__mro__[1]  # UsageError, whether typer brings its own click or not
 
+# One of several processes that torchrun started, and not the first: it is silent.
+FOLLOWS = os.environ.get("RANK", "0") != "0" and "LOCAL_RANK" in os.environ
+
 # Names of files come from outside: neither markup nor emoji codes in them are obeyed, and no line of ours is folded in a pipe.
-out_console, err_console = (Console(stderr=err, markup=False, emoji=False, highlight=False, soft_wrap=True) for err in (False, True))
+out_console, err_console = (
+    Console(stderr=err, markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=FOLLOWS) for err in (False, True)
+)
 
 Data = Annotated[str, typer.Argument(help="A built-in name (digits, mnist, ...) or a path: IDX, .npz, .parquet, folder of class folders.")]
 MethodName = Annotated[str, typer.Option("--method", help="See `privot methods`.")]
@@ -57,6 +63,7 @@ Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in dat
 
 def refuse(text: str) -> NoReturn:
     """One line in red, in JSON too where that was asked for, and exit code 2."""
+    err_console.quiet = False  # errors that the first process cannot know of
     say(f"privot: {text}", err_console, "red")
     if "--json" in sys.argv:
         emit({"error": text})
@@ -75,6 +82,8 @@ def plain(text: Any) -> str:
 
 def emit(value: Any) -> None:
     """One JSON object."""
+    if FOLLOWS:
+        return
     sys.stdout.write(json.dumps(jsonable(value)) + "\n")
 
 
@@ -135,9 +144,10 @@ def guarantee_lines(claim: dict[str, Any]) -> list[str]:
         return [f"none: {claim['reason']}"]
     power = ", ".join(f"{value:.3g} at {rate}" for rate, value in claim["max_tpr"].items())
     sort = f"{claim['unit']}, {claim['neighbours']} neighbours ({claim['accountant']})"
+    attack = "test whether a given record was sent" if claim["neighbours"] == "local" else "membership attack"
     return [
         f"epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g}, {sort}",
-        f"no membership attack exceeds a true-positive rate of {power} (false-positive rate)",
+        f"no {attack} exceeds a true-positive rate of {power} (false-positive rate)",
     ]
 
 

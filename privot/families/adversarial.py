@@ -107,7 +107,7 @@ class Adversarial(ABC):
             with torch.no_grad():
                 fakes = drawn(net, shown).unflatten(0, (spec.classes, SHOWN))
             # privacy: which critics learn depends on the step alone, never on who was asked.
-            some = (step * block + torch.arange(block, device=device)) % self.critics
+            some = (step * block + torch.arange(block)) % self.critics  # on the host, where their number is known
             team.learn(fakes, some, self.lessons, 5 * self.warm + step * block // self.critics * self.lessons)
             labels = torch.randint(spec.classes, (self.batch,), generator=draws, device=device)
             images = drawn(net, labels)

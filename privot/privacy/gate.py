@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,8 +27,14 @@ from privot.privacy import vault
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Plan, Stage, Wall
+from privot.privacy.ranks import Alone
+from privot.privacy.replayed import Replayed
 from privot.privacy.sampling import ADD_REMOVE, LOCAL, REPLACE, Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
+
+if TYPE_CHECKING:
+    from privot.channels import Channel
+    from privot.data.privatized import Privatized
 
 TRITON = find_spec("triton") is not None
 
@@ -42,12 +49,13 @@ SENSITIVITY = {
     ("route", REPLACE): 2.0,  # the state of one shard may change altogether, and so its answer, within the ball
     ("poll", REPLACE): 2.0,  # one shard's part out, another in
     ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/gate.md
+    ("privatize", LOCAL): 1.0,  # a channel's noise is scaled to its own domain: see docs/methods/channels.md
 }
 # privacy: the draws for which that distance also holds between a draw with the changed record and one without it, as amplification
 # needs. The sums of two shards are far apart, and so are rows that moved up: without a proof, refused.
 DRAWS: dict[str, tuple[type, ...]] = {
     "sum": (Full, Poisson, Fixed), "rows": (Full,), "answer": (Full, Poisson, Fixed), "sorted_blocks": (Full,), "route": (Shards,),
-    "poll": (Full,),
+    "poll": (Full,), "privatize": (Full,),
 }  # fmt: skip
 KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them; of a longer one it
 # goes on after the last that was marked
@@ -57,13 +65,19 @@ MARKS = 1000  # a longer stage is marked in the ledger in so many strides
 class Gate:
     """The only way to a `Sensitive` box. One gate serves one run of one plan.
 
-    ``folder`` (public side) keeps the reservation's ticket and the answers, so that a crashed run can go on.
+    ``folder`` (public side) keeps the reservation's ticket and the answers, so that a crashed run can go on. ``ranks``: the processes that
+    share the shards; in all but the first, which has the ledger, the folder and the secret draws, nothing is written.
     """
 
     def __init__(
         self, data: Sensitive, plan: Plan, ledger: Ledger, wall: Wall, *, method: str = "", runtime: Runtime | None = None,
-        folder: Path | None = None, insecure_seed: int | None = None,
+        folder: Path | None = None, insecure_seed: int | None = None, ranks: Alone | None = None,
     ):  # fmt: skip
+        self._ranks = ranks or Alone()
+        if self._ranks.count > 1 and not (plan.stages and all(stage.verb in ("route", "poll") for stage in plan.stages)):
+            raise PlanError(
+                f"{method or 'this method'} asks not of shards alone, which several processes can share: run it without torchrun"
+            )
         for stage in plan.stages:
             if (stage.verb, plan.neighbours) not in SENSITIVITY or type(stage.sampling) not in DRAWS[stage.verb]:
                 draws = f"{stage.verb} on {type(stage.sampling).__name__} draws"
@@ -79,8 +93,10 @@ class Gate:
         self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.portion
         self._secret, self._shards = Secret(insecure_seed), None  # type: tuple[Secret, tuple[Records, dict[str, Tensor]] | None]
         self._near: list[Tensor] | None = None
+        self._many, self._replayed = 0, Replayed(self._device) if runtime.compile else None  # shards, in all processes together
         self._stages = {stage.name: stage for stage in plan.stages}
-        self._lost = {name: 0 if ticket is None else ledger.taken(ticket, name) for name in self._stages}  # asked before a crash
+        lost = [0 if ticket is None else ledger.taken(ticket, name) for name in self._stages]  # asked before a crash
+        self._lost = dict(zip(self._stages, self._ranks.told(torch.tensor(lost))[0].tolist(), strict=True))
         self._done = {name: 0 if stage.steps <= KEPT else self._lost[name] for name, stage in self._stages.items()}
         self._marked = dict(self._lost)
 
@@ -175,14 +191,22 @@ class Gate:
             raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours")
         if any(len(value) != count for value in state.values()) or not 0 < count <= self._data._count():
             raise PlanError(f"{count} shards need a state each, and at least one record each")
-        self._charge()
-        if self._crashed and (file := self._vault()).exists():
-            state = vault.read(file, state)
-        size = self._data._count() // count
-        drawn = self._data._take((torch.arange(count)[:, None] + count * torch.arange(size)).flatten(), self._device)
-        records = Records(drawn.images.unflatten(0, (count, size)), drawn.labels.view(count, size))
+        if count < self._ranks.count:
+            raise PlanError(f"{count} shards are fewer than the processes of this run: start fewer")
+        if not self._ranks.follows:
+            self._charge()
+            if self._crashed and (file := self._vault()).exists():
+                state = vault.read(file, state)
+        # privacy: nobody goes past this line before the leader has paid. By name, since a vault has an order of its own.
+        state, size = {name: self._ranks.dealt(state[name]) for name in sorted(state)}, self._data._count() // count
+        (there,) = self._ranks.told(torch.tensor(self._data._count()))
+        self._agree(int(there) != self._data._count(), "the processes of this run do not read the same records")
+        here = torch.arange(self._ranks.rank, count, self._ranks.count)
+        drawn = self._data._take((here[:, None] + count * torch.arange(size)).flatten(), self._device)
+        records = Records(drawn.images.unflatten(0, (len(here), size)), drawn.labels.view(len(here), size))
         own = {name: value.detach().to(self._device).clone(memory_format=torch.contiguous_format) for name, value in state.items()}
-        self._shards = records, own
+        self._shards, self._many = (records, own), count
+        self._replayed = self._replayed and Replayed(self._device)  # of these shards
 
     def update(self, query: Callable[..., dict[str, Tensor]], *public: Any, some: Tensor | None = None, looks: int | None = None) -> None:
         """Each shard's state becomes ``query(images, labels, state, *public)``, of all shards or of ``some``, on a public schedule.
@@ -190,16 +214,25 @@ class Gate:
         Nothing comes back, so it costs nothing beyond the plan. ``looks``: records of a shard that the query sees at a time, if not all.
         """
         (images, labels), state = self._split()
-        places = torch.arange(len(labels), device=self._device) if some is None else some.to(self._device)
+        places = self._sent(self._ranks.mine(torch.arange(self._many) if some is None else some))
+        public = self._ranks.told(*public)
         each = torch.func.vmap(query, in_dims=(0, 0, 0, *(None for _ in public)))
-        for part in places.split(max(1, self._portion // (looks or labels.shape[1]))):
+
+        def lesson(part: Tensor, *public: Any) -> bool:
             known = {name: value[part] for name, value in state.items()}
-            fresh = self._secretly(each, images[part], labels[part], known, *public)
+            fresh = each(images[part], labels[part], known, *public)
             # privacy: a part of another shape would be broadcast, over the shards too.
             if {name: each.shape for name, each in fresh.items()} != {name: each.shape for name, each in known.items()}:
-                raise QueryError("an update must give a state of the same names and shapes")
+                return False
             for name, value in state.items():
                 value[part] = fresh[name].detach().to(value.dtype)
+            return True
+
+        run = partial(self._replayed, lesson, query) if self._replayed else lesson
+        for part in places.split(max(1, self._portion // (looks or labels.shape[1]))) if len(places) else ():
+            if not self._secretly(run, part, *public):
+                raise QueryError("an update must give a state of the same names and shapes")
+        self._agree()
 
     def route(self, name: str, query: Callable[..., Tensor], *public: Tensor, bound: float) -> Tensor:
         """For each row of ``public`` [rows, ...] a shard, drawn secretly and for this row alone, answers ``query(state, *row)``.
@@ -207,15 +240,17 @@ class Gate:
         Each is clipped to ``bound``: [rows, ...]. So many answers of the stage are used up.
         """
         stage = self._stage(name, "route", rows := len(public[0]))
-        (_, labels), state = self._split()
-        if not isinstance(stage.sampling, Shards) or stage.sampling.count != len(labels):
+        _, state = self._split()
+        if not isinstance(stage.sampling, Shards) or stage.sampling.count != self._many:
             raise PlanError(f"stage {name}: the plan is for another number of shards")
 
         def parts(grid: float) -> Tensor:
-            chosen = self._sent(stage.sampling.draw(rows, self._secret))  # type: ignore[arg-type]
+            drawn, *rest = self._ranks.told(stage.sampling.draw(rows, self._secret), *public)
+            chosen, own = (None if each is None else self._sent(each) for each in self._ranks.asked(drawn))
             known = {key: value[chosen] for key, value in state.items()}
-            found = self._secretly(torch.func.vmap(query, chunk_size=self._portion), known, *public)
-            return _steps(found, bound, grid).view(found.shape)
+            found = self._secretly(torch.func.vmap(query, chunk_size=self._portion), known, *rest)
+            steps = _steps(found, bound, grid)
+            return (steps if own is None else steps * own[:, None]).view(found.shape)
 
         return self._ask(stage, bound, parts, count=rows)
 
@@ -226,7 +261,7 @@ class Gate:
 
         def total(grid: float) -> Tensor:
             each = torch.func.vmap(query, in_dims=(0, *(None for _ in public)), chunk_size=self._portion)
-            found = self._secretly(each, state, *public)
+            found = self._secretly(each, state, *self._ranks.told(*public))
             return _steps(found, bound, grid).sum(0).view(found.shape[1:])
 
         return self._ask(stage, bound, total)
@@ -234,14 +269,37 @@ class Gate:
     def store(self) -> None:
         """Keep the shards' states on the secret side, beside the ledger, so that a crashed run can go on; `forget` removes them."""
         _, state = self._split()
-        if self._folder is not None:  # else no run could go on from here
-            vault.write(self._vault(), state)
+        if self._ranks.told(torch.tensor(self._folder is not None))[0]:  # else no run could go on from here
+            whole = {name: self._ranks.gathered(value, self._many) for name, value in state.items()}
+            if not self._ranks.follows:
+                vault.write(self._vault(), whole)
 
     def forget(self) -> None:
         """Remove what `store` kept."""
         if self.ticket is not None:
             self._vault().unlink(missing_ok=True)
         self._shards = None
+
+    def privatize(self, channel: Channel) -> Tensor:
+        """Each record alone through a channel, which clips it and adds its own noise: [records, width]. The whole plan is used up."""
+        stages = [self._stage(stage.name, "privatize") for stage in self.plan.stages]
+        if channel.plan() != self.plan or channel.columns - self.spec.pixels not in (0, 1):  # the last column may be the label
+            raise PlanError("the plan is not that of this channel, or the channel is for records of another shape")
+        if self.spec.size is None:
+            raise PlanError("as many answers come back as there are records, so their number must be declared public")
+        ticket = self._charge()
+        for stage in stages:
+            self._mark(ticket, stage, 0, 1)
+        parts = (torch.cat([images.flatten(1), labels[:, None]], 1)[:, : channel.columns] for images, labels in self._draw(stages[0]))
+        value = torch.cat([self._secretly(channel.privatize, each.cpu(), self._secret) for each in parts])
+        for stage in stages:
+            self._keep(ticket, stage, 0, value)
+            self._done[stage.name] = 1
+        return value
+
+    def privatized(self) -> Privatized:
+        """What clients sent, on a server; here there are records, which are not handed out."""
+        raise PlanError("this method learns from privatized records alone: make them with privot privatize, then give it that file")
 
     def left(self, name: str) -> int:
         """How many answers of a stage can still be asked for. Those lost in a crash are gone."""
@@ -252,6 +310,8 @@ class Gate:
 
         The ledger is charged an infinite epsilon, so an owner's wall refuses it.
         """
+        if self._ranks.count > 1:
+            raise PlanError("records do not go to several processes: run it without torchrun")
         self._ledger.reserve(Plan((Stage("open", "answer", 0.0),), self.plan.neighbours), self._method)
         self.opened = reason
         return self._data._take(slice(None), self._device)
@@ -282,20 +342,36 @@ class Gate:
             raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
         step = self._done[stage.name]
         value = self._kept(stage, step)
+        if self._ranks.count > 1:
+            kept = self._ranks.shared(None if value is None else {"value": value})
+            value = None if kept is None else kept["value"].to(self._device)
         if value is None:
-            ticket = self._charge()
-            if step < self._lost[stage.name]:
-                raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
-            if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
-                last = min(max(step + count, marked + stage.steps // MARKS), stage.steps) - 1
-                self._ledger.ask(ticket, stage.name, marked, last)
-                self._marked[stage.name] = last + 1
             noise_std = stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound
             grid = grid or grid_for(bound, noise_std)
-            value = noisy(mechanism(grid), noise_std, grid, self._secret)
-            self._keep(ticket, stage, step, value)
+            if self._ranks.follows:
+                value = self._summed(mechanism(grid))
+            else:
+                ticket = self._charge()
+                self._mark(ticket, stage, step, count)
+                value = noisy(self._summed(mechanism(grid)), noise_std, grid, self._secret)
+                self._keep(ticket, stage, step, value)
+            (value,) = self._ranks.told(value)
         self._done[stage.name] += count
         return value
+
+    def _mark(self, ticket: int, stage: Stage, step: int, count: int) -> None:
+        """The ledger knows of answers before they are computed."""
+        if step < self._lost[stage.name]:
+            raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
+        if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
+            last = min(max(step + count, marked + stage.steps // MARKS), stage.steps) - 1
+            self._ledger.ask(ticket, stage.name, marked, last)
+            self._marked[stage.name] = last + 1
+
+    def _summed(self, part: Tensor) -> Tensor:
+        """The parts of all processes, at the leader."""
+        self._agree()
+        return self._ranks.total(part)
 
     def _file(self, stage: Stage, step: int) -> Path | None:
         return self._folder / f"{stage.name}-{step}.safetensors" if self._folder and stage.steps <= KEPT else None
@@ -351,7 +427,8 @@ class Gate:
 
     def _sent(self, places: Tensor) -> Tensor:
         """To the device, without waiting for it."""
-        return places.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else places
+        there = self._device.type == "cuda" and not places.is_cuda
+        return places.pin_memory().to(self._device, non_blocking=True) if there else places
 
     def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
         """The query on each record alone: [records, ...]."""
@@ -370,6 +447,14 @@ class Gate:
         image, label = torch.zeros(1, *self.spec.shape, device=self._device), torch.zeros(1, dtype=torch.int64, device=self._device)
         return tuple(torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))(image, label, *public).shape[1:])
 
+    def _agree(
+        self, failed: bool = False, why: str = "a query failed on the secret side of another process; try it on public data"
+    ) -> None:
+        """Where several processes share the shards, all stop when one has failed."""
+        if self._ranks.failed(failed):
+            self._stages.clear()
+            raise QueryError(why)
+
     def _secretly(self, query: Callable[..., Any], *args: Any) -> Any:
         if self.plan.stages and not self._stages:
             raise PlanError("this gate is closed: a query has failed")
@@ -380,6 +465,7 @@ class Gate:
         except Exception as error:
             kind = type(error).__name__
         self._stages.clear()  # privacy: that it failed may say something of the records; it says it once, then this gate is closed
+        self._ranks.failed(True)
         # privacy: the text of an error can carry records, so it is not even this one's context; its type is public knowledge of the code.
         raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
 

@@ -18,7 +18,7 @@ from privot.report.comparison import compare
 from privot.report.history import history
 from privot.report.nearest import study
 from privot.report.page import page
-from privot.report.pictures import grid
+from privot.report.pictures import film, grid
 
 __all__ = ["Attack", "Owner", "Written", "compare", "write"]
 
@@ -72,10 +72,10 @@ def write(
     aside = out.with_name(f"{out.name}-internal")
     if owner:
         folder.check(aside, *INTERNAL)
-    known, rows = facts.known(release, name), grid(release)
+    known, rows, frames = facts.known(release, name), grid(release), film(release)
     shown = facts.public(known, readings, attacks)
     files = {
-        "report.html": page(shown, rows),
+        "report.html": page(shown, rows, film=frames),
         "report.json": _json(shown),
         "registry.yaml": cards.yaml(cards.registry(shown)).encode(),
         "README.md": cards.card(shown).encode(),
@@ -89,7 +89,7 @@ def write(
         if owner.ledger is not None:
             delta = release.guarantee.delta if isinstance(release.guarantee, Guarantee) else 1e-5
             whole["history"] = history(owner.ledger, delta, str(shown["ledger"].get("head")))
-        inside = {"internal.html": page(whole, rows, pairs), "internal.json": _json(whole)}
+        inside = {"internal.html": page(whole, rows, pairs, frames), "internal.json": _json(whole)}
     hidden = whole["broken"] and not shown["broken"]
     if hidden:
         folder.remove(out, *PUBLIC)

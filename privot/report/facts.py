@@ -42,7 +42,7 @@ def known(release: Release, name: str) -> Known:
     if plan and isinstance(claim, Guarantee):
         cost = remembering(plan.cost())
         bound, drawn, steps = cost.tpr, curve(cost), by_step(plan, claim)
-    spec, ledger = release.spec, facts.get("ledger")
+    spec, ledger, told = release.spec, facts.get("ledger"), facts.get("diagnostics")
     names = [clean(each, 60) for each in spec.class_names] if spec.class_names else None
     held = {
         "name": clean(name),
@@ -52,6 +52,7 @@ def known(release: Release, name: str) -> Known:
         "method": _method(release),
         "guarantee": dataclasses.asdict(claim) if isinstance(claim, Guarantee) else {"reason": clean(claim.reason, 300)},
         "statement": statement(claim, spec),
+        "diagnosis": clean(told.get("meaning"), 200) if isinstance(told, dict) else "",
         "plan": _stages(plan),
         "epsilon_by_step": steps,
         "curve": drawn,

@@ -42,8 +42,10 @@ def render(template: str, title: str, **values: Any) -> bytes:
     return made.render(title=title, style=Markup(style), policy=Markup(POLICY.format(digest)), **values).encode()
 
 
-def page(facts: dict[str, Any], rows: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]] = ()) -> bytes:
-    """The page of one face; ``rows`` are the samples by class, ``pairs`` samples beside real records."""
+def page(
+    facts: dict[str, Any], rows: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]] = (), film: Sequence[dict[str, Any]] = ()
+) -> bytes:  # fmt: skip
+    """The page of one face; ``rows`` are the samples by class, ``pairs`` samples beside real records, ``film`` particles on their way."""
     steps = facts["epsilon_by_step"]
     return render(
         "page.html.j2",
@@ -51,6 +53,7 @@ def page(facts: dict[str, Any], rows: Sequence[dict[str, Any]], pairs: Sequence[
         f=facts,
         rows=rows,
         pairs=pairs,
+        film=film,
         internal=facts["privot"]["face"] == "internal",
         near=facts.get("nearest"),
         history=facts.get("history"),

@@ -16,6 +16,7 @@ from privot.release import Release
 from privot.report.words import clean
 
 CLASSES, COLUMNS = 20, 10
+STRIP = "strip"  # what a flow's release keeps for this page: [times, particles, channels, height, width]
 SIDE = 96  # pixels; larger images are shown reduced
 BYTES = 1_400_000  # of raw pixels in a grid, so that a page stays under 3 MB even where PNG saves nothing
 
@@ -61,3 +62,20 @@ def grid(release: Release) -> list[dict[str, Any]]:
         images, labels = release.sample(across * len(shown), torch.tensor(shown).repeat_interleave(across))
         pictures = {label: [uri(image) for image in images[labels == label]] for label in shown}
     return [{"name": labelled(release.spec.class_names, label), "images": pictures.get(label, [])} for label in range(rows)]
+
+
+def film(release: Release) -> list[dict[str, Any]]:
+    """Rows of pictures of one particle each, at several times of a flow, if the release kept a strip: ``{"name", "images"}``.
+
+    The file may be anyone's: what is no strip of images of this release's shape is left out.
+    """
+    found = release.product.kept.get(STRIP) if release.product.kind == "set" else None
+    if found is None or found.ndim != 5 or tuple(found.shape[2:]) != release.spec.shape or not found.shape[1]:
+        return []
+    most = columns(release.spec.shape, rows := min(CLASSES, release.spec.classes, found.shape[1]))
+    if not 2 <= len(found) <= COLUMNS or not found.isfinite().all():
+        return []
+    places = torch.linspace(0, len(found) - 1, min(most, len(found))).round().long()
+    shown = found.float().clamp(0, 1)[places]  # [times, particles, ...]
+    names = [labelled(release.spec.class_names, label) for label in range(rows)]
+    return [{"name": name, "images": [uri(image) for image in shown[:, row]]} for row, name in enumerate(names)]

@@ -42,12 +42,20 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
         }
     factor = math.exp(min(claim.epsilon, 700))
     times = f"{up(factor, 3)} times" if factor < 1e6 else "more than a million times"
+    rest = (
+        f"; a remaining probability of {up(claim.delta)} ({share(claim.delta)}) is outside this bound"
+        if claim.delta
+        else ", with no exception"
+    )
+    attack, found = "membership attack finds", "the records that were used"
+    if claim.neighbours == "local":
+        attack, found = "test whether a given record was sent finds", "the times that it was"
     promise = [
         f"The unit of privacy is {clean(claim.unit, 40)}.",
         f"Whatever is seen in this release is at most {times} (e to the power epsilon) as likely as it would be on a neighbouring data set"
-        f"; a remaining probability of {up(claim.delta)} ({share(claim.delta)}) is outside this bound.",
-        f"At false-alarm rates of {_listed(map(percent, map(float, claim.max_tpr)))}, no membership attack finds more than "
-        f"{_listed(map(percent, claim.max_tpr.values()))} of the records that were used.",
+        f"{rest}.",
+        f"At false-alarm rates of {_listed(map(percent, map(float, claim.max_tpr)))}, no {attack} more than "
+        f"{_listed(map(percent, claim.max_tpr.values()))} of {found}.",
     ]
     if claim.epsilon > 10:
         promise.append("An epsilon above 10 promises little by itself. Read the curve of attack power below before relying on it.")
@@ -73,10 +81,13 @@ def _outside(claim: Guarantee, spec: Spec) -> list[str]:
     declared += ["the names of the classes"] if spec.class_names else []
     declared += ["the number of records"] if spec.size is not None else []
     declared += ["the number of records of each class"] if spec.class_sizes is not None else []
+    local = claim.neighbours == "local"
+    word = ["That what was sent is what its channel makes: a server has the word of those who sent it, and their ledgers."] if local else []
     several = [f"People with several records: the unit is {clean(claim.unit, 40)}."] if claim.unit == "one record" else []
     return [
         "Facts about the population: what holds with or without any one record may be learned, also about people who are in the data.",
         *several,
+        *word,
         f"What the owner declared public: {', '.join(declared)}. Declared numbers are constants of the promise, also where a neighbour"
         " has one record more or less.",
         "Other releases of the same data: its ledger counts those made with it, and nobody counts the rest. A copy of the data under"

@@ -27,7 +27,7 @@ from privot.product import Product
 from privot.release import NoGuarantee, Release
 from privot.runtime import Runtime
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 CPU, SHAPE, CLASSES, COUNT = Runtime("cpu"), (1, 2, 2), 2, 12
 WEAK = {"epsilon": 0.05, "runs": 24, "confidence": 0.99}  # 12 runs a side that are counted can prove 0.58 of any mechanism

@@ -25,6 +25,8 @@ from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson, Shards
 from privot.product import Product
 
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+
 # Honest miniatures, one for each verb and way to draw
 
 

@@ -16,6 +16,8 @@ from privot.product import Product
 from privot.release import NoGuarantee, Release, verify
 from privot.synthesis import synthesize
 
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+
 KILLED = -signal.SIGKILL
 
 

@@ -29,7 +29,7 @@ from privot.privacy.sampling import Poisson
 from privot.runtime import Runtime, Streams, silent
 from privot.synthesis import synthesize
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 SHAPE, CLASSES = (1, 8, 8), 3
 SPEC = Spec(SHAPE, CLASSES)

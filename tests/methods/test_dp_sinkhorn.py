@@ -279,6 +279,7 @@ def test_images_drawn_as_the_records_are_stay_where_they_are():
         assert (pulled - pushed).mean(0).norm() < 2 * error
 
 
+@pytest.mark.usefixtures("coarse_prices")
 def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypatch):
     """It is charged once, asks no answer twice, and takes up the generator that it had."""
     box = Sensitive(*(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some")

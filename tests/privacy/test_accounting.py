@@ -328,7 +328,7 @@ def test_power_rises_with_the_rate_and_the_steps(event):
         (Fixed(1, 10).event(1.0), ADD_REMOVE),
         (Fixed(1, 10).event(1.0), LOCAL),
         (Shards(10).event(1.0), ADD_REMOVE),
-        (dpa.LaplaceDpEvent(1.0), REPLACE),
+        (dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)), ADD_REMOVE),
         (dpa.PoissonSampledDpEvent(0.1, times(3, dpa.GaussianDpEvent(1.0))), ADD_REMOVE),
         (dpa.PoissonSampledDpEvent(0.1, dpa.NonPrivateDpEvent()), ADD_REMOVE),
         (all_of(dpa.GaussianDpEvent(1.0), dpa.UnsupportedDpEvent()), REPLACE),
@@ -339,7 +339,7 @@ def test_pairs_without_proof_are_refused(event, relation):
         cost(event, relation)
 
 
-@pytest.mark.parametrize("event", [dpa.LaplaceDpEvent(1.0), dpa.UnsupportedDpEvent(), times(2, dpa.LaplaceDpEvent(1.0))])
+@pytest.mark.parametrize("event", [dpa.ZCDpEvent(1.0), dpa.UnsupportedDpEvent(), times(2, dpa.ZCDpEvent(1.0))])
 def test_events_without_accounting(event):
     with pytest.raises(PlanError, match="no accounting"):
         cost(event, REPLACE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
+from unwritten import Unwritten
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -26,9 +27,8 @@ FALSE_ALARM = 1e-9
 
 def table(draws, count=COUNT):
     """[draws, units]: who was drawn. A unit is a record, or a shard."""
-    chosen = np.zeros((len(draws), count), bool)
-    for row, each in enumerate(draws):
-        chosen[row, np.asarray(each)] = True
+    chosen, units = np.zeros((len(draws), count), bool), [np.asarray(each) for each in draws]
+    chosen[np.arange(len(units)).repeat([len(each) for each in units]), np.concatenate(units)] = True
     return chosen
 
 
@@ -193,21 +193,21 @@ def test_the_right_law_from_another_source_passes():
 
 
 @pytest.mark.parametrize("sampler", [Poisson(0.25), Fixed(3, COUNT)], ids=str)
-def test_the_gate_draws_afresh_for_every_answer(ledger, sampler):
+def test_the_gate_draws_afresh_for_every_answer(sampler):
     """Record i is one lit pixel, so a sum without noise tells who was drawn."""
     relation = sampler.neighbours[0]
     box = Sensitive(np.eye(COUNT).reshape(COUNT, 1, 2, 4), np.zeros(COUNT, int), Spec((1, 2, 4), 1))
-    gate = Gate(box, Plan((Stage("it", "sum", 0.0, 10**6, sampler),), relation), ledger, Budget(math.inf), runtime=Runtime("cpu", 16))
+    gate = Gate(box, Plan((Stage("it", "sum", 0.0, 10**6, sampler),), relation), Unwritten(), Unwritten(), runtime=Runtime("cpu", 16))
     chosen = torch.stack([gate.sum("it", lambda image, label: image.flatten(), bound=1.0) for _ in range(1500)]).round().bool()
     assert lawful(chosen.numpy(), sampler)
 
 
 @pytest.mark.parametrize("learning", [False, True])
-def test_the_gate_draws_a_shard_for_every_row(ledger, learning):
+def test_the_gate_draws_a_shard_for_every_row(learning):
     """Each state is its shard's own number, so an answer without noise tells who was drawn; learning in between changes no draw."""
     box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1))
     plan = Plan((Stage("it", "route", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
-    gate, seen = Gate(box, plan, ledger, Budget(math.inf)), []
+    gate, seen = Gate(box, plan, Unwritten(), Unwritten()), []
     gate.split(4, {"own": torch.arange(4.0)})
     for _ in range(1500):
         if learning:
@@ -298,6 +298,6 @@ def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
         ("sum", "Full", "add-remove"), ("sum", "Full", "replace"), ("sum", "Poisson", "add-remove"), ("sum", "Fixed", "replace"),
         ("rows", "Full", "replace"), ("rows", "Full", "local"), ("answer", "Full", "add-remove"), ("answer", "Full", "replace"),
         ("answer", "Poisson", "add-remove"), ("answer", "Fixed", "replace"), ("sorted_blocks", "Full", "replace"),
-        ("route", "Shards", "replace"), ("poll", "Full", "replace"),
+        ("route", "Shards", "replace"), ("poll", "Full", "replace"), ("privatize", "Full", "local"),
     }  # fmt: skip
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "shards"}

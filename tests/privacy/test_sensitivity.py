@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from unwritten import clipping
+from unwritten import Unwritten, clipping
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
@@ -17,6 +17,8 @@ from privot.privacy.noise import Secret
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Full, Poisson, Shards
 from privot.runtime import Runtime
+
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 ADD_REMOVE, REPLACE, LOCAL = Neighbours
 COUNT, SIDE, CLASSES, PAIRS, FEW = 8, 2, 2, 1001, 77  # 7 kinds of pairs x 11 scales, 13 times or once
@@ -125,8 +127,9 @@ def pairs(rng, count, relation, move_label=True):
             yield images, labels, changed, renamed, scale
 
 
-def worst(monkeypatch, ledger, verb, relation, per_class=False, count=PAIRS, query=spread):
+def worst(monkeypatch, verb, relation, per_class=False, count=PAIRS, query=spread):
     """The largest distance of two neighbours' answers, in units of the declared sensitivity; NaN counts as infinite."""
+    ledger = Unwritten()
     rng, rig = np.random.default_rng(1), Rig(ledger, verb, relation, per_class, query=query)
     largest, more = 0.0, {}
     if verb == "sorted_blocks":
@@ -141,14 +144,15 @@ def worst(monkeypatch, ledger, verb, relation, per_class=False, count=PAIRS, que
 
 
 @pytest.mark.parametrize(("verb", "relation", "per_class"), CASES)
-def test_no_neighbour_moves_more_than_declared(monkeypatch, ledger, verb, relation, per_class):
-    found = worst(monkeypatch, ledger, verb, relation, per_class)
+def test_no_neighbour_moves_more_than_declared(monkeypatch, verb, relation, per_class):
+    found = worst(monkeypatch, verb, relation, per_class)
     assert found <= 1 + 1e-6
     assert found > 0.999  # pairs that stay far under the bound would prove nothing
 
 
 def test_every_entry_of_the_table_was_measured():
-    assert {(verb, relation) for verb, relation, _ in CASES} == set(SENSITIVITY)
+    channels = ("privatize", LOCAL)  # measured by their laws, in test_channels.py
+    assert {(verb, relation) for verb, relation, _ in CASES} | {channels} == set(SENSITIVITY)
 
 
 @pytest.mark.parametrize("tight", [True, False])
@@ -221,38 +225,38 @@ def zero_divides(parts, bound):
      (clipped_by_batch, "poll", REPLACE), (wrong_axis, "poll", REPLACE), (largest_entry, "route", REPLACE),
      (nan_passes, "route", REPLACE), (nan_passes, "poll", REPLACE), (zero_divides, "route", REPLACE)],
 )  # fmt: skip
-def test_planted_clips_are_caught(monkeypatch, ledger, planted, verb, relation):
+def test_planted_clips_are_caught(monkeypatch, planted, verb, relation):
     monkeypatch.setattr(gate_module, "_clip", clipping(planted))
-    assert worst(monkeypatch, ledger, verb, relation, count=FEW) > 1 + 1e-6
+    assert worst(monkeypatch, verb, relation, count=FEW) > 1 + 1e-6
 
 
 @pytest.mark.parametrize(("verb", "relation", "per_class"), CASES)
-def test_planted_table_entries_are_caught(monkeypatch, ledger, verb, relation, per_class):
+def test_planted_table_entries_are_caught(monkeypatch, verb, relation, per_class):
     """C in place of 2C (or half of C); also one that is 1 % short."""
     for factor in (0.5, 0.99):
         with monkeypatch.context() as patch:
             patch.setitem(SENSITIVITY, (verb, relation), SENSITIVITY[verb, relation] * factor)
-            assert worst(monkeypatch, ledger, verb, relation, per_class, count=FEW) > 1 + 1e-6
+            assert worst(monkeypatch, verb, relation, per_class, count=FEW) > 1 + 1e-6
 
 
-def test_planted_feature_norm_is_caught(monkeypatch, ledger):
-    assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW, query=features) <= 1 + 1e-6
+def test_planted_feature_norm_is_caught(monkeypatch):
+    assert worst(monkeypatch, "sum", REPLACE, count=FEW, query=features) <= 1 + 1e-6
     monkeypatch.setattr(gate_module, "_clip", clipping(unclipped))
-    assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW, query=features) > 1 + 1e-6
+    assert worst(monkeypatch, "sum", REPLACE, count=FEW, query=features) > 1 + 1e-6
 
 
-def test_planted_frame_norm_is_caught(monkeypatch, ledger):
+def test_planted_frame_norm_is_caught(monkeypatch):
     monkeypatch.setattr(torch.linalg, "matrix_norm", lambda frame, order: torch.tensor(1.0))  # right for k = d alone
-    assert worst(monkeypatch, ledger, "sorted_blocks", REPLACE, count=FEW) > 1 + 1e-6
+    assert worst(monkeypatch, "sorted_blocks", REPLACE, count=FEW) > 1 + 1e-6
 
 
-def test_planted_rounding_outwards_is_caught(monkeypatch, ledger):
+def test_planted_rounding_outwards_is_caught(monkeypatch):
     """Rounding away from zero lengthens a part; a coarse grid shows it."""
     monkeypatch.setattr(gate_module, "grid_for", lambda bound, std: 0.03)
-    assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW) <= 1 + 1e-6
+    assert worst(monkeypatch, "sum", REPLACE, count=FEW) <= 1 + 1e-6
     real = gate_module._clip
     monkeypatch.setattr(gate_module, "_steps", lambda *given: (away := real(*given)).sign() * away.abs().ceil())
-    assert worst(monkeypatch, ledger, "sum", REPLACE, count=FEW) > 1 + 1e-6
+    assert worst(monkeypatch, "sum", REPLACE, count=FEW) > 1 + 1e-6
 
 
 # One record's part is its own
@@ -278,9 +282,9 @@ def gradient(image, label, weights):
 QUERIES = [linear, normalised, softened, gradient]
 
 
-def others_moved(ledger, query, trials=100):
+def others_moved(query, trials=100):
     """Whether any row but that of the changed record ever moved."""
-    rng, rig = np.random.default_rng(2), Rig(ledger, "rows", REPLACE, query=query)
+    rng, rig = np.random.default_rng(2), Rig(Unwritten(), "rows", REPLACE, query=query)
     weights = torch.from_numpy(rng.normal(size=(10, DIM))).float()
     for _ in range(trials):
         images, where = rng.random((COUNT, *SHAPE), np.float32), int(rng.integers(COUNT))
@@ -295,11 +299,11 @@ def others_moved(ledger, query, trials=100):
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_other_rows_do_not_move(ledger, query):
-    assert not others_moved(ledger, query)
+def test_other_rows_do_not_move(query):
+    assert not others_moved(query)
 
 
-def test_planted_batch_statistics_are_caught(monkeypatch, ledger):
+def test_planted_batch_statistics_are_caught(monkeypatch):
     """A gate that ran the query on the whole portion would let a batch norm reach across records."""
 
     def whole(query, in_dims):
@@ -309,7 +313,7 @@ def test_planted_batch_statistics_are_caught(monkeypatch, ledger):
         return run
 
     monkeypatch.setattr(torch.func, "vmap", whole)
-    assert others_moved(ledger, normalised)
+    assert others_moved(normalised)
 
 
 def test_batch_norm_that_remembers_is_refused_before_any_charge(ledger):
@@ -402,7 +406,7 @@ NASTY = [
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("fill", FILLS)
-def test_forty_kinds_of_records_keep_shape_and_finiteness(ledger, fill, places):
+def test_forty_kinds_of_records_keep_shape_and_finiteness(fill, places):
     images = np.random.default_rng(0).random((COUNT, *SHAPE))
     images[list(PLACES[places])] = FILLS[fill]
     one, each = Spec(SHAPE, 1, COUNT, (COUNT,)), Sensitive(images, EVEN, SPEC)
@@ -411,9 +415,9 @@ def test_forty_kinds_of_records_keep_shape_and_finiteness(ledger, fill, places):
     plan = Plan(tuple(Stage(verb, verb, 1.0, 10**5) for verb in verbs), REPLACE)
     routes = Plan((Stage("route", "route", 0.0, 10**5, Shards(SHARDS)),), REPLACE)  # no noise: a sampled plan takes seconds to price
     for box, classes in ((each, CLASSES), (single, 1)):
-        gate = Gate(box, plan, ledger, Budget(1e9), runtime=Runtime("cpu"))
+        gate = Gate(box, plan, Unwritten(), Budget(1e9), runtime=Runtime("cpu"))
         frame = torch.eye(DIM)
-        router = Gate(box, routes, ledger, Budget(math.inf), runtime=Runtime("cpu"))
+        router = Gate(box, routes, Unwritten(), Budget(math.inf), runtime=Runtime("cpu"))
         for query in NASTY:
             for door in (gate, router):
                 door.split(SHARDS, {"it": torch.zeros(SHARDS, DIM)})

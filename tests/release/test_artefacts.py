@@ -29,6 +29,8 @@ from privot.product import Product
 from privot.release import Guarantee, NoGuarantee, Release, verify
 from privot.synthesis import synthesize
 
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+
 QUICK = {"features": 200, "steps": 20, "hidden": 16}
 FILES = ("manifest.json", "manifest.sha256", "tensors.safetensors")
 

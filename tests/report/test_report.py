@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from specimens import GAUSSIAN, NONE, attack, box, facts, hand, reading, text, yaml
 
 from privot.errors import ReleaseError
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson
+from privot.product import Product
 from privot.release import Release
 from privot.report import Owner, write
 from privot.report.pictures import uri
@@ -319,3 +321,28 @@ def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
     with pytest.raises(ReleaseError, match="something else"):
         write(hand(), tmp_path / "out", name="toy", attacks=[attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)])
     assert (tmp_path / "out" / "README.md").read_text() == "mine"
+
+
+# The strip of a flow
+
+
+def with_strip(strip):
+    made = hand()
+    return replace(made, product=Product.set(made.product.tensors["images"], made.product.tensors["labels"], kept={"strip": strip}))
+
+
+def test_a_flow_shows_its_particles_on_their_way(tmp_path):
+    strip = torch.linspace(0, 1, 8).view(8, 1, 1, 1, 1).expand(8, 2, 1, 8, 8).half()
+    write(with_strip(strip), tmp_path / "out", name="toy")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "On their way" in text(tmp_path / "out")
+    assert page.count("of the flow") == 16
+    assert uri(torch.ones(1, 8, 8)) in page
+    write(hand(), tmp_path / "plain", name="toy")
+    assert "On their way" not in text(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("shape", [(8, 2, 8, 8), (8, 2, 3, 8, 8), (1, 2, 1, 8, 8), (500, 2, 1, 8, 8), (0, 2, 1, 8, 8), (8, 0, 1, 8, 8)])
+def test_what_is_no_strip_is_left_out(tmp_path, shape):
+    write(with_strip(torch.zeros(shape)), tmp_path / "out", name="toy")
+    assert "On their way" not in text(tmp_path / "out")

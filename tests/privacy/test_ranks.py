@@ -1,0 +1,441 @@
+"""Shards in several processes: the same answers to the bit, one ledger, one who writes, and an end in one line when one of them dies.
+
+Run as a script this file is a warm process that forks: each fork is one process of a run, as torchrun would start it, on CPUs.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+TESTS = Path(__file__).parents[1]
+SHAPE, CLASSES, COUNT, CRITICS = (1, 8, 8), 2, 60, 7  # 7 shards of 8 records: no number of processes divides them
+TINY = {
+    "critics": CRITICS, "steps": 4, "batch": 5, "block": 3, "lessons": 2, "warm": 1, "critic_batch": 4, "width": 2, "code": 3,
+    "channels": 2,
+}  # fmt: skip
+MOVED = 9  # a record of shard 2
+
+
+# One process of a run: what a fork does, given its folder
+
+
+def records(count=COUNT):
+    rng = np.random.default_rng(0)
+    return rng.random((count, *SHAPE), np.float32), np.arange(count) // CRITICS % CLASSES
+
+
+def box_of(images, labels):
+    from privot.data.records import Sensitive
+    from privot.data.spec import Spec
+
+    return Sensitive(images, labels, Spec(SHAPE, CLASSES), name="box")
+
+
+def gate_for(folder, method, noise=2.0, critics=CRITICS, given=None, run=None, **settings):
+    """A gate with seeded noise: then one process and several can be compared."""
+    from unwritten import Unpriced, Unwritten
+
+    from privot.methods import make
+    from privot.privacy.gate import Gate
+    from privot.privacy.ledger import Ledger
+    from privot.privacy.ranks import join
+    from privot.runtime import Runtime
+
+    maker = make(method, {**TINY, "critics": critics, "noise": noise, **settings})
+    box = box_of(*(given or records()))
+    plan = maker.plan(box.spec)
+    how = {"runtime": Runtime("cpu"), "insecure_seed": 5, "ranks": join(torch.device("cpu"), method)}
+    how["folder"] = None if run is None or how["ranks"].follows else folder / run
+    return maker, Gate(box, Unpriced(plan.stages, plan.neighbours), Ledger(folder / "x.jsonl"), Unwritten(), **how)
+
+
+def kept(folder, name, tensors):
+    """For the test to read; the only thing that a follower writes, and by its own hand."""
+    save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, folder / f"{name}-{rank()}.safetensors")
+
+
+def rank():
+    return int(os.environ.get("RANK", 0))
+
+
+def fitted(folder, method, **settings):
+    """A whole run behind a seeded gate: all answers, what was made, and what the shards have come to."""
+    from privot.runtime import Runtime, Streams, silent
+
+    maker, gate = gate_for(folder, method, **settings)
+    answers, verb = [], "poll" if method == "g-pate" else "route"
+    ask = getattr(gate, verb)
+    setattr(gate, verb, lambda *given, **more: (answers.append(ask(*given, **more)), answers[-1])[1])
+    made = maker.fit(gate, Streams(0, Runtime("cpu"), ranks=gate._ranks), silent)
+    states = {name: gate._ranks.gathered(value, CRITICS) for name, value in gate._shards[1].items()}
+    kept(folder, "made", {**{f"answer {n}": each for n, each in enumerate(answers)}, **made.tensors})
+    kept(folder, "states", states)
+
+
+def taught(folder, moved=False):
+    """What every process holds after lessons, with a record replaced or without."""
+    from privot.families.critics import Critics
+    from privot.runtime import silent
+
+    images, labels = records()
+    if moved:
+        images[MOVED] = 1 - images[MOVED]
+    _, gate = gate_for(folder, "gs-wgan", given=(images, labels))
+    draws = torch.Generator().manual_seed(1)
+    team = Critics(gate, torch.Generator().manual_seed(0), draws, CRITICS, 2, 4, 1e-3, 1.0)
+    team.begin(1, silent)
+    team.learn(torch.rand(CLASSES, 3, *SHAPE, generator=draws), torch.tensor([2, 5, 6]), 2, 5)
+    kept(folder, "held", gate._shards[1] | {"images": gate._shards[0].images})
+
+
+def big(state, row):
+    return state["it"] * 100 + row
+
+
+def routed(folder, planted=False):
+    """Rows without noise, each the word of one critic, clipped to 1; with a planted bug every process answers for all rows."""
+    from privot.privacy.ranks import Several
+
+    if planted:
+        asked = Several.asked
+        Several.asked = lambda self, shards: (asked(self, shards)[0], torch.ones(len(shards)))
+    _, gate = gate_for(folder, "gs-wgan", noise=0.0)
+    gate.split(CRITICS, {"it": torch.eye(CRITICS)})
+    kept(folder, "rows", {"rows": gate.route("slopes", big, torch.zeros(20), bound=1.0)})
+
+
+def polled(folder, times):
+    """A short stage, whose answers are kept for a run that goes on."""
+    _, gate = gate_for(folder, "g-pate", run="run")
+    gate.split(CRITICS, {"it": torch.eye(CRITICS)})
+    kept(folder, "polled", {str(turn): gate.poll("poll", lambda state: state["it"], bound=1.0) for turn in range(times)})
+
+
+def synthesized(folder, killed_at=None, resume=False, noise=0.0, method="gs-wgan"):
+    """The top, with a release; ``killed_at`` ends the last process there."""
+    from privot.methods import make
+    from privot.privacy.gate import Gate
+    from privot.runtime import Runtime
+    from privot.synthesis import synthesize
+
+    seen, update = [], Gate.update
+
+    def counted(self, *given, **more):
+        seen.append(1)
+        if killed_at == len(seen) and rank() == int(os.environ["WORLD_SIZE"]) - 1:
+            os._exit(9)
+        return update(self, *given, **more)
+
+    Gate.update = counted
+    steps = []
+    release = synthesize(
+        box_of(*records()), make(method, {**TINY, "steps": 20, "batch": 4, "noise": noise}), out=folder / "out", ledger=folder / "x.jsonl",
+        runtime=Runtime("cpu"), resume=resume, progress=lambda stage, step, of, **more: steps.append((stage, step)),
+    )  # fmt: skip
+    tensors = dict(sorted(release.product.tensors.items()))
+    kept(folder, "release", tensors | {"steps": torch.tensor([step for stage, step in steps if stage.startswith("training")] or [0])})
+
+
+def failing(images, labels, state):
+    if rank() == 1:
+        raise ValueError("secret 0.123")
+    return state
+
+
+def failed(folder):
+    """A query that fails on the shards of one process alone."""
+    _, gate = gate_for(folder, "gs-wgan")
+    gate.split(CRITICS, {"it": torch.zeros(CRITICS)})
+    try:
+        gate.update(failing)
+    finally:
+        (folder / f"closed-{rank()}").write_text(str(len(gate._stages)))
+
+
+def refused(folder, why):
+    """What is refused before anything is charged."""
+    from privot.privacy.ranks import join
+
+    if why == "settings":
+        join(torch.device("cpu"), f"run {rank()}")
+    elif why == "shards":
+        gate_for(folder, "gs-wgan", critics=1)[1].split(1, {"it": torch.zeros(1)})
+    elif why == "records":
+        gate_for(folder, "gs-wgan", given=records(COUNT + rank()))[1].split(CRITICS, {"it": torch.zeros(CRITICS)})
+
+
+# The warm process
+
+
+def child(order, number):
+    """One fork: what it writes, by path, and the one line it ends with."""
+    folder = Path(order["folder"])
+    written, line = [], ""
+
+    def hook(event, given):
+        if event == "open" and isinstance(given[1], str) and any(letter in given[1] for letter in "wax+"):
+            written.append(str(given[0]))
+
+    os.dup2(2, 1)
+    if order["count"] > 1:
+        os.environ |= {"RANK": str(number), "WORLD_SIZE": str(order["count"]), "LOCAL_RANK": str(number)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
+    sys.addaudithook(hook)
+    from privot.errors import PrivotError
+
+    try:
+        globals()[order["scene"]](folder, **order["given"])
+    except PrivotError as error:
+        line = f"{type(error).__name__}: {error}"
+    own = [each for each in written if not each.endswith(f"-{number}")]
+    (folder / f"end-{number}.json").write_text(json.dumps({"line": line, "written": own}))
+
+
+def serve():
+    import privot.families.critics
+    import privot.synthesis  # noqa: F401 (imported once, for all forks)
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        fitted(Path(folder), "gs-wgan")  # what is imported late is imported here
+    for line in sys.stdin:
+        order, children = json.loads(line), []
+        for number in range(order["count"]):
+            if not (fork := os.fork()):
+                code = 1
+                try:
+                    child(order, number)
+                    code = 0
+                finally:
+                    sys.stderr.flush()
+                    os._exit(code)
+            children.append(fork)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in children]
+        print(json.dumps(codes), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
+
+
+# The tests
+
+
+@pytest.fixture(scope="module")
+def forks():
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
+    )  # fmt: skip
+    yield process
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def run(forks, tmp_path):
+    """``run(scene, count)``: (its folder, the last line of each process); what dies without a line has None."""
+    number = itertools.count()
+
+    def go(scene, count, folder=None, **given):
+        folder = folder or tmp_path / f"{scene}-{next(number)}"
+        folder.mkdir(exist_ok=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        forks.stdin.write(json.dumps({"scene": scene, "count": count, "folder": str(folder), "given": given, "port": port}) + "\n")
+        forks.stdin.flush()
+        json.loads(forks.stdout.readline())
+        ends = []
+        for each in range(count):
+            with contextlib.suppress(FileNotFoundError):
+                ends.append(json.loads((file := folder / f"end-{each}.json").read_text()))
+                file.unlink()
+                assert each == 0 or not ends[-1]["written"]  # followers write nothing
+                continue
+            ends.append({"line": None})
+        return folder, [each["line"] for each in ends]
+
+    return go
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "counts"), [("gs-wgan", {}, (2, 3)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))]
+)
+def test_several_processes_give_the_answers_of_one_to_the_bit(run, method, settings, counts):
+    folder, lines = run("fitted", 1, method=method, **settings)
+    made, states = (load_file(folder / f"{name}-0.safetensors") for name in ("made", "states"))
+    assert lines == [""]
+    assert sum(name.startswith("answer") for name in made) == TINY["steps"]
+    for count in counts:
+        folder, lines = run("fitted", count, method=method, **settings)
+        assert lines == [""] * count
+        assert same(states, load_file(folder / "states-0.safetensors"))
+        for each in range(count):  # what the others take for public is the leader's
+            assert same(made, load_file(folder / f"made-{each}.safetensors"))
+
+
+def test_a_record_reaches_one_shard_in_one_process(run):
+    """Neighbours: of all that the processes hold, one state and one record differ."""
+    folders = [run("taught", 3, moved=moved)[0] for moved in (False, True)]
+    held = [[load_file(folder / f"held-{each}.safetensors") for each in range(3)] for folder in folders]
+    whole = load_file(run("taught", 1)[0] / "held-0.safetensors")
+    for each in range(3):
+        for name, value in held[0][each].items():
+            assert torch.equal(value, whole[name][each::3])
+            moved = (value != held[1][each][name]).flatten(1).any(1).tolist()
+            assert moved == [each == MOVED % CRITICS % 3 and place == MOVED % CRITICS // 3 for place in range(len(value))], name
+
+
+def test_a_row_is_the_word_of_one_critic_whoever_holds_it(run):
+    rows = [load_file(run("routed", count)[0] / "rows-0.safetensors")["rows"] for count in (1, 3)]
+    assert torch.equal(*rows)
+    torch.testing.assert_close(rows[1].norm(dim=1), torch.ones(20, dtype=torch.float64))
+    assert (rows[1].count_nonzero(1) == 1).all()
+
+
+def test_planted_answers_of_all_processes_are_caught(run):
+    """Then a row has the words of three critics, and a bound of 1 is no bound."""
+    rows = load_file(run("routed", 3, planted=True)[0] / "rows-0.safetensors")["rows"]
+    assert rows.norm(dim=1).max() > 1.1
+
+
+def entries(folder):
+    return [json.loads(line) for line in (folder / "x.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_dead_process_ends_the_run_in_a_line_and_the_charge_stays(run, count):
+    """And another number of processes, or one alone, goes on from there."""
+    folder, lines = run("synthesized", count, killed_at=12)
+    assert lines[-1] is None  # it is dead
+    for line in lines[:-1]:
+        assert line.startswith("RankError: another process of this run has ended")
+        assert "\n" not in line
+    kinds = [each["kind"] for each in entries(folder)]
+    assert kinds.count("reserve") == 1
+    taken = max(each["last"] for each in entries(folder) if each["kind"] == "ask")
+    assert taken >= 4 * 10 - 1  # of 11 updates the first warmed up
+    assert not (folder / "out").exists()
+    folder, lines = run("synthesized", 5 - count, folder, resume=True)
+    assert lines == [""] * (5 - count)
+    asked = [(each["first"], each["last"]) for each in entries(folder) if each["kind"] == "ask"]
+    assert [each["kind"] for each in entries(folder)].count("reserve") == 1
+    assert all(later[0] > before[1] for before, later in itertools.pairwise(asked))
+    made = [load_file(folder / f"release-{each}.safetensors") for each in range(5 - count)]
+    assert made[0].pop("steps")[0] > 10  # it went on, and did not warm up anew
+    assert all(other.pop("steps").tolist() == [0] for other in made[1:])  # followers show no progress
+    assert all(same(made[0], other) for other in made)
+    assert (folder / "out" / "manifest.json").exists()
+    assert not list(folder.glob("*.vault*"))
+
+
+def test_kept_answers_come_again_to_all(run):
+    """A run of two processes that goes on with three: the first answer is not asked anew, and nobody is left behind."""
+    folder, lines = run("polled", 2, times=1)
+    first = load_file(folder / "polled-0.safetensors")
+    before = entries(folder)
+    assert lines == [""] * 2
+    again, lines = run("polled", 3, folder, times=2)
+    assert lines == [""] * 3
+    found = [load_file(again / f"polled-{each}.safetensors") for each in range(3)]
+    assert all(same(found[0], other) for other in found)
+    assert torch.equal(found[0]["0"], first["0"])
+    assert entries(folder)[: len(before)] == before
+    assert [each["kind"] for each in entries(folder)[len(before) :]] == ["ask", "commit"]
+
+
+def test_a_query_that_fails_in_one_process_closes_the_gate_of_all(run):
+    folder, lines = run("failed", 3)
+    assert all(line.startswith("QueryError: a query failed on the secret side") for line in lines)
+    assert not any("0.123" in line for line in lines)
+    assert [(folder / f"closed-{each}").read_text() for each in range(3)] == ["0"] * 3
+
+
+@pytest.mark.parametrize(("why", "said"), [("settings", "different settings"), ("shards", "start fewer"), ("records", "the same records")])
+def test_what_does_not_fit_is_refused_by_all(run, why, said):
+    _, lines = run("refused", 2, why=why)
+    assert all(said in line for line in lines)
+
+
+@pytest.mark.parametrize("stages", [(), ("sum",), ("poll", "sum")])
+def test_other_answers_than_of_shards_are_refused(box, ledger, stages):
+    """And so are methods that open the box."""
+    from unwritten import Unwritten
+
+    from privot.errors import PlanError
+    from privot.privacy.gate import Gate
+    from privot.privacy.plan import Neighbours, Plan, Stage
+    from privot.privacy.ranks import Several
+
+    plan = Plan(tuple(Stage(verb, verb, 0.0) for verb in stages), Neighbours.REPLACE)
+    with pytest.raises(PlanError, match="without torchrun"):
+        Gate(box, plan, ledger, Unwritten(), ranks=Several(1, 2, False))
+    assert not ledger.path.exists()
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    from privot.errors import SettingError
+    from privot.runtime import Runtime
+
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name, value in (("RANK", "6"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "2"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert Runtime().target == torch.device("cuda:2")
+    assert chosen == [torch.device("cuda:2")]
+    assert Runtime("cpu").target == torch.device("cpu")
+    with pytest.raises(SettingError, match="of its own"):
+        Runtime("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(SettingError, match="as it has GPUs"):
+        Runtime()
+
+
+def test_without_torchrun_there_is_one(monkeypatch):
+    from privot.privacy.ranks import Alone, join, place
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.distributed, "init_process_group", None)
+    assert place() == (0, 1, 0)
+    assert type(join(torch.device("cpu"), "run")) is Alone
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert place() == (0, 1, 0)
+
+
+@pytest.mark.slow
+def test_torchrun_makes_one_release_and_speaks_once(tmp_path):
+    settings = [word for key, value in {**TINY, "steps": 20, "noise": 3.0}.items() for word in ("--set", f"{key}={value}")]
+    words = ["-m", "privot", "synthesize", "digits", "--method", "gs-wgan", "--out", tmp_path / "out", "--device", "cpu", *settings]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    environment = {**os.environ, "PRIVOT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("guarantee ") == 1
+    assert done.stderr.count("training the generator: 20 of 20") == 1
+    (ledger,) = (tmp_path / "home" / "ledgers").glob("*.jsonl")
+    assert [json.loads(line)["kind"] for line in ledger.read_text().splitlines()].count("reserve") == 1
+    from privot.release import verify
+
+    assert verify(tmp_path / "out")["digests"] == "ok"
