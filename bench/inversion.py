@@ -1,0 +1,342 @@
+"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), the noise curve, speed, and the certificate beside attacks. Markdown rows.
+
+    python bench/inversion.py table2 --data mnist fashion-mnist svhn cifar100 --images 300
+    python bench/inversion.py table3 --images 20 | table4 --images 20 | table5 --images 100 | variants --images 20
+    python bench/inversion.py curve --data fashion-mnist svhn cifar100 --images 50 [--clip 1]
+    python bench/inversion.py speed --images 300 --alone 3 | certificate --images 50 | optimisers --images 100
+
+Each part runs alone; on one CPU thread take --images 8. Records are of the test split, drawn by the seed; each victim has its own net.
+Success is a pixel MSE under --threshold after clamping, with its Clopper-Pearson interval (95 %). "To threshold" counts gradient
+evaluations until the true error first falls under it, which an attacker cannot see; "paired" are medians of ratios over victims that both
+attacks solved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from merf import commit, hardware
+from torch import Tensor
+
+import privot
+from privot.attacks.inversion import closed_form
+from privot.attacks.inversion.attacking import ATTACKS, Attack, invert
+from privot.attacks.inversion.certificate import certify
+from privot.attacks.inversion.defences import Clipped, Noise
+from privot.attacks.inversion.judging import Judgement, judge
+from privot.attacks.inversion.labels import recovered
+from privot.attacks.inversion.nets import NETS, drawn
+from privot.attacks.inversion.optimising import Phase
+from privot.attacks.inversion.promises import Training, promise
+from privot.attacks.inversion.refining import refine
+from privot.attacks.inversion.victims import Found, Problem
+from privot.release import Guarantee
+from privot.runtime import Runtime
+
+SEED = {  # of Wang et al., Table 2: success of DLG and WDLG
+    "mnist": (0.82, 0.86), "fashion-mnist": (0.84, 0.88), "svhn": (0.79, 0.86), "cifar100": (0.76, 0.81),
+}  # fmt: skip
+TABLE3 = {  # DLG, R-GAP, WDLG
+    ("lenet", "mnist"): (0.0037, 0.0012, 0.0014), ("cnn6", "mnist"): (0.015, 0.0068, 0.0057),
+    ("lenet", "cifar10"): (0.013, 0.0048, 0.0045), ("cnn6", "cifar10"): (0.0513, 0.0258, 0.028),
+}  # fmt: skip
+NEVER = 10**9
+
+
+@dataclass
+class Case:
+    """Victims with what is behind their updates; ``given`` are labels that the attacker has (one logit tells none)."""
+
+    problem: Problem
+    images: Tensor
+    labels: Tensor
+    given: Tensor | None
+
+
+def case(data: str, asked: argparse.Namespace, net: str = "lenet", batch: int = 1, defence: Any = None, count: int | None = None) -> Case:
+    box, count = privot.load(data, "test", public=True), count or asked.images
+    assert isinstance(box, privot.Public)
+    generator = torch.Generator().manual_seed(asked.seed)
+    images, labels = box.records()
+    order = torch.randperm(len(labels), generator=generator)[: count * batch]
+    if batch > 1:  # distinct labels in a batch, as the papers have it
+        order = torch.cat([_distinct(labels, batch, generator) for _ in range(count)])
+    device, one = Runtime(asked.device).target, net == "cnn6"
+    images, labels = (each[order].unflatten(0, (count, batch)).to(device) for each in (images, labels % 2 if one else labels))
+    make, loss, reach = NETS[net]
+    made = make(box.spec.shape, 1 if one else box.spec.classes).to(device)
+    weights = {name: each.to(device) for name, each in drawn(made, count, generator, reach).items()}
+    problem = Problem.of(made, loss, images, labels, weights, defence, generator=generator)
+    return Case(problem, images, labels, labels if one else None)
+
+
+def _distinct(labels: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    classes = torch.randperm(int(labels.max()) + 1, generator=generator)[:batch]
+    places = [(labels == label).nonzero()[:, 0] for label in classes]
+    return torch.stack([each[torch.randint(len(each), (), generator=generator)] for each in places])
+
+
+@dataclass
+class Run:
+    found: Found
+    judged: Judgement
+    first: Tensor  # [N], evaluations until the error is under the threshold
+    seconds: float
+
+    def cells(self) -> list[str]:
+        known = self.first[self.first < NEVER].double()
+        return [
+            f"{self.judged.leaked:.2f} ({self.judged.low:.2f} to {self.judged.high:.2f})", f"{float(self.judged.labels.mean()):.2f}",
+            f"{known.median():.0f}" if len(known) else "–", f"{self.found.steps.double().mean():.0f}", f"{self.judged.mse.median():.2g}",
+            f"{self.seconds:.1f}",
+        ]  # fmt: skip
+
+
+HEAD = ("success", "labels", "to threshold", "steps", "median MSE", "seconds")
+
+
+def run(each: Case, attack: Attack, asked: argparse.Namespace, restarts: int = 0) -> Run:
+    first = torch.full((len(each.images),), NEVER, device=each.images.device)
+
+    def watch(step: int, which: Tensor, images: Tensor) -> None:
+        close = (images.clamp(0, 1) - each.images[which]).square().flatten(1).mean(1) < asked.threshold
+        first[which] = torch.where(close, first[which].clamp(max=step), first[which])
+
+    settle(each.images.device)
+    start = time.perf_counter()
+    found = invert(each.problem, attack, labels=each.given, restarts=restarts, seed=asked.seed, watch=watch)
+    settle(each.images.device)
+    return Run(found, judge(found, each.images, each.labels, asked.threshold), first, time.perf_counter() - start)
+
+
+def settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def head(*cells: str) -> None:
+    print()
+    row(*cells)
+    row(*("---" for _ in cells))
+
+
+def paired(one: Run, two: Run) -> str:
+    """How many times the evaluations of ``two`` ``one`` needs, the median over victims that both solved."""
+    both = (one.first < NEVER) & (two.first < NEVER)
+    return f"{(one.first[both] / two.first[both]).median():.2f} ({int(both.sum())} pairs)" if both.any() else "–"
+
+
+def settings(colour: bool) -> dict[str, tuple[str, int, float, int]]:
+    """Optimiser, evaluations, rate, restarts: the paper's; the published code's; the best found here."""
+    many = 4000 if colour else 1000
+    short = {} if colour else {"L-BFGS 0.1": ("lbfgs", many, 0.1, 0)}  # too slow for colour
+    published = {"Adam 0.1": ("adam", 500, 0.1, 0), "L-BFGS 1": ("lbfgs", many, 1.0, 0)}
+    return published | short | {"L-BFGS search": ("lbfgs-search", many, 1.0, 2)}
+
+
+def table2(asked: argparse.Namespace) -> None:
+    head("data", "optimiser", "attack", *HEAD, "paper")
+    for data in asked.data:
+        each = case(data, asked)
+        for name, (optimiser, steps, rate, restarts) in settings(each.images.shape[2] == 3).items():
+            if asked.optimiser and name.split()[0].lower() not in asked.optimiser:
+                continue
+            runs = {}
+            for attack in ("dlg", "idlg", "wdlg"):
+                runs[attack] = run(each, ATTACKS[attack].under(optimiser, asked.steps or steps, rate), asked, restarts)
+                theirs = dict(zip(("dlg", "wdlg"), SEED.get(data, ()), strict=False)).get(attack, "–")
+                row(data, f"{name}, {restarts} restarts" if restarts else name, attack, *runs[attack].cells(), theirs)
+            gains = f"DLG/WDLG {paired(runs['dlg'], runs['wdlg'])}, iDLG/WDLG {paired(runs['idlg'], runs['wdlg'])}"
+            row(data, name, "paired", gains, *("" for _ in range(len(HEAD))))
+
+
+def optimisers(asked: argparse.Namespace) -> None:
+    """The measured table of the specification: DLG, iDLG and WDLG under each optimiser, and the hybrid."""
+    head("data", "optimiser", "attack", *HEAD)
+    for data in asked.data:
+        each = case(data, asked)
+        for optimiser, steps, rate in (("lbfgs", 1000, 1.0), ("lbfgs", 1000, 0.1), ("lbfgs-search", 1000, 1.0), ("adam", 500, 0.1)):
+            for attack in ("dlg", "idlg", "wdlg"):
+                row(data, f"{optimiser} {rate:g}", attack, *run(each, ATTACKS[attack].under(optimiser, steps, rate), asked).cells())
+        row(data, "Adam, then L-BFGS", "hybrid", *run(each, ATTACKS["hybrid"], asked).cells())
+
+
+def variants(asked: argparse.Namespace) -> None:
+    """Which readings of WDLG reconstruct."""
+    head("data", "attack", "what it is", *HEAD)
+    for data in asked.data:
+        each = case(data, asked)
+        for name, attack in ATTACKS.items():
+            if name.startswith("wdlg") or name == "cosine":
+                shown = attack.under(attack.phases[0].optimiser, asked.steps)
+                row(data, name, attack.title, *run(each, shown, asked).cells())
+
+
+def table3(asked: argparse.Namespace) -> None:
+    head("net", "data", "attack", "mean MSE", "median MSE", "worst MSE", "seconds", "paper")
+    for (net, data), theirs in TABLE3.items():
+        if data not in asked.data:
+            continue
+        each = case(data, asked, net)
+        steps = asked.steps or (1000 if each.images.shape[2] == 1 else 4000)
+        ways: dict[str, Callable[[], tuple[Judgement, float]]] = {
+            "DLG" if net == "lenet" else "DLG, label known": lambda: _searched(each, "dlg" if net == "lenet" else "idlg", steps, asked),  # noqa: B023
+            "R-GAP": lambda: _closed(each, asked),  # noqa: B023
+            "WDLG": lambda: _searched(each, "wdlg", steps, asked),  # noqa: B023
+        }
+        for (name, way), figure in zip(ways.items(), theirs, strict=True):
+            judged, took = way()
+            row(net, data, name, f"{judged.mse.mean():.2g}", f"{judged.mse.median():.2g}", f"{judged.mse.max():.2g}", f"{took:.1f}", figure)
+
+
+def _searched(each: Case, attack: str, steps: int, asked: argparse.Namespace) -> tuple[Judgement, float]:
+    done = run(each, ATTACKS[attack].under("lbfgs-search", steps), asked)
+    return done.judged, done.seconds
+
+
+def _closed(each: Case, asked: argparse.Namespace) -> tuple[Judgement, float]:
+    start = time.perf_counter()
+    found = closed_form.invert(each.problem)
+    settle(each.images.device)
+    return judge(found, each.images, each.labels, asked.threshold), time.perf_counter() - start
+
+
+def table4(asked: argparse.Namespace) -> None:
+    head("data", "objective", "batch", "labels", "loss", "mean MSE", "median MSE", "images under threshold")
+    for data in asked.data:
+        for batch in (1, 4):
+            each = case(data, asked, batch=batch)
+            for name, attack in (("D_DLG", "idlg"), ("D_EM", "wdlg")):
+                done = run(each, ATTACKS[attack].under("lbfgs-search", asked.steps or 4000), asked)
+                cells = (f"{done.found.loss.median():.2g}", f"{done.judged.mse.mean():.2g}", f"{done.judged.mse.median():.2g}")
+                share = (done.judged.mse < asked.threshold).double().mean()
+                row(data, name, batch, f"{float(done.judged.labels.mean()):.2f}", *cells, f"{share:.2f}")
+
+
+def table5(asked: argparse.Namespace) -> None:
+    head("data", "attack", "loss", *HEAD)
+    for data in asked.data:
+        each = case(data, asked)
+        for name, attack in (("DLG", "dlg"), ("+ label", "idlg"), ("+ Wasserstein", "wdlg")):
+            done = run(each, ATTACKS[attack].under("lbfgs", asked.steps or 4000), asked)
+            row(data, name, f"{done.found.loss.median():.2g}", *done.cells())
+
+
+def curve(asked: argparse.Namespace) -> None:
+    """Section 4.5: noise against what is left, next to the epsilon of a training run with that multiplier."""
+    training = Training(60_000, 256, 1000)
+    drawn_as = f"Poisson draws of {training.batch} of {training.size}, delta {training.delta:g}, one record more or less"
+    print(f"\nepsilon: {training.steps} steps of DP-SGD, {drawn_as}")
+    head("data", "clip", "noise", "std of an entry", "rms of an entry", "PSNR", "SSIM", "success", "labels", "certified PSNR", "epsilon")
+    scales = (
+        (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0, 2.0, 4.0, 10.0) if asked.clip else (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 2.0, 4.0, 10.0)
+    )
+    for data in asked.data:
+        for scale in scales:
+            defence = Clipped(asked.clip, scale) if asked.clip else Noise(scale)
+            each = case(data, asked, defence=defence)
+            steps = asked.steps or 1000
+            attack = Attack("directions", (Phase("cosine", "lbfgs-search", steps),)) if asked.clip else ATTACKS["hybrid"]
+            done = run(each, attack, asked)
+            some = torch.arange(min(4, len(each.images)), device=each.images.device)
+            sure = certify(each.problem.pick(some), each.images[some], each.labels[some], defence).psnr(defence.noise_std).median()
+            plain = case(data, asked, count=4).problem.update if not asked.clip else each.problem.update
+            rms = torch.cat([value.flatten() for value in plain.values()]).square().mean().sqrt()
+            claim = promise(defence, training)
+            epsilon = f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none"
+            told = float((recovered(each.problem) == each.labels).double().mean())
+            figures = (
+                f"{done.judged.psnr.mean():.1f}",
+                f"{done.judged.ssim.mean():.3f}",
+                f"{done.judged.leaked:.2f}",
+                f"{told:.2f}",
+                f"{sure:.1f}",
+            )
+            row(data, asked.clip or "none", f"{scale:g}", f"{defence.noise_std:g}", f"{rms:.2g}", *figures, epsilon)
+
+
+def speed(asked: argparse.Namespace) -> None:
+    head("data", "attack", "victims", "all as one, s", "alone, s each", "one after another, s (from those)", "times as fast")
+    for data in asked.data:
+        each = case(data, asked)
+        attack = ATTACKS["wdlg"].under("lbfgs", asked.steps or 1000)
+        run(
+            Case(each.problem.pick(torch.arange(2, device=each.images.device)), each.images[:2], each.labels[:2], None),
+            attack.under("lbfgs", 20),
+            asked,
+        )
+        whole = run(each, attack, asked)
+        alone = []
+        for place in range(asked.alone):
+            only = torch.tensor([place], device=each.images.device)
+            alone.append(run(Case(each.problem.pick(only), each.images[only], each.labels[only], None), attack, asked).seconds)
+        mean = sum(alone) / len(alone)
+        total = mean * asked.images
+        row(
+            data,
+            "wdlg, L-BFGS 1",
+            asked.images,
+            f"{whole.seconds:.1f}",
+            f"{mean:.2f} (of {len(alone)})",
+            f"{total:.0f}",
+            f"{total / whole.seconds:.0f}",
+        )
+
+
+def certificate(asked: argparse.Namespace) -> None:
+    head("data", "noise std", "predicted MSE", "attack", "measured MSE", "measured / predicted", "seconds for the certificates")
+    hybrid = Attack("hybrid", (Phase("norm", "adam", 100, 0.1), Phase("squared", "lbfgs-search", asked.steps or 900)))
+    for data in asked.data:
+        clean = case(data, asked)
+        start = time.perf_counter()
+        sure = certify(clean.problem, clean.images, clean.labels)  # of victim and net alone: one serves every noise
+        settle(clean.images.device)
+        took = time.perf_counter() - start
+        for std in (1e-3, 3e-3, 1e-2):
+            each, predicted = case(data, asked, defence=Noise(std)), sure.mse(std)
+            searched = run(each, hybrid, asked)
+            best = judge(refine(each.problem, searched.found), each.images, each.labels, asked.threshold)
+            for name, measured in (("hybrid", searched.judged.mse[:, 0]), ("hybrid, refined in the box", best.mse[:, 0])):
+                ratio = (measured / predicted).median()
+                row(data, f"{std:g}", f"{predicted.median():.3g}", name, f"{measured.median():.3g}", f"{ratio:.2f}", f"{took:.1f}")
+
+
+PARTS: dict[str, tuple[Callable[[argparse.Namespace], None], Iterable[str]]] = {
+    "table2": (table2, SEED), "table3": (table3, ("mnist", "cifar10")), "table4": (table4, ("cifar10",)), "table5": (table5, ("cifar10",)),
+    "optimisers": (optimisers, ("fashion-mnist",)), "variants": (variants, ("fashion-mnist",)),
+    "curve": (curve, ("fashion-mnist", "svhn", "cifar100")), "speed": (speed, ("fashion-mnist",)),
+    "certificate": (certificate, ("fashion-mnist",)),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--data", nargs="+", help="else the part's own")
+    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--steps", type=int, help="gradient evaluations at most; else the part's own")
+    parser.add_argument("--optimiser", nargs="+", choices=("adam", "l-bfgs"), help="of table2")
+    parser.add_argument("--clip", type=float, help="of curve: noise is then a multiplier")
+    parser.add_argument("--alone", type=int, default=3, help="of speed: victims that are attacked one after another")
+    parser.add_argument("--threshold", type=float, default=1e-2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    asked = parser.parse_args()
+    function, own = PARTS[asked.part]
+    asked.data = asked.data or list(own)
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}, {asked.images} victims", flush=True)
+    function(asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""One call on a model of one's own: what does not fit is refused, what leaks is found, and a failed attack is never called safe."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from privot.attacks.inversion import audit
+from privot.attacks.inversion.judging import judge
+from privot.attacks.inversion.victims import Found
+from privot.data import load
+from privot.errors import DataError, SettingError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Own(nn.Module):
+    def __init__(self, bend=torch.sigmoid):
+        super().__init__()
+        self.first, self.last, self.bend = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(512, 10), bend
+
+    def forward(self, x):
+        return self.last(self.bend(self.first(x)).flatten(1))
+
+
+@cache
+def model():
+    torch.manual_seed(0)
+    return Own()
+
+
+def digits(count=1, start=0):
+    images, labels = load("digits", public=True).records()
+    return images[start : start + count], labels[start : start + count]
+
+
+def sent(net, batch):
+    found = torch.autograd.grad(F.cross_entropy(net(batch[0]), batch[1]), list(net.parameters()))
+    return {name: each for (name, _), each in zip(net.named_parameters(), found, strict=True)}
+
+
+def scaled(update, factor, noise=0.0):
+    generator = torch.Generator().manual_seed(0)
+    return {name: factor * each + noise * torch.randn(each.shape, generator=generator) for name, each in update.items()}
+
+
+def tiers(found):
+    return {tier.name: tier for tier in found.tiers}
+
+
+@pytest.mark.parametrize("factor", [1.0, -0.01])  # a gradient, and the step that a client made with it
+def test_an_update_as_it_is_leaks_all(factor):
+    batch = digits()
+    found = audit(model(), F.cross_entropy, batch, scaled(sent(model(), batch), factor), restarts=0, targets=(15,))
+    assert found.leaks
+    assert found.labels == 1
+    assert found.fit == pytest.approx(1 if factor > 0 else -1, abs=1e-5)
+    assert found.scale == pytest.approx(factor, rel=1e-4)
+    assert tiers(found)["closed form"].mse < 1e-8
+    assert found.noise_std == 0
+    assert found.noise_for[15] > 1e-4
+    assert (found.images - batch[0]).abs().max() < 1e-3
+    assert "leaks" in found.sentence
+    json.dumps(found.to_json())
+
+
+def test_the_noise_that_was_said_to_stop_it_stops_it():
+    batch = digits()
+    plain = sent(model(), batch)
+    needed = audit(model(), F.cross_entropy, batch, plain, restarts=0, targets=(10,)).noise_for[10]
+    found = audit(model(), F.cross_entropy, batch, scaled(plain, 1.0, needed), restarts=0, defended=True, targets=(), threshold=1e-2)
+    assert found.noise_std == pytest.approx(needed, rel=0.1)
+    assert not found.leaks
+    assert abs(found.tiers[0].psnr - 10) < 2
+    assert all(tier.mse is None or tier.psnr < 13 for tier in found.tiers)
+    assert "refined" in tiers(found)
+    assert found.labels == 1  # labels outlive the image
+    assert "no proof" in found.sentence
+
+
+def test_under_a_little_noise_the_best_attack_is_as_good_as_predicted():
+    batch = digits()
+    found = audit(model(), F.cross_entropy, batch, scaled(sent(model(), batch), 1.0, 1e-5), restarts=0, defended=True, targets=())
+    assert found.leaks
+    assert abs(tiers(found)["refined"].psnr - tiers(found)["certificate"].psnr) < 4  # one draw on 64 values; means: test_certificate
+
+
+def test_a_model_that_is_no_chain_still_gets_its_certificate():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+    batch = digits()
+    found = audit(net, F.cross_entropy, batch, sent(net, batch), restarts=0, targets=())
+    assert tiers(found)["closed form"].mse is None
+    assert "optimising" in tiers(found)["closed form"].note
+    assert "rank" in tiers(found)["certificate"].note
+    assert found.worst is not None
+
+
+def test_a_batch_behind_a_relu():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    batch = digits(3)
+    found = audit(net, F.cross_entropy, batch, sent(net, batch), restarts=0, targets=())
+    assert tiers(found)["closed form"].mse < 1e-8
+    assert found.images.shape == (3, 1, 8, 8)
+
+
+def test_what_does_not_fit_is_refused():
+    batch, other = digits(), digits(1, 5)
+    update = sent(model(), batch)
+    torch.manual_seed(7)
+    for wrong, given in [(Own(), batch), (model(), other)]:
+        with pytest.raises(DataError, match=r"does not fit.*defended=True"):
+            audit(wrong, F.cross_entropy, given, update)
+    with pytest.raises(DataError, match=r"last\.bias is missing"):
+        audit(model(), F.cross_entropy, batch, {name: each for name, each in update.items() if name != "last.bias"})
+    with pytest.raises(DataError, match="not finite"):
+        audit(model(), F.cross_entropy, batch, {name: each / 0 for name, each in update.items()})
+    with pytest.raises(DataError, match="0 everywhere"):
+        audit(model(), F.cross_entropy, batch, {name: each * 0 for name, each in update.items()})
+    with pytest.raises(DataError, match="labels"):
+        audit(model(), F.cross_entropy, (batch[0], batch[1] + 10), update)
+    with pytest.raises(DataError, match=r"images \[b, c, h, w\]"):
+        audit(model(), F.cross_entropy, (batch[0][0], batch[1]), update)
+    with pytest.raises(DataError, match="not finite"):
+        audit(model(), F.cross_entropy, (batch[0] / 0, batch[1]), update)
+    noisy = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    with pytest.raises(SettingError, match=r"eval\(\)"):
+        audit(noisy, F.cross_entropy, batch, sent(noisy, batch))
+
+
+def test_batch_norm_with_running_statistics():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10)).eval()
+    batch = digits()
+    found = audit(net, F.cross_entropy, batch, sent(net, batch), restarts=0, targets=())
+    assert tiers(found)["certificate"].mse is not None
+
+
+# Judging
+
+
+def found_of(images, labels):
+    count = torch.zeros(len(images))
+    return Found(images, labels, count.long(), count)
+
+
+def test_a_batch_is_matched_and_labels_are_judged_apart():
+    images, labels = digits(6)
+    images, labels = images.view(2, 3, 1, 8, 8), labels.view(2, 3)
+    mixed = images[:, [2, 0, 1]].clone()
+    mixed[1] = 0.5
+    seen = judge(found_of(mixed, labels.flip(1)), images, labels)
+    assert seen.order[0].tolist() == [1, 2, 0]
+    assert seen.mse[0].max() == 0
+    assert seen.psnr[0].isinf().all()
+    assert seen.labels.tolist() == [1, 1]
+    assert seen.leaked == 0.5
+    assert seen.low < 0.05
+    assert seen.high > 0.95
+    assert seen.to_json()["label_accuracy"] == 1
+
+
+def test_values_outside_the_box_are_clamped_and_other_boxes_are_brought_to_one():
+    images, labels = digits(1)
+    images, labels = images[None], labels[None]
+    bold = torch.where(images > 0.5, images + 3, images - 3)
+    assert judge(found_of(bold, labels), images.round(), labels).mse.max() < 1e-12
+    wide = judge(found_of(images * 2 - 0.8, labels), images * 2 - 1, labels, bounds=(-1.0, 1.0))
+    plain = judge(found_of(images + 0.1, labels), images, labels)
+    assert torch.allclose(wide.mse, plain.mse, atol=1e-6)
+    assert judge(found_of(images * torch.nan, labels), images, labels).mse.isfinite().all()
+    with pytest.raises(DataError, match="alike"):
+        judge(found_of(images[:, :, :, 1:], labels), images, labels)
