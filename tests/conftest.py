@@ -1,7 +1,9 @@
 """What many tests begin with: an empty ledger, a small sealed box, the command line."""
 
+import os
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,10 @@ from privot.data.spec import Spec
 from privot.demo import threads
 from privot.privacy import accounting
 from privot.privacy.ledger import Ledger
+
+BESIDE = Path(__file__).parents[1].parent / "shared" / "data"  # real data and weights, where they lie beside the project
+if BESIDE.is_dir():
+    os.environ.setdefault("PRIVOT_DATA", str(BESIDE))
 
 
 @pytest.fixture(scope="module")
