@@ -12,13 +12,13 @@ several rounds, all taken in turn; on one thread of a CPU they are processor tim
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from surroundings import pot
 from torch import Tensor
 
 from privot.transport.absolute import city_block, distances, signs
@@ -26,17 +26,6 @@ from privot.transport.entropic import entropic, likelihood, settle
 from privot.transport.sinkhorn import squared_euclidean
 
 CHECKED = 1e-5
-
-
-def pot() -> Any:
-    """The package POT, or None; kept from loading other frameworks, which would take the GPU's memory."""
-    for backend in ("JAX", "CUPY", "TENSORFLOW"):
-        os.environ.setdefault(f"POT_BACKEND_DISABLE_{backend}", "1")
-    try:
-        import ot
-    except ImportError:
-        return None
-    return ot
 
 
 def seconds(ways: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, float]:

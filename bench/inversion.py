@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
-from merf import commit, hardware
+from surroundings import commit, hardware
 from torch import Tensor
 
 import privot

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from merf import commit, hardware
+from surroundings import commit, hardware
 
 import privot
 from privot.attacks.membership import lira

@@ -8,29 +8,16 @@ The data must be at hand (PRIVOT_DATA). Each run has a throw-away ledger: this i
 from __future__ import annotations
 
 import argparse
-import platform
-import subprocess
 import tempfile
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
+from surroundings import commit, hardware
 
 import privot
 from privot.measures import downstream
 from privot.runtime import Runtime
-
-
-def hardware() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:

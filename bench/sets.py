@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from merf import commit, hardware
+from surroundings import commit, hardware
 
 import privot
 from privot.data.records import Public, Sensitive

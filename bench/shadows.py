@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from merf import commit, hardware
+from surroundings import commit, hardware
 
 import privot
 from privot.attacks.prepared import Prepared

@@ -17,26 +17,14 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from surroundings import pot
 from torch import Tensor
 
 from privot.transport.sliced import sliced_distance, step, target_loss
 from privot.transport.sorting import monotone, rank
-
-
-def pot() -> Any:
-    """The package POT, or None; kept from loading other frameworks, which would take the GPU's memory."""
-    for backend in ("JAX", "CUPY", "TENSORFLOW"):
-        os.environ.setdefault(f"POT_BACKEND_DISABLE_{backend}", "1")
-    try:
-        import ot
-    except ImportError:
-        return None
-    return ot
-
 
 ot = pot()
 

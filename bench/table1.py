@@ -25,7 +25,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from merf import commit, hardware
+from surroundings import commit, hardware
 
 import privot
 from privot.data import Public, Sensitive

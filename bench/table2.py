@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from merf import commit, hardware
+from surroundings import commit, hardware
 from torch.nn.functional import pad
 
 import privot

@@ -8,21 +8,22 @@ no difference from it, so bounds that hold before the grid hold on it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from privot.channels.spaces import Space
-from privot.errors import SettingError
+from privot.errors import SettingError, refusing
 
 INSIDE = 1 - 1e-8  # so that rounding cannot carry a record out of its ball: a norm of 2^24 values is off by 2^24 2^-53 at most
 FILLED = 10.0  # a record is taken to be a third of the way from the middle to the edge of its domain: a ninth of the squared signal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Additive:
+class Additive(ABC):
     """Fields are public: values of a record lie in [low, high]; ``centre`` (None: the middle) is where the ball of ``radius`` lies."""
 
     space: Space
@@ -41,6 +42,25 @@ class Additive:
             raise SettingError(f"centre={self.middle:g}: a number in the domain {self.low:g} to {self.high:g} is needed")
         if self.radius is not None and not 1e-30 < self.radius < 1e30:
             raise SettingError(f"radius={self.radius}: a finite number above 0 is needed")
+
+    @classmethod
+    @abstractmethod
+    def calibrated(cls, epsilon: float, delta: float, **public: Any) -> Self:
+        """The channel with the least noise for this epsilon and delta."""
+
+    if TYPE_CHECKING:  # fields of the one channel, and properties of the other
+
+        @property
+        def noise_std(self) -> float:
+            """Standard deviation of the noise on one value."""
+
+        @property
+        def delta(self) -> float: ...
+
+    def at(self, epsilon: float) -> Self:
+        """The same with another epsilon."""
+        public = {key: getattr(self, key) for key in ("space", "low", "high", "centre", "radius")}
+        return self.calibrated(epsilon, self.delta, **public)
 
     @property
     def middle(self) -> float:
@@ -112,11 +132,16 @@ class Additive:
         # comparisons with NaN are false, so what is not finite does not pass
         return bool(((y.double() - origin).abs() <= (noise + wide) * (1 + 1e-6)).all())
 
-    def _parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         plain = {key: value for key, value in vars(self).items() if key != "space"}
         return {"channel": self.name, **plain, "space": self.space.parameters()}
 
-    def _signal(self, count: int, noise_std: float) -> float:
+    @classmethod
+    def from_parameters(cls, value: dict[str, Any]) -> Self:
+        with refusing(SettingError, f"not a {cls.name} channel"):
+            return cls(**{**value, "space": Space.from_parameters(value["space"])})
+
+    def signal(self, count: int) -> float:
         r"""Whether ``count`` records could show two groups in the domain, as a ratio to the noise of a variance.
 
         Two groups at :math:`\pm r` add :math:`r^2` to the variance along the line between them; with noise :math:`\sigma` that variance
@@ -124,7 +149,7 @@ class Additive:
         """
         across = self.space.reach(self.low, self.high, self.middle)[1]
         across = across if self.radius is None else min(across, 2 * self.radius)
-        return math.sqrt(count / 2) * (across / 2 / noise_std) ** 2 / FILLED
+        return math.sqrt(count / 2) * (across / 2 / self.noise_std) ** 2 / FILLED
 
 
 def _shrunk(offset: Tensor, norm: int, radius: float) -> Tensor:

@@ -13,8 +13,7 @@ import dp_accounting as dpa
 from torch import Tensor
 
 from privot.channels.additive import Additive
-from privot.channels.spaces import Space
-from privot.errors import SettingError, refusing
+from privot.errors import SettingError
 from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import LOCAL
@@ -28,6 +27,7 @@ WIDE = 1e6  # noise for a channel of which only the domain is asked
 class Gaussian(Additive):
     """Gaussian noise of standard deviation ``noise_std``; its epsilon is stated at ``delta``.
 
+    >>> from privot.channels import Space
     >>> channel = Gaussian.calibrated(5.0, 1e-4, space=Space(shape=(2,)), low=-1.0, high=1.0)
     >>> round(channel.noise_std, 4), round(channel.epsilon, 9)
     (2.2513, 5.0)
@@ -87,19 +87,3 @@ class Gaussian(Additive):
     def holds(self, y: Tensor) -> bool:
         """Whether these can be answers of this channel: noise of 53 bits stays under 8.6 deviations."""
         return self._near(y, 8.6 * self.noise_std)
-
-    def at(self, epsilon: float) -> Gaussian:
-        """The same with another epsilon."""
-        return self.calibrated(epsilon, self.delta, space=self.space, low=self.low, high=self.high, centre=self.centre, radius=self.radius)
-
-    def signal(self, count: int) -> float:
-        """See `Additive._signal`."""
-        return self._signal(count, self.noise_std)
-
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters()
-
-    @classmethod
-    def from_parameters(cls, value: dict[str, Any]) -> Gaussian:
-        with refusing(SettingError, "not a gaussian channel"):
-            return cls(**{**value, "space": Space.from_parameters(value["space"])})

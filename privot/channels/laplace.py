@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from privot.channels.additive import Additive
-from privot.channels.spaces import Space
-from privot.errors import SettingError, refusing
+from privot.errors import SettingError
 from privot.privacy.noise import Secret
 from privot.privacy.plan import Plan, Stage
 from privot.privacy.sampling import LOCAL
@@ -29,6 +28,7 @@ WIDE = 1e6  # noise for a channel of which only the domain is asked
 class Laplace(Additive):
     """Laplace noise of ``scale`` b.
 
+    >>> from privot.channels import Space
     >>> channel = Laplace.calibrated(5.0, space=Space(shape=(2,)), low=-1.0, high=1.0)
     >>> channel.scale, channel.epsilon
     (0.8, 5.0)
@@ -97,19 +97,3 @@ class Laplace(Additive):
     def holds(self, y: Tensor) -> bool:
         """Whether these can be answers of this channel: the noise stays under 128 scales."""
         return self._near(y, 128 * self.scale)
-
-    def at(self, epsilon: float) -> Laplace:
-        """The same with another epsilon."""
-        return self.calibrated(epsilon, self.delta, space=self.space, low=self.low, high=self.high, centre=self.centre, radius=self.radius)
-
-    def signal(self, count: int) -> float:
-        """See `Additive._signal`."""
-        return self._signal(count, self.noise_std)
-
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters()
-
-    @classmethod
-    def from_parameters(cls, value: dict[str, Any]) -> Laplace:
-        with refusing(SettingError, "not a laplace channel"):
-            return cls(**{**value, "space": Space.from_parameters(value["space"])})
