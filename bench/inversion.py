@@ -161,7 +161,7 @@ def table2(asked: argparse.Namespace) -> None:
 
 
 def optimisers(asked: argparse.Namespace) -> None:
-    """The measured table of the specification: DLG, iDLG and WDLG under each optimiser, and the hybrid."""
+    """DLG, iDLG and WDLG under each optimiser, and the hybrid."""
     head("data", "optimiser", "attack", *HEAD)
     for data in asked.data:
         each = case(data, asked)
