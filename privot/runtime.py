@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from privot.privacy.ranks import Alone, place
 from privot.show import Progress, silent
 
 STORED = 20  # times in a run that the state of a long stage is kept: a crash then loses little of what was paid for
+PATIENCE = 9  # times as long as the last keeping took the work goes on before the next: the states of a thousand critics are gigabytes
 
 __all__ = ["Progress", "Runtime", "Streams", "silent"]
 
@@ -66,6 +69,7 @@ class Streams:
     folder: Path | None = None  # of an unfinished run, on the public side
     aside: Tensor | None = field(default=None, compare=False, repr=False)  # images of public data that a setting names, [count, ...]
     ranks: Alone = field(default_factory=Alone)  # in all but the first of several processes there is no folder: they hear what it held
+    _pace: _Pace = field(default_factory=lambda: _Pace(), init=False, compare=False, repr=False)
 
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """An independent generator for a named purpose."""
@@ -86,8 +90,15 @@ class Streams:
         return found
 
     def due(self, step: int, of: int) -> bool:
-        """Whether a long stage should keep where it has come to, after this step (the first is 0): about 20 times a run."""
-        return (step + 1) % max(1, of // STORED) == 0
+        """Whether a long stage should keep where it has come to, after this step (the first is 0): about 20 times a run.
+
+        Less often where keeping takes long, so that a tenth of the time at most goes into it. To be asked once a step.
+        """
+        patient = self._pace.passed(time.monotonic())
+        if (step + 1) % max(1, of // STORED):
+            return False
+        self._pace.keeping = bool(self.ranks.told(torch.tensor(patient))[0])  # by the clock of the first process: all must agree
+        return self._pace.keeping
 
     def store(self, name: str, state: dict[str, Tensor]) -> None:
         """Keep where a long stage has come to, in the place of what was kept under this name; all of it is public."""
@@ -129,3 +140,25 @@ class Streams:
 
     def _files(self, name: str) -> list[Path]:
         return list(self.folder.glob(f"{self._begin(name)}*.safetensors")) if self.folder else []
+
+
+@dataclass
+class _Pace:
+    """How long keeping takes, by the clock: what a step with it takes beyond one without."""
+
+    last: float | None = None  # when it was asked for the last time
+    usual: float | None = None  # seconds from one question to the next
+    took: float = 0.0
+    ended: float = -math.inf
+    keeping: bool = False
+
+    def passed(self, now: float) -> bool:
+        """A step has passed. Whether the work since the last keeping has been long enough for another."""
+        if self.last is not None:
+            between = now - self.last
+            if not self.keeping:
+                self.usual = between
+            elif self.usual is not None:
+                self.took, self.ended = between - self.usual, now
+        self.last, self.keeping = now, False
+        return now - self.ended >= PATIENCE * self.took

@@ -18,7 +18,8 @@ def write(file: Path, state: dict[str, Tensor]) -> None:
     """Whole or not at all, readable by its owner alone, with a digest."""
     with open(part := file.with_suffix(".part"), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         raw = save(dict(state))
-        out.write(hashlib.sha256(raw).digest() + raw)
+        out.write(hashlib.sha256(raw).digest())
+        out.write(raw)
         os.fsync(out.fileno())
     part.replace(file)
 

@@ -215,7 +215,7 @@ def test_a_gpu_gives_what_a_cpu_does():
     for cost in (squared_euclidean, city_block):
         values, gradients = [], []
         for device, count in (("cpu", None), ("cuda", None), ("cuda", 60)):
-            moving = x.to(device).requires_grad_()
+            moving = x.detach().clone().to(device).requires_grad_()
             lost = entropic(cost(moving, y.to(device)), 4.0, count)
             lost.backward()
             values.append(float(lost))

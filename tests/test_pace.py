@@ -1,0 +1,49 @@
+"""How often a long run keeps where it has come to: about 20 times, and less often where keeping is dear."""
+
+import pytest
+import torch
+
+from privot import runtime
+from privot.privacy.ranks import Alone
+from privot.runtime import Streams
+
+
+def kept(monkeypatch, steps: int, step: float, keeping: float) -> tuple[list[int], float]:
+    """The steps after which a run keeps, and the part of its time that goes into it."""
+    clock, spent, found = [0.0], 0.0, []
+    monkeypatch.setattr(runtime.time, "monotonic", lambda: clock[0])
+    streams = Streams(0)
+    for each in range(steps):
+        clock[0] += step
+        if streams.due(each, steps):
+            found.append(each)
+            clock[0] += keeping
+            spent += keeping
+    return found, spent / clock[0]
+
+
+def test_a_cheap_keeping_is_done_twenty_times(monkeypatch):
+    found, part = kept(monkeypatch, 1000, 0.1, 0.05)
+    assert found == list(range(49, 1000, 50))
+    assert part < 0.02
+
+
+@pytest.mark.parametrize(("step", "keeping"), [(0.07, 17.0), (0.15, 35.0), (1.0, 60.0)])
+def test_a_dear_one_takes_a_tenth_of_the_time_beyond_the_first(monkeypatch, step, keeping):
+    found, _ = kept(monkeypatch, 1000, step, keeping)
+    whole = 1000 * step
+    assert 1 <= len(found) <= 2 + 0.1 * whole / keeping
+    assert found[0] == 49, "the first tells what it takes"
+
+
+def test_a_run_of_a_few_steps_keeps_after_each(monkeypatch):
+    assert kept(monkeypatch, 5, 1.0, 30.0)[0] == [0, 1, 2, 3, 4]
+
+
+def test_several_processes_keep_when_the_first_says_so(monkeypatch):
+    class Follower(Alone):
+        def told(self, *values):
+            return tuple(torch.zeros_like(each) for each in values)
+
+    streams = Streams(0, ranks=Follower())
+    assert not any(streams.due(each, 100) for each in range(100))
