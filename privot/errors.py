@@ -36,6 +36,10 @@ class QueryError(PrivotError):
     """A query failed on the secret side; its own words stay there, since they may carry data."""
 
 
+class MessageError(PrivotError):
+    """What came over a wire is not a message of the protocol, or not one that belongs here."""
+
+
 @contextmanager
 def refusing(kind: type[PrivotError], text: str) -> Iterator[None]:
     """Whatever a broken or hostile input provokes becomes one line of ours, which names the kind of failure but not its words."""

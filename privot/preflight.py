@@ -16,7 +16,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.methods import Method
 from privot.privacy.plan import Budget, Plan, Risk, Wall
-from privot.privacy.sampling import LOCAL
+from privot.privacy.sampling import CLIENT, LOCAL
 from privot.release import Guarantee, NoGuarantee
 from privot.runtime import Runtime
 from privot.show import seconds
@@ -56,8 +56,10 @@ def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box
     said = []
     if box and (told := too_little(box.channel, len(box))):
         said.append(told)
-    if spec.size and delta >= 1 / spec.size and not (box and not box.channel.delta):
-        said.append(f"delta {delta:g} is not below 1/size = {1 / spec.size:.2g}: it would allow a whole record to be published")
+    units, what = (spec.owners, "owners") if plan.neighbours is CLIENT else (spec.size, "size")
+    if units and delta >= 1 / units and not (box and not box.channel.delta):
+        whole = "all that an owner holds" if what == "owners" else "a whole record"
+        said.append(f"delta {delta:g} is not below 1/{what} = {1 / units:.2g}: it would allow {whole} to be published")
     if spec.class_sizes and not min(spec.class_sizes):
         said.append(f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise")
     ratio = expected.get("signal_to_noise_per_class")

@@ -29,7 +29,7 @@ RATES = (0.001, 0.01, 0.1)  # false-positive rates at which the certificate stat
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy of one record, for the named neighbours, and what any membership attack can reach."""
+    """(epsilon, delta)-differential privacy of one unit, for the named neighbours, and what any membership attack can reach."""
 
     epsilon: float
     delta: float
@@ -45,7 +45,8 @@ class Guarantee:
         cost = plan.cost()
         renyi = float(accounting.renyi(plan.event(), plan.neighbours).epsilon(delta))
         powers = {f"{rate:g}": cost.tpr(rate) for rate in RATES}
-        return cls(float(cost.epsilon(delta)), delta, str(plan.neighbours), cost.method, renyi, powers)
+        unit = "all records of one owner" if plan.neighbours is accounting.Neighbours.CLIENT else cls.unit
+        return cls(float(cost.epsilon(delta)), delta, str(plan.neighbours), cost.method, renyi, powers, unit)
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,12 @@ class Streams:
     _pace: _Pace = field(default_factory=lambda: _Pace(), init=False, compare=False, repr=False)
 
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
-        """An independent generator for a named purpose."""
-        raw = name.encode()
-        offset = int.from_bytes(raw if len(raw) <= 8 else hashlib.sha256(raw).digest()[:8], "little")
-        return torch.Generator(device).manual_seed((self.seed * 1_000_003 + offset) % 2**63)
+        """An independent generator for a named purpose.
+
+        By a digest of seed and name, since a CPU's generator looks at 32 bits of its seed alone.
+        """
+        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
     def once(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """What ``make`` gives, kept with the unfinished run: when it goes on, this is as it was; a GPU would not repeat it to the bit.

@@ -37,12 +37,13 @@ ALSO: dict[str, dict] = {
     "merf-ae": {"drawn": 0.5},
     "gs-wgan": {"critics": 4, "warm": 1, "critic_batch": 2},
     "g-pate": {"critics": 4, "warm": 1, "critic_batch": 2},
+    "federated-gs-wgan": {"rounds": 3, "rows": 2, "records": 12, "warm": 1, "critic_batch": 2},
     "gradient-matching": {"outer": 2, "inner": 2},
     "sliced-flow": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
     "sliced-generator": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
 }
 
-SHAPE, CLASSES, COUNT = (1, 8, 8), 3, 47  # 47: no whole number of portions of 16
+SHAPE, CLASSES, COUNT, OWNERS = (1, 8, 8), 3, 47, 5  # 47: no whole number of portions of 16, nor of what owners hold
 
 
 def quick(name):
@@ -63,11 +64,12 @@ def records():
 
 
 def spec_for(method):
-    """What the owner must declare for this method, and no more: nothing, the size, or the size of each class."""
+    """What must be declared for this method, and no more: nothing, the size, or the size of each class; or how many owners there are."""
     sizes = tuple(int(each) for each in np.bincount(np.arange(COUNT) % CLASSES))
     needs = {"rows": 1, "sorted_blocks": 2}
     error = None
-    for level, spec in enumerate((Spec(SHAPE, CLASSES), Spec(SHAPE, CLASSES, COUNT), Spec(SHAPE, CLASSES, COUNT, sizes))):
+    plain = (Spec(SHAPE, CLASSES), Spec(SHAPE, CLASSES, COUNT), Spec(SHAPE, CLASSES, COUNT, sizes))
+    for level, spec in enumerate((*plain, Spec(SHAPE, CLASSES, owners=OWNERS))):
         try:
             if all(needs.get(stage.verb, 0) <= level for stage in method.plan(spec).stages):
                 return spec
@@ -76,8 +78,8 @@ def spec_for(method):
     raise AssertionError(f"no way to declare the tiny data set suits this method: {error}")
 
 
-def sealed(images, labels, spec):
-    return Sensitive(images, labels, spec, repair=True, name="tiny")
+def sealed(images, labels, spec, owners=None):
+    return Sensitive(images, labels, spec, repair=True, name="tiny", owners=owners)
 
 
 def is_local(method):

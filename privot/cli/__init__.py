@@ -6,10 +6,14 @@ import sys
 import warnings
 from importlib import import_module
 
+import typer.core
+
 from privot.cli.terminal import FOLLOWS, Usage, app, err_console, refuse, say
 from privot.errors import DataError, PrivotError
 
-for part in ("making", "privatizing", "judging", "attacking", "inverting", "proving"):  # each adds its verbs, in this order
+typer.core.HAS_RICH = False  # its older versions put backslashes before the brackets of a help without markup
+
+for part in ("making", "privatizing", "judging", "attacking", "inverting", "federating", "proving"):  # each adds its verbs, in this order
     import_module(f"privot.cli.{part}")
 
 

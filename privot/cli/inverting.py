@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -28,6 +30,11 @@ from privot.cli.terminal import (
 from privot.errors import SettingError
 from privot.show import jsonable, progress_bar, seconds
 
+if TYPE_CHECKING:
+    from privot.attacks.inversion.tapped import Tapped
+    from privot.attacks.inversion.wire import Overheard, Wire
+    from privot.runtime import Runtime
+
 FORMS = {"median_mse": ".2g", "psnr": ".1f", "ssim": ".3f"}
 
 
@@ -35,7 +42,7 @@ FORMS = {"median_mse": ".2g", "psnr": ".1f", "ssim": ".3f"}
 def invert(
     data: Annotated[str, typer.Option(help="A built-in name or a path: the records whose updates are attacked.")],
     net: Annotated[str, typer.Option(help="lenet (of DLG) or cnn6 (of R-GAP, odd against even labels), fresh for each victim.")] = "lenet",
-    attack: Annotated[str, typer.Option(help="dlg, idlg, wdlg, cosine, hybrid; a wrong name lists all.")] = "wdlg",
+    attack: Annotated[str | None, typer.Option(help="dlg, idlg, wdlg (the default), cosine, hybrid, ...; a wrong name lists all.")] = None,
     images: Annotated[int, typer.Option(min=1, help="Victims, attacked as one batch.")] = 300,
     batch: Annotated[int, typer.Option(min=1, help="Images behind each update.")] = 1,
     noise: Annotated[float, typer.Option(help="Gaussian noise on the update: a multiplier with --clip, else a standard deviation.")] = 0.0,
@@ -50,6 +57,10 @@ def invert(
     restarts: Annotated[int, typer.Option(min=0, help="New starts of victims that were not solved.")] = 0,
     checked: Annotated[int, typer.Option(min=0, help="Victims for the certificate and the closed form.")] = 4,
     threshold: Annotated[float, typer.Option(help="Mean squared error under which an image counts as leaked.")] = 1e-2,
+    wire: Annotated[Path | None, typer.Option(help="Attack what an owner sent in a federated run, by its server's record.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Whose answers of that record; the data is what this owner holds.")] = None,
+    aside: Annotated[str | None, typer.Option(help="Records of others, for the mean image; the test images of a built-in.")] = None,
+    shadows: Annotated[int, typer.Option(min=5, help="Owners that the attacker imitates with them.")] = 64,
     out: Annotated[Path | None, typer.Option(help="Folder for figures, a page, and a strip of pictures; all are the owner's own.")] = None,
     public: IsPublic = False, device: Device = "auto", seed: Seed = 0, label: Label = "label", resize: Resize = None,
     download: Download = False, as_json: Json = False,
@@ -59,18 +70,64 @@ def invert(
     from privot.data import load
     from privot.runtime import Runtime
 
+    if wire is None and (owner or aside):
+        raise SettingError("--owner and --aside belong to --wire: name the record of a federated run")
+    if wire is not None:
+        from privot.attacks.inversion.tapped import tapped
+        from privot.attacks.inversion.wire import Wire
+
+        attacks = Wire(images=images, shadows=shadows, checked=checked, attack=attack or "hybrid", threshold=threshold, seed=seed)
+        _free(out)
+        heard = _overheard(attacks, data, tapped(wire, owner), aside, Runtime(device), download=download, label=label, resize=resize)
+        return _tell(dataclasses.replace(heard, publishable=public), data, out, as_json)
     experiment = Experiment(
-        net=net, attack=attack, images=images, batch=batch, optimiser=optimiser, steps=steps, rate=rate, restarts=restarts, noise=noise,
-        clip=clip, prune=prune, bits=bits, adaptive=not naive,
-        checked=checked, threshold=threshold, seed=seed, training=_training(training),
+        net=net, attack=attack or "wdlg", images=images, batch=batch, optimiser=optimiser, steps=steps, rate=rate, restarts=restarts,
+        noise=noise, clip=clip, prune=prune, bits=bits, adaptive=not naive, checked=checked, threshold=threshold, seed=seed,
+        training=_training(training),
     )  # fmt: skip
     experiment.search()  # settings are refused before anything is read
-    if out is not None and out.exists():
-        raise SettingError(f"{out} is there already: name another folder, or remove it")
+    _free(out)
     runtime = Runtime(device)
     box = load(data, public=public, label=label, resize=resize, download=download)
     with progress_bar(err_console) as progress:
         found = experiment.run(box, runtime, progress)
+    _tell(found, data, out, as_json)
+
+
+def _overheard(
+    attacks: Wire, data: str, heard: Tapped, aside: str | None, runtime: Runtime, *, download: bool, **declared: Any
+) -> Overheard:  # fmt: skip
+    """The attacks on one owner's answers in a record."""
+    from privot.data import catalogue, load
+    from privot.data.held import load_own
+
+    declared |= {"shape": heard.terms.shape, "classes": heard.terms.classes}
+    box = _held(data, heard, download) if data in catalogue() else load_own(data, **declared)
+    if (aside := aside or (data if data in catalogue() else None)) is None:
+        raise SettingError("--aside: name records of others, or a built-in data set; the mean image is theirs")
+    other = load(aside, "test", download=download) if aside in catalogue() else load_own(aside, **declared)
+    with progress_bar(err_console) as progress:
+        return attacks.run(heard, box, other, runtime, progress)
+
+
+def _held(data: str, heard: Tapped, download: bool) -> Any:
+    """What an owner of a built-in data set holds, by the number in its name."""
+    from privot.data import describe, load
+    from privot.data.held import held_by
+
+    owners, number = heard.terms.owners, re.search(r"[0-9]+$", heard.name)
+    if number is None:
+        raise SettingError(f"--data {data}: which records has {heard.name!r}? Give its own file, or an owner whose name ends in a number")
+    box: Any = load(data, download=download, owners=None if (describe(data).owners or 0) >= owners else owners)
+    return held_by(box, int(number[0]))
+
+
+def _free(out: Path | None) -> None:
+    if out is not None and out.exists():
+        raise SettingError(f"{out} is there already: name another folder, or remove it")
+
+
+def _tell(found: Any, data: str, out: Path | None, as_json: bool) -> None:
     facts = found.to_json() | {"data": data}
     if out is not None:
         _write(out, found, facts)
@@ -113,9 +170,8 @@ def _write(out: Path, found: Any, facts: dict[str, Any]) -> None:
 def _show(facts: dict[str, Any]) -> None:
     tiers = facts["tiers"]
     table, notes = Table("tier", "victims", "leaked", "median MSE", "PSNR", "SSIM"), []
-    for name in ("certificate", "closed form", "search"):
-        each = tiers.get(name)
-        if each is None:
+    for name, each in tiers.items():
+        if name == "labels":
             continue
         leaked = f"{100 * each['leaked']:.0f} % ({100 * each['low']:.0f} to {100 * each['high']:.0f})" if "leaked" in each else ""
         figures = ((f"{each[key]:{form}}" if each.get(key) is not None else "") for key, form in FORMS.items())
@@ -130,6 +186,8 @@ def _show(facts: dict[str, Any]) -> None:
     out_console.print(table, soft_wrap=False)
     for note in notes:
         say(note)
+    if "gain" in facts:
+        say(f"wire       {facts['bytes_down']:,} bytes to {facts['owner']}, {facts['bytes_up']:,} from it, in {facts['rounds']} rounds")
     say(f"labels     {100 * tiers['labels']['label_accuracy']:.1f} % {'given' if tiers['labels']['given'] else 'read off the update'}")
     if facts["defence"]:
         say("defence    " + ", ".join(f"{name} {value:g}" for name, value in facts["defence"].items()))

@@ -144,7 +144,8 @@ def guarantee_lines(claim: dict[str, Any]) -> list[str]:
         return [f"none: {claim['reason']}"]
     power = ", ".join(f"{value:.3g} at {rate}" for rate, value in claim["max_tpr"].items())
     sort = f"{claim['unit']}, {claim['neighbours']} neighbours ({claim['accountant']})"
-    attack = "test whether a given record was sent" if claim["neighbours"] == "local" else "membership attack"
+    tests = {"local": "test whether a given record was sent", "client": "test whether an owner holds given records"}
+    attack = tests.get(claim["neighbours"], "membership attack")
     return [
         f"epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g}, {sort}",
         f"no {attack} exceeds a true-positive rate of {power} (false-positive rate)",

@@ -25,8 +25,10 @@ def catalogue() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
 
 
-def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] | None = None, classes: int | None = None) -> Spec:
-    """What is public about a data set, without reading a record of it.
+def describe(
+    source: str, split: str = "train", *, shape: tuple[int, int, int] | None = None, classes: int | None = None, owners: int | None = None,
+) -> Spec:  # fmt: skip
+    """What is public about a data set, without reading a record of it. ``owners``: see `load`.
 
     >>> describe("mnist").size
     60000
@@ -40,30 +42,30 @@ def describe(source: str, split: str = "train", *, shape: tuple[int, int, int] |
             known = "x".join(map(str, entry["shape"]))
             raise SettingError(f"{source} has {known} pixels and {entry['classes']} classes, not those declared: declare these, or none")
         facts = {key: entry.get(key) for key in ("shape", "classes", "class_names", "mirror")}
-        return Spec.from_json(facts | {"size": found.get("size", part["size"])})
+        return Spec.from_json(facts | {"size": found.get("size", part["size"]), "owners": owners or part.get("owners")})
     existing(source)
     if shape is None or classes is None:
         raise SettingError(f"{source}: no record is read for this, so declare --shape (such as 1x28x28) and --classes")
-    return Spec(shape, classes)
+    return Spec(shape, classes, owners=owners)
 
 
 def load(
     source: str | Path, split: str = "train", *, public: bool = False, shape: tuple[int, int, int] | None = None,
     classes: int | None = None, public_size: bool = False, label: str = "label", resize: int | None = None, repair: bool = False,
-    download: bool = False, mirror: bool | None = None, public_classes: bool = False,
+    download: bool = False, mirror: bool | None = None, public_classes: bool = False, owners: int | None = None,
 ) -> Sensitive | Public:  # fmt: skip
     """Read a built-in data set (``digits``, ``mnist``, ...) or a path (IDX, .npz, folder of class folders, .parquet) into a box.
 
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
     data is secret unless ``public_size``, and how many records a class has unless ``public_classes``. ``mirror`` of a built-in is
-    known (see `Spec`).
+    known (see `Spec`). ``owners`` deals the records to so many, record i to owner i mod ``owners``; of femnist the writers are known.
 
     >>> load("digits").spec.shape
     (1, 8, 8)
     """
     source = str(source)
     name = source if split == "train" else f"{source}/{split}"
-    known = describe(source, split, shape=shape, classes=classes) if source in catalogue() else None
+    known = describe(source, split, shape=shape, classes=classes, owners=owners) if source in catalogue() else None
     if resize is not None and (known or not 1 <= resize <= LARGEST):
         raise SettingError(f"resize={resize}: 1 to {LARGEST} pixels a side, and built-in data sets are not resized")
     if known:
@@ -76,11 +78,12 @@ def load(
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
         size = len(arrays.images) if public_size else None
-        spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names, mirror=mirror)
+        spec = known or Spec(shape or arrays.images.shape[1:], counted, size, class_names=arrays.names, mirror=mirror, owners=owners)
         if public_classes:
             sizes = tuple(np.bincount(arrays.labels, minlength=spec.classes).tolist())
             spec = dataclasses.replace(spec, size=len(arrays.images), class_sizes=sizes)
-        box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name)
+        held = None if owners else arrays.owners
+        box = (Public if public else Sensitive)(arrays.images, arrays.labels, spec, repair=repair, name=name, owners=held)
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
     if len(missing := np.flatnonzero(np.bincount(box._labels, minlength=spec.classes) == 0)):
@@ -97,7 +100,7 @@ def existing(source: str) -> Path:
     return Path(source)
 
 
-def _read(path: Path, label: str = "label", where: Any = None, resize: int | None = None) -> readers.Arrays:
+def _read(path: Path, label: str = "label", where: Any = None, resize: int | None = None, **held: str) -> readers.Arrays:
     if path.is_dir():
         return readers.read_folder(path, resize)
     if path.suffix == ".parquet":
@@ -105,7 +108,7 @@ def _read(path: Path, label: str = "label", where: Any = None, resize: int | Non
     if resize:
         raise SettingError(f"resize={resize}: only a folder or a parquet of encoded images is resized, not {path.name}")
     if path.suffix == ".npz":
-        return readers.read_npz(path, where)
+        return readers.read_npz(path, where, **held)
     if path.suffix == ".safetensors":
         raise DataError(f"{path}: privatized records, not images: privot synthesize learns from them")
     if "idx3" in path.name:
@@ -124,7 +127,7 @@ def _builtin(source: str, split: str, download: bool) -> readers.Arrays:
             path = fetch(source, catalogue()[source]["url"], {labels: entry["labels"], entry["path"]: entry["sha256"]})
         if path:
             where = tuple(entry["where"]) if "where" in entry else None
-            arrays = _read(path, entry.get("label", "label"), where)
+            arrays = _read(path, entry.get("label", "label"), where, **{key: entry[key] for key in ("owner", "whole") if key in entry})
             return arrays._replace(images=255 - arrays.images) if entry.get("invert") else arrays
     how = "pass --download to fetch it, or " if "sha256" in known[0] else ""
     raise DataError(f"{source}: not found; {how}put {known[0]['path']} into {home(source)} (PRIVOT_DATA names the folder)")

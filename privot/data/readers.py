@@ -27,6 +27,7 @@ class Arrays(NamedTuple):
     images: np.ndarray
     labels: np.ndarray
     names: tuple[str, ...] | None = None
+    owners: np.ndarray | None = None  # whose each is, by numbers from 0
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -59,18 +60,25 @@ def read_idx_pair(images: Path) -> Arrays:
     return Arrays(channels_first(read_idx(images), images), read_idx(labels))
 
 
-def read_npz(path: Path, where: tuple[str, Any] | None = None) -> Arrays:
-    """``x`` and ``y`` (or ``images`` and ``labels``) of an .npz, only rows ``where`` a column has a value; no object arrays, no pickles."""
+def read_npz(path: Path, where: tuple[str, Any] | None = None, owner: str = "", whole: str = "") -> Arrays:
+    """``x`` and ``y`` (or ``images`` and ``labels``) of an .npz, only rows ``where`` a column has a value; no object arrays, no pickles.
+
+    ``owner`` names the column that says whose a record is; those that are there are numbered from 0 in its order. ``whole`` names an array
+    that has a mark for each owner: of those without one nothing is read.
+    """
     with refusing(DataError, f"{path}: cannot be read as .npz; is it whole?"), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         keys = next((pair for pair in (("x", "y"), ("images", "labels")) if {*pair} <= members.keys()), None)
         if keys is None:
             raise DataError(f"{path}: the arrays x and y (or images and labels) are not in it")
-        found = [_member(archive, members[key], path) for key in keys]
+        found = [_member(archive, members[key], path) for key in (*keys, *([owner] if owner else []))]
         if where:
             rows = _member(archive, members[where[0]], path) == where[1]
             found = [each[rows] for each in found]
-    return Arrays(channels_first(found[0], path), found[1])
+        if whole:
+            marked = _member(archive, members[whole], path, "b")[found[2]]
+            found = [each[marked] for each in found]
+    return Arrays(channels_first(found[0], path), found[1], owners=np.unique(found[2], return_inverse=True)[1] if owner else None)
 
 
 def read_rows(path: Path) -> np.ndarray:
@@ -84,13 +92,13 @@ def read_rows(path: Path) -> np.ndarray:
             return _member(archive, archive.getinfo("x.npy"), path)
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, kinds: str = "uif") -> np.ndarray:
     if info.file_size > max(SMALL, RATIO * min(info.compress_size, path.stat().st_size)):
         raise DataError(f"{path}: {info.filename} claims more than the file can hold; save it without compression")
     with archive.open(info) as file:
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = header[np.lib.format.read_magic(file)](file)
-        if dtype.hasobject or dtype.kind not in "uif":
+        if dtype.hasobject or dtype.kind not in kinds:
             raise DataError(f"{path}: {info.filename} holds {dtype}, which is not read; save plain numbers")
         wanted = math.prod(shape) * dtype.itemsize
         data = file.read(max(0, min(wanted, info.file_size)))

@@ -26,12 +26,13 @@ class _Box:
 
     ``repair=True`` mends instead of refusing, record by record: non-finite records become black, values are clipped into range.
     Images are uint8 (0 to 255) or float (0 to 1), [count, channels, height, width]; they may be memory-mapped. ``name`` is the
-    owner's name for the data, by which its ledger is found.
+    owner's name for the data, by which its ledger is found. ``owners`` [count] says whose a record is, 0 to ``spec.owners`` - 1; where
+    that is not said, records are dealt to so many owners in turn.
     """
 
-    __slots__ = ("_images", "_labels", "name", "spec")
+    __slots__ = ("_images", "_labels", "_owners", "name", "spec")
 
-    def __init__(self, images: Any, labels: Any, spec: Spec, *, repair: bool = False, name: str = ""):
+    def __init__(self, images: Any, labels: Any, spec: Spec, *, repair: bool = False, name: str = "", owners: Any = None):
         images, labels = np.asarray(images), np.asarray(labels)
         if images.shape[1:] != spec.shape or len(images) == 0:
             raise DataError(f"images have shape {list(images.shape)}, but [count, {', '.join(map(str, spec.shape))}] was declared")
@@ -49,9 +50,26 @@ class _Box:
         if images.dtype.kind == "f":
             images = _bounded(images, repair)
         self.spec, self.name, self._images, self._labels = spec, name, images, labels
+        self._owners = _held(owners, len(images), spec.owners)
 
     def _count(self) -> int:
         return len(self._images)
+
+    def _laid(self, shards: Tensor, parts: int, most: int) -> Tensor:
+        """Which records lie in which shard, [shards, most]: shard s has those of owner s // parts, in the places p = s mod parts of theirs.
+
+        privacy: all shapes are public, and a row depends on what its owner holds alone: of more than ``most`` records some are left out,
+        evenly, and fewer come several times.
+        """
+        order, found = np.argsort(self._owners, kind="stable"), []
+        ends = np.cumsum(np.bincount(self._owners, minlength=self.spec.owners or 1))
+        for shard in shards.tolist():
+            owner, part = divmod(shard, parts)
+            own = order[ends[owner - 1] if owner else 0 : ends[owner]][part::parts]
+            if not len(own):
+                raise DataError(f"an owner has fewer records than the {parts} parts they are split into")
+            found.append(own[np.arange(most) * len(own) // most])
+        return torch.from_numpy(np.stack(found))
 
     def _take(self, where: slice | Tensor, device: str | torch.device = "cpu") -> Records:
         """Secret side only: the gate, and the owner's own measurements and attacks."""
@@ -75,6 +93,16 @@ class _Box:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec})"
+
+
+def _held(owners: Any, count: int, declared: int | None) -> np.ndarray:
+    """Whose each record is, [count]."""
+    held = np.arange(count) % (declared or 1) if owners is None else np.asarray(owners)
+    if held.shape != (count,) or held.dtype.kind not in "iu" or (owners is not None and declared is None):
+        raise DataError("owners: one whole number for each of the images is needed, and how many owners there are")
+    if held.min() < 0 or held.max() >= (declared or 1) or not np.bincount(held, minlength=declared or 1).all():
+        raise DataError(f"owners: every one of 0 to {(declared or 1) - 1} must have a record, and no other")
+    return held.astype(np.int64)
 
 
 def _bounded(images: np.ndarray, repair: bool) -> np.ndarray:

@@ -16,6 +16,8 @@ LARGEST = 4096  # pixels a side; what a hostile header can make us allocate is b
 class Spec:
     """Public facts: image ``shape`` (channels, height, width), number of ``classes``, and, only if declared, counts.
 
+    ``owners`` is how many people or houses hold the records between them; whose a record is stays secret.
+
     >>> Spec((1, 28, 28), 10).pixels
     784
     """
@@ -26,6 +28,7 @@ class Spec:
     class_sizes: tuple[int, ...] | None = None
     class_names: tuple[str, ...] | None = None
     mirror: bool | None = None  # whether a mirrored image is of the same class; None: if it has colours
+    owners: int | None = None  # None: one owner has them all
 
     def __post_init__(self) -> None:
         with refusing(DataError, "spec: shape is three whole numbers (channels, height, width), and counts are whole numbers"):
@@ -33,6 +36,7 @@ class Spec:
             channels, height, width = shape = tuple(map(index, self.shape))
             sizes = self.class_sizes if self.class_sizes is None else tuple(map(index, self.class_sizes))
             vars(self).update(shape=shape, classes=index(self.classes), class_sizes=sizes, size=self.size and index(self.size))
+            vars(self).update(owners=self.owners if self.owners is None else index(self.owners))
         if channels not in (1, 3) or not (0 < height <= LARGEST and 0 < width <= LARGEST):
             raise DataError(f"shape={self.shape}: 1 or 3 channels and sides of 1 to {LARGEST} pixels are supported")
         if not 1 <= self.classes <= 100_000:
@@ -44,6 +48,9 @@ class Spec:
         if self.class_names is not None and len(self.class_names) != self.classes:
             raise DataError(f"class_names: {self.classes} names are needed, one a class")
 
+        if self.owners is not None and not 1 <= self.owners <= (self.size or 10**9):
+            raise DataError(f"owners={self.owners}: at least one is needed, and a record for each")
+
     @property
     def pixels(self) -> int:
         return math.prod(self.shape)
@@ -53,7 +60,8 @@ class Spec:
         return self.shape[0] > 1 if self.mirror is None else self.mirror
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        facts = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return facts if self.owners else {key: value for key, value in facts.items() if key != "owners"}  # older files say nothing of them
 
     @classmethod
     def from_json(cls, value: Any) -> Spec:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from privot.nets.critic import Critic, Sketch, adam
-from privot.nets.waves import cosines
+from privot.nets.waves import cosines, middle
 from privot.privacy.gate import Gate
 from privot.runtime import Progress
 
@@ -78,9 +78,18 @@ def clipped_slopes(state: State, images: Tensor, labels: Tensor, **more: Any) ->
     return found / found.flatten(1).norm(dim=1).clamp(min=1).view(-1, 1, 1, 1)
 
 
+def waves(side: int, detail: float, window: int = 0) -> Tensor:
+    """The cosines in which slopes are asked along a side: [side, numbers]."""
+    return middle(side, window, max(1, round(detail * window))) if 0 < window < side else cosines(side, max(1, round(detail * side)))
+
+
 @dataclass
 class Critics:
-    """A team of ``count`` critics behind a gate. ``public`` draws their first weights, ``draws`` what they are shown."""
+    """A team of ``count`` critics behind a gate. ``public`` draws their first weights, ``draws`` what they are shown.
+
+    Slopes are asked in a part ``detail`` of the frequencies of each side, or of its ``window`` pixels in the middle. ``most``: shards are
+    of owners, as `Gate.split` says.
+    """
 
     gate: Gate
     public: torch.Generator
@@ -90,20 +99,27 @@ class Critics:
     batch: int
     rate: float
     detail: float
+    window: int = 0
+    most: int = 0
 
     def __post_init__(self) -> None:
         spec, device = self.gate.spec, self.draws.device
         self.critic, self.sketch = Critic(spec.shape, spec.classes, self.width), Sketch(spec.shape, spec.classes)
-        down, across = (cosines(side, max(1, round(self.detail * side))).to(device) for side in spec.shape[1:])
+        down, across = (waves(side, self.detail, self.window).to(device) for side in spec.shape[1:])
         self.how: dict[str, Any] = {"critic": self.critic, "down": down, "across": across}
 
-    def begin(self, rounds: int, progress: Progress) -> None:
-        """Split the records; then every critic learns for ``rounds`` rounds against a throw-away generator of its own."""
-        weights, along = self.critic.begin(self.count, self.public)
+    def begin(self, rounds: int, progress: Progress, **more: Tensor) -> None:
+        """Split the records; then every critic learns for ``rounds`` rounds against a throw-away generator of its own.
+
+        ``more`` [count, ...] is what critics know besides.
+        """
+        # Critics of owners begin alike: each alone must, and what they say of an image then agrees more.
+        alike = self.most > 0
+        weights, along = (each.expand(self.count, -1) for each in self.critic.begin(1 if alike else self.count, self.public))
         sketch = self.sketch.begin(self.count, self.public)
         state = {"weights": weights, "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights), "along": along}
         state |= {"sketch": sketch, "sketch mean": torch.zeros_like(sketch), "sketch square": torch.zeros_like(sketch)}
-        self.gate.split(self.count, state)
+        self.gate.split(self.count, state | more, self.most)
         for turn in range(rounds):
             codes = torch.randn(STEPS, self.batch, self.sketch.code, generator=self.draws, device=self.draws.device)
             given = (self.critic, self.sketch, self._uniform(STEPS), codes, self._uniform(STEPS), self._number(turn), self.rate)
@@ -112,9 +128,12 @@ class Critics:
 
     def learn(self, fakes: Tensor, some: Tensor, steps: int, begun: int) -> None:
         """The critics ``some`` learn for ``steps`` steps, from their shards and from fakes [classes, count, ...]."""
-        which = torch.randint(fakes.shape[1], (steps, self.batch), generator=self.draws, device=self.draws.device)
-        given = (self.critic, fakes, self._uniform(steps), which, self._uniform(steps), self._number(begun), self.rate)
-        self.gate.update(learned, *given, some=some, looks=self.batch)
+        self.gate.update(learned, self.critic, fakes, *self.lesson(fakes.shape[1], steps, begun), some=some, looks=self.batch)
+
+    def lesson(self, fakes: int, steps: int, begun: int) -> tuple[Any, ...]:
+        """What `learned` is told besides: places, which of the ``fakes`` of a class, mixtures, age and rate."""
+        which = torch.randint(fakes, (steps, self.batch), generator=self.draws, device=self.draws.device)
+        return self._uniform(steps), which, self._uniform(steps), self._number(begun), self.rate
 
     def pixels(self, answer: Tensor) -> Tensor:
         """Slopes in frequencies as images again."""

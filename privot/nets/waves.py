@@ -19,6 +19,17 @@ def cosines(side: int, count: int) -> Tensor:
     return waves / waves.norm(dim=0)
 
 
+def middle(side: int, window: int, count: int) -> Tensor:
+    """The ``count`` lowest cosines on the ``window`` pixels in the middle of ``side``, 0 outside of them: orthonormal, [side, count].
+
+    >>> waves = middle(8, 4, 2)
+    >>> torch.allclose(waves.T @ waves, torch.eye(2), atol=1e-6), waves[:2].any().item()
+    (True, False)
+    """
+    before = (side - window) // 2
+    return torch.nn.functional.pad(cosines(window, count), (0, 0, before, side - window - before))
+
+
 class Canvas:
     """Images [count, channels, height, width] that can be optimised: as pixels in [0, 1], or in their lowest frequencies alone.
 

@@ -38,6 +38,7 @@ class Neighbours(StrEnum):
     ADD_REMOVE = "add-remove"
     REPLACE = "replace"
     LOCAL = "local"
+    CLIENT = "client"  # all that one owner holds may be anything else, another number of records included
 
 
 def _leaves(event: dpa.DpEvent, count: int = 1) -> list[tuple[dpa.DpEvent, int]]:

@@ -2,8 +2,8 @@
 
 A query is a plain function. For `sum`, `rows` and `sorted_blocks` it sees ONE record, ``query(image, label, *public) -> tensor``, and
 the gate maps it over the records with ``vmap``, so that no record can reach into another's part. For `answer` it sees a whole draw,
-``query(records, *public)``. For `update`, `route` and `poll` it sees ONE shard, or what was learned from it, which stays inside; it is
-mapped over the shards in the same way. The sensitivity table below is the only one in the package.
+``query(records, *public)``. For `update`, `route`, `deal` and `poll` it sees ONE shard, or what was learned from it, which stays inside;
+it is mapped over the shards in the same way. The sensitivity table below is the only one in the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Plan, Stage, Wall
 from privot.privacy.ranks import Alone
 from privot.privacy.replayed import Replayed
-from privot.privacy.sampling import ADD_REMOVE, LOCAL, REPLACE, Fixed, Full, Poisson, Shards
+from privot.privacy.sampling import ADD_REMOVE, CLIENT, LOCAL, REPLACE, Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ SENSITIVITY = {
     ("answer", REPLACE): 2.0,
     ("route", REPLACE): 2.0,  # the state of one shard may change altogether, and so its answer, within the ball
     ("poll", REPLACE): 2.0,  # one shard's part out, another in
+    ("poll", CLIENT): 2.0,
+    ("deal", REPLACE): 2.0,  # a row is the word of one shard of its owner; rows of other owners stay
+    ("deal", CLIENT): 2.0,  # so are all rows of the owner, each within the ball: they compose
     ("sorted_blocks", REPLACE): 2.0,  # sorting telescopes: see docs/methods/gate.md
     ("privatize", LOCAL): 1.0,  # a channel's noise is scaled to its own domain: see docs/methods/channels.md
 }
@@ -55,7 +58,7 @@ SENSITIVITY = {
 # needs. The sums of two shards are far apart, and so are rows that moved up: without a proof, refused.
 DRAWS: dict[str, tuple[type, ...]] = {
     "sum": (Full, Poisson, Fixed), "rows": (Full,), "answer": (Full, Poisson, Fixed), "sorted_blocks": (Full,), "route": (Shards,),
-    "poll": (Full,), "privatize": (Full,),
+    "poll": (Full,), "deal": (Full, Shards), "privatize": (Full,),
 }  # fmt: skip
 KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them; of a longer one it
 # goes on after the last that was marked
@@ -79,7 +82,8 @@ class Gate:
                 f"{method or 'this method'} asks not of shards alone, which several processes can share: run it without torchrun"
             )
         for stage in plan.stages:
-            if (stage.verb, plan.neighbours) not in SENSITIVITY or type(stage.sampling) not in DRAWS[stage.verb]:
+            other = stage.law != "gaussian" and stage.verb != "privatize"  # all other noise here is Gaussian
+            if other or (stage.verb, plan.neighbours) not in SENSITIVITY or type(stage.sampling) not in DRAWS[stage.verb]:
                 draws = f"{stage.verb} on {type(stage.sampling).__name__} draws"
                 raise PlanError(f"stage {stage.name}: {draws} has no proof under {plan.neighbours} neighbours")
         if plan.stages and not wall.allows(plan.cost()):
@@ -97,8 +101,9 @@ class Gate:
         self._stages = {stage.name: stage for stage in plan.stages}
         lost = [0 if ticket is None else ledger.taken(ticket, name) for name in self._stages]  # asked before a crash
         self._lost = dict(zip(self._stages, self._ranks.told(torch.tensor(lost))[0].tolist(), strict=True))
-        self._done = {name: 0 if stage.steps <= KEPT else self._lost[name] for name, stage in self._stages.items()}
-        self._marked = dict(self._lost)
+        self._done = {name: 0 if _short(stage) else self._lost[name] for name, stage in self._stages.items()}
+        owners, dealt = self.spec.owners or 1, [name for name, stage in self._stages.items() if stage.verb == "deal"]
+        self._marked, self._dealt = dict(self._lost), {name: torch.full((owners,), self._done[name]) for name in dealt}  # of each owner
 
     # The ways out
 
@@ -181,14 +186,18 @@ class Gate:
         total = self._ask(stage, bound, sums, grid)
         return total / torch.tensor([size // blocks for size in sizes], device=total.device).view(-1, 1, 1)
 
-    def split(self, count: int, state: dict[str, Tensor]) -> None:
+    def split(self, count: int, state: dict[str, Tensor], most: int = 0) -> None:
         """Split the records into ``count`` shards of equal size, each with a state of its own: from ``state``, public, [count, ...] each.
 
-        A crashed run goes on with the states it stored. Record i lies in shard i mod count; up to count - 1 records are left over.
+        A crashed run goes on with the states it stored. Record i lies in shard i mod count; up to count - 1 records are left over. With
+        ``most``, a public number, shards are of one owner each, as many for every owner, and show that many records (`Sensitive._laid`).
         """
-        # privacy: a record must not move others to another shard, so none may come or go.
-        if self.plan.neighbours is not REPLACE:
-            raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours")
+        owners = self.spec.owners or 1
+        # privacy: a record must not move others to another shard, so none may come or go, but for those of an owner who has one shard.
+        if self.plan.neighbours is not REPLACE and not (self.plan.neighbours is CLIENT and most > 0 and count == owners):
+            raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours, unless each is all that one owner holds")
+        if most < 0 or (most and count % owners):
+            raise PlanError(f"{count} shards of {owners} owners: as many for each are needed")
         if any(len(value) != count for value in state.values()) or not 0 < count <= self._data._count():
             raise PlanError(f"{count} shards need a state each, and at least one record each")
         if count < self._ranks.count:
@@ -198,11 +207,12 @@ class Gate:
             if self._crashed and (file := self._vault()).exists():
                 state = vault.read(file, state)
         # privacy: nobody goes past this line before the leader has paid. By name, since a vault has an order of its own.
-        state, size = {name: self._ranks.dealt(state[name]) for name in sorted(state)}, self._data._count() // count
+        state, size = {name: self._ranks.dealt(state[name]) for name in sorted(state)}, most or self._data._count() // count
         (there,) = self._ranks.told(torch.tensor(self._data._count()))
         self._agree(int(there) != self._data._count(), "the processes of this run do not read the same records")
         here = torch.arange(self._ranks.rank, count, self._ranks.count)
-        drawn = self._data._take((here[:, None] + count * torch.arange(size)).flatten(), self._device)
+        places = self._data._laid(here, count // owners, most) if most else here[:, None] + count * torch.arange(size)
+        drawn = self._data._take(places.flatten(), self._device)
         records = Records(drawn.images.unflatten(0, (len(here), size)), drawn.labels.view(len(here), size))
         own = {name: value.detach().to(self._device).clone(memory_format=torch.contiguous_format) for name, value in state.items()}
         self._shards, self._many = (records, own), count
@@ -253,6 +263,40 @@ class Gate:
             return (steps if own is None else steps * own[:, None]).view(found.shape)
 
         return self._ask(stage, bound, parts, count=rows)
+
+    def deal(self, name: str, query: Callable[..., Tensor], *public: Tensor, bound: float, some: Tensor | None = None) -> Tensor:
+        """Each owner answers its own rows, [owners, rows, ...]: ``query(state, *row)`` of its shard, or of one drawn secretly for the row.
+
+        All owners are asked, or ``some``, on a public schedule. Each row is clipped to ``bound``: [owners, rows, ...]. So many answers of
+        the stage are used up for each who was asked: the plan is that of one owner.
+        """
+        everyone = torch.arange(self.spec.owners or 1)
+        asked, (many, rows) = everyone if some is None else some.cpu(), public[0].shape[:2]
+        if not many or len(asked.unique()) != many or not 0 <= asked.min() <= asked.max() < len(everyone):
+            raise PlanError(f"stage {name}: rows for each owner that is asked, once each, are needed")
+        dealt = self._dealt.get(name, everyone)
+        stage = self._stage(name, "deal", rows, done := int(dealt[asked].max()))
+        _, state = self._split()
+        shards = stage.sampling if isinstance(stage.sampling, Shards) else None
+        if self._many != (shards.count if shards else 1) * len(everyone):
+            raise PlanError(f"stage {name}: the plan is for another number of shards")
+
+        def drawn(own: dict[str, Tensor], which: Tensor, *row: Tensor) -> Tensor:
+            return query({key: value[which[None]][0] for key, value in own.items()}, *row)
+
+        def words(grid: float) -> Tensor:
+            known, given, word = state, public, query
+            if shards:
+                given = (self._sent(shards.draw(many * rows, self._secret).view(many, rows)), *public)
+                known, word = {key: value.unflatten(0, (-1, shards.count)) for key, value in state.items()}, drawn
+            known = known if some is None else {key: value[self._sent(asked)] for key, value in known.items()}
+            each = torch.func.vmap(word, in_dims=(None, *(0 for _ in given)))
+            found = self._secretly(torch.func.vmap(each, chunk_size=max(1, self._portion // rows)), known, *given)
+            return _steps(found.flatten(0, 1), bound, grid).view(found.shape)
+
+        value = self._ask(stage, bound, words, count=rows, step=done)
+        dealt[asked] += rows
+        return value
 
     def poll(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float) -> Tensor:
         """The sum over all shards of ``query(state, *public)``, each clipped to ``bound``."""
@@ -318,11 +362,11 @@ class Gate:
 
     # How an answer comes about
 
-    def _stage(self, name: str, verb: str, count: int = 1) -> Stage:
+    def _stage(self, name: str, verb: str, count: int = 1, done: int | None = None) -> Stage:
         stage = self._stages.get(name)
         if stage is None or stage.verb != verb:
             raise PlanError(f"the plan has no stage {name!r} of {verb}")
-        if not 0 < count <= self.left(name):
+        if not 0 < count <= (self.left(name) if done is None else stage.steps - done):
             raise BudgetError(f"stage {name} is used up: its plan has {stage.steps} step(s)")
         return stage
 
@@ -336,11 +380,14 @@ class Gate:
                 part.replace(self._folder / "ticket")
         return self.ticket
 
-    def _ask(self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None, count: int = 1) -> Tensor:
+    def _ask(
+        self, stage: Stage, bound: float, mechanism: Callable[[float], Tensor], grid: float | None = None, count: int = 1,
+        step: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Reserve, mark, compute (in steps of the grid), add noise, keep, commit: in this order, so that a crash can only over-charge."""
         if not 1e-30 < bound < 1e30:  # squares, of which norms are made, must neither vanish nor overflow
             raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
-        step = self._done[stage.name]
+        step = self._done[stage.name] if step is None else step
         value = self._kept(stage, step)
         if self._ranks.count > 1:
             kept = self._ranks.shared(None if value is None else {"value": value})
@@ -356,7 +403,7 @@ class Gate:
                 value = noisy(self._summed(mechanism(grid)), noise_std, grid, self._secret)
                 self._keep(ticket, stage, step, value)
             (value,) = self._ranks.told(value)
-        self._done[stage.name] += count
+        self._done[stage.name] = max(self._done[stage.name], step + count)
         return value
 
     def _mark(self, ticket: int, stage: Stage, step: int, count: int) -> None:
@@ -364,7 +411,8 @@ class Gate:
         if step < self._lost[stage.name]:
             raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
         if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
-            last = min(max(step + count, marked + stage.steps // MARKS), stage.steps) - 1
+            stride = 0 if stage.verb == "deal" else stage.steps // MARKS  # an owner's process may end after any message
+            last = min(max(step + count, marked + stride), stage.steps) - 1
             self._ledger.ask(ticket, stage.name, marked, last)
             self._marked[stage.name] = last + 1
 
@@ -374,7 +422,7 @@ class Gate:
         return self._ranks.total(part)
 
     def _file(self, stage: Stage, step: int) -> Path | None:
-        return self._folder / f"{stage.name}-{step}.safetensors" if self._folder and stage.steps <= KEPT else None
+        return self._folder / f"{stage.name}-{step}.safetensors" if self._folder and _short(stage) else None
 
     def _keep(self, ticket: int, stage: Stage, step: int, value: Tensor) -> None:
         """Answers are public: one may lie on disk, whole or not at all, and the ledger knows its digest."""
@@ -382,7 +430,7 @@ class Gate:
         if file:
             save_file({"value": value.contiguous().cpu()}, part := file.with_suffix(".part"))
             part.replace(file)
-        if stage.steps <= KEPT:
+        if _short(stage):
             self._ledger.commit(ticket, stage.name, step, _digest(value))
 
     def _kept(self, stage: Stage, step: int) -> Tensor | None:
@@ -468,6 +516,11 @@ class Gate:
         self._ranks.failed(True)
         # privacy: the text of an error can carry records, so it is not even this one's context; its type is public knowledge of the code.
         raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
+
+
+def _short(stage: Stage) -> bool:
+    """Whether answers are kept; of owners dealt to in turn, step numbers would not tell them apart."""
+    return stage.steps <= KEPT and stage.verb != "deal"
 
 
 def _factor(parts: Tensor, bound: float, unit: float) -> Tensor:

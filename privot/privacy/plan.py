@@ -130,7 +130,7 @@ class Plan:
         """The plan counted under replace-one.
 
         privacy: an add/remove Gaussian with multiplier z is a replace-one Gaussian with z/2 (remove, then add). No such rule is used
-        for sampled answers, so they are refused.
+        for sampled answers, so they are refused. To replace a record is one way to replace what its owner holds, so a client's plan stays.
         """
         if self.neighbours is not Neighbours.ADD_REMOVE:
             return dataclasses.replace(self, neighbours=Neighbours.REPLACE)

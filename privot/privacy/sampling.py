@@ -16,7 +16,7 @@ from privot.errors import PlanError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.noise import Secret
 
-ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
+ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Full:
     GaussianDpEvent(noise_multiplier=2.0)
     """
 
-    neighbours: ClassVar[tuple[Neighbours, ...]] = (ADD_REMOVE, REPLACE, LOCAL)
+    neighbours: ClassVar[tuple[Neighbours, ...]] = (ADD_REMOVE, REPLACE, LOCAL, CLIENT)
 
     def draw(self, count: int, secret: Secret) -> Tensor | None:
         """Indices of the records, in rising order, or None for all of them."""

@@ -13,6 +13,7 @@ from privot.report.words import clean, percent, share, up
 NEIGHBOURS = {
     "replace": "Two data sets are neighbours when one record of the first is another in the second; both have the same number of records.",
     "add-remove": "Two data sets are neighbours when one of them has one record more than the other.",
+    "client": "Two data sets are neighbours when one owner holds other records, perhaps more or fewer, in the second; owners are the same.",
     "local": "Every record is protected on its own, before it meets others: the promise compares any record with any other in its place.",
 }
 
@@ -50,6 +51,8 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
     attack, found = "membership attack finds", "the records that were used"
     if claim.neighbours == "local":
         attack, found = "test whether a given record was sent finds", "the times that it was"
+    elif claim.neighbours == "client":
+        attack, found = "test whether an owner holds given records finds", "the owners that do"
     promise = [
         f"The unit of privacy is {clean(claim.unit, 40)}.",
         f"Whatever is seen in this release is at most {times} (e to the power epsilon) as likely as it would be on a neighbouring data set"
@@ -81,6 +84,7 @@ def _outside(claim: Guarantee, spec: Spec) -> list[str]:
     declared += ["the names of the classes"] if spec.class_names else []
     declared += ["the number of records"] if spec.size is not None else []
     declared += ["the number of records of each class"] if spec.class_sizes is not None else []
+    declared += ["the number of owners"] if spec.owners is not None else []
     local = claim.neighbours == "local"
     word = ["That what was sent is what its channel makes: a server has the word of those who sent it, and their ledgers."] if local else []
     several = [f"People with several records: the unit is {clean(claim.unit, 40)}."] if claim.unit == "one record" else []

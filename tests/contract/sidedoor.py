@@ -1,8 +1,8 @@
 """Record and replay: run a method on D, keep every answer of the gate, run it on D' with those answers; whatever differs has leaked.
 
 The queries do run on D', so a leak through a closure, a shard's state, a file or an exception happens as it would in life. For pairs
-that differ in one record the distance between the two true values, before any noise, is held against the declared sensitivity; of routed
-rows, each of which is an answer, those that did not draw the record's shard may not move at all.
+that differ in one record, or in all that one owner holds, the distance between the two true values, before any noise, is held against the
+declared sensitivity; of rows, each of which is an answer, those of other owners or of another shard than the record's may not move at all.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from quick import CLASSES, SHAPE, sealed
+from quick import CLASSES, OWNERS, SHAPE, sealed
 
 from privot import synthesis
 from privot.privacy import accounting, gate
@@ -62,15 +62,31 @@ KINDS = {
     "reordered": lambda images, labels: (images[::-1].copy(), labels[::-1].copy()),
 }
 SAME = "the same"  # the control: D itself
+
+
+def _held(images, labels, count):
+    """The first owner holds other records, and so many of them; whose they all are is said."""
+    rest, (new, marks) = (owners := np.arange(len(labels)) % OWNERS) > 0, _fresh(count)
+    return np.concatenate([images[rest], new]), np.concatenate([labels[rest], marks]), np.concatenate([owners[rest], np.zeros(count, int)])
+
+
+OWNED = {  # where a whole owner is the unit
+    "an owner replaced": lambda images, labels: _held(images, labels, len(labels[::OWNERS])),
+    "an owner with one record": lambda images, labels: _held(images, labels, 1),
+    "an owner with many more": lambda images, labels: _held(images, labels, 40),
+}
 NEIGHBOURS = {  # the kinds whose true values must be within the declared sensitivity, by relation
     Neighbours.REPLACE: ("one replaced", "one NaN"),
     Neighbours.LOCAL: ("one replaced", "one NaN"),
     Neighbours.ADD_REMOVE: ("one removed",),
+    Neighbours.CLIENT: ("one replaced", "one NaN", *OWNED),
 }
 
 
 def pair(kind, images, labels, spec):
     """D', brought back to what the owner declared: only data sets that agree with the declaration can be mistaken for one another."""
+    if kind in OWNED:
+        return OWNED[kind](images, labels)
     other, marks = KINDS[kind](images, labels) if kind != SAME else (images, labels)
     if spec.size and len(marks) < spec.size:
         other, marks = np.concatenate([other, np.zeros_like(images[:1])]), np.concatenate([marks, labels[-1:]])
@@ -160,6 +176,7 @@ class Trace:
     true: list
     reach: list  # the declared sensitivity of each ask
     drawn: list  # the shards that its rows drew, or None
+    dealt: list  # the owners whose rows they are, or None
     release: bytes = b""
 
 
@@ -186,12 +203,12 @@ def _seeded(insecure_seed=None):
     return Secret(5)
 
 
-def run(method, images, labels, spec, root, kept=None, coupled=False):
+def run(method, images, labels, spec, root, kept=None, coupled=False, owners=None):
     """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    trace = Trace([], [], [], [], [])
-    box, here, noisy, rmtree = sealed(images, labels, spec), os.getcwd(), gate.noisy, shutil.rmtree
+    trace = Trace([], [], [], [], [], [])
+    box, here, noisy, rmtree = sealed(images, labels, spec, owners), os.getcwd(), gate.noisy, shutil.rmtree
     draw = Shards.draw
 
     def look():
@@ -202,8 +219,14 @@ def run(method, images, labels, spec, root, kept=None, coupled=False):
             trace.seen.append(("ask", stage.name, float(bound)))
             trace.reach.append(gate.SENSITIVITY[stage.verb, self.plan.neighbours] * bound)
             trace.drawn.append(None)
+            trace.dealt.append(self.asked if stage.verb == "deal" else None)
             look()
             return super()._ask(stage, bound, *more, **others)
+
+        def deal(self, *given, some=None, **more):
+            self.asked = list(range(spec.owners)) if some is None else some.tolist()
+            trace.seen.append(("deal", self.asked))  # so is whom a server asks
+            return super().deal(*given, some=some, **more)
 
         def update(self, query, *public, some=None, **more):
             trace.seen.append(("update", None if some is None else some.tolist()))  # the schedule is public
@@ -286,12 +309,14 @@ def leaks(method, records, spec, root, kinds=KINDS):
     coupled = any(not isinstance(stage.sampling, Full) for stage in stages)
     run(method, *records, spec, root)  # what a library does on its first use (imports, caches) is not of the data
     first = {}  # of each way to draw: D is run once
-    for kind in kinds:
+    whole = OWNED if kinds is KINDS and method.plan(spec).neighbours is Neighbours.CLIENT else {}
+    for kind in (*kinds, *whole):
         near = kind in NEIGHBOURS[method.plan(spec).neighbours] and coupled
         if near not in first:
             first[near] = run(method, *records, spec, root, coupled=near)
         one = first[near]
-        two = run(method, *pair(kind, *records, spec), spec, root, kept=one.answers, coupled=near)
+        images, labels, *owners = pair(kind, *records, spec)
+        two = run(method, images, labels, spec, root, kept=one.answers, coupled=near, owners=owners[0] if owners else None)
         outside = next(each for each in two.seen if each[0] == "outside")
         if outside[1]:
             yield kind, outside
@@ -300,16 +325,24 @@ def leaks(method, records, spec, root, kinds=KINDS):
         elif one.release != two.release:
             yield kind, "release"
         if kind in NEIGHBOURS[method.plan(spec).neighbours]:
-            for number, pair_of in enumerate(zip(one.true, two.true, one.reach, one.drawn, strict=False)):
+            for number, pair_of in enumerate(zip(one.true, two.true, one.reach, one.drawn, one.dealt, strict=False)):
                 if told := _too_far(*pair_of):
                     yield kind, f"ask {number} {told}"
 
 
-def _too_far(left, right, reach, drawn):
-    """How an answer moves that should not, in words."""
+def _too_far(left, right, reach, drawn, dealt):
+    """How an answer moves that should not, in words. What was replaced is the first record, or all of the first owner, who has it."""
     if left.shape != right.shape:
         return ""  # seen otherwise
-    if drawn is None:
+    if dealt is not None:
+        others = torch.tensor(dealt) != 0
+        if (left != right)[others].any():
+            return "moves in rows of another owner"
+        drawn = torch.zeros(left.shape[:2], dtype=torch.int64) if drawn is None else drawn.view(left.shape[:2])
+        left, right, drawn = left[~others].flatten(0, 1), right[~others].flatten(0, 1), drawn[~others].flatten()
+        if not len(left):
+            return ""
+    elif drawn is None:
         left, right = left.flatten()[None], right.flatten()[None]
     gaps = torch.linalg.vector_norm((left - right).flatten(1), dim=1)
     if drawn is not None and gaps[drawn != 0].any():  # the replaced record is the first, which lies in shard 0

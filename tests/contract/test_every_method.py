@@ -120,7 +120,7 @@ def test_planning_reads_nothing(name, monkeypatch):
     def never(*args, **more):
         raise AssertionError("a record was touched")
 
-    for way in ("_take", "_count"):
+    for way in ("_take", "_count", "_laid"):
         monkeypatch.setattr(Sensitive, way, never)
     monkeypatch.setattr("builtins.open", never)
     with watched() as events:
@@ -233,6 +233,6 @@ def test_declared_class_sizes_are_used(name, tmp_path):
     images, labels = records()
     sizes = tuple(int((labels == each).sum()) for each in range(CLASSES))
     method = make(name, quick(name))
-    box = given(method, images, labels, Spec(SHAPE, CLASSES, len(labels), sizes))
+    box = given(method, images, labels, dataclasses.replace(spec_for(method), size=len(labels), class_sizes=sizes))
     release = synthesize(box, method, asked(method), ledger=tmp_path / "book.jsonl")
     assert release.sample(CLASSES)[0].isfinite().all()

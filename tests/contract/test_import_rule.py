@@ -21,11 +21,12 @@ ALLOWED = {  # of our own modules; a folder stands for all in it
         "privot.families", "privot.product", "privot.runtime", "privot.errors", "privot.channels",
     ),
 }  # fmt: skip
-INSIDE = ("_take", "_count", "_images", "_labels")
+INSIDE = ("_take", "_count", "_laid", "_images", "_labels", "_owners")
 INSIDERS = ("data/", "privacy/gate.py", "measures/", "attacks/", "report/")
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 PICKLERS = ("torch.load", "torch.save", "torch.jit.load", "np.load", "numpy.load")  # numpy's is safe without allow_pickle
 SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.seed")
+FLOWER = "privot.federated.flower."
 QUIET = ("methods/", "privacy/")
 LOUD = ("print", "logging", "warnings", "sys.stdout", "sys.stderr", "os.write")
 HUSH = "logging.getLogger('absl').setLevel(logging.ERROR)"  # turns a library's log down; says nothing itself
@@ -107,7 +108,18 @@ def global_seeds(name, tree):
                 yield text
 
 
-RULES = (forbidden_imports, secret_attributes, pickles, noises, global_seeds)
+def carriers(name, tree):
+    """Flower, Ray and what they bring, outside the places that an extra is installed for: the rest imports, and runs, without them."""
+    for module, _ in imports(tree):
+        first = module.split(".")[0]
+        flower = first in ("flwr", "httpx", "uvicorn", "cryptography", "starlette", "fastapi") or f"{module}.".startswith(FLOWER)
+        if flower and not name.startswith(("federated/flower/", "cli/federating.py")):
+            yield module
+        if first == "ray" and name not in ("attacks/workers.py", "federated/flower/simulation.py"):
+            yield module
+
+
+RULES = (forbidden_imports, secret_attributes, pickles, noises, global_seeds, carriers)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -158,6 +170,10 @@ def test_the_package_was_read():
         (global_seeds, "measures/fid.py", "np.random.seed(0)"),
         (global_seeds, "measures/fid.py", "x = np.random.randn(3)"),
         (global_seeds, "data/load.py", "import random\nrandom.seed(0)"),
+        (carriers, "federated/owner.py", "from flwr.app import Message"),
+        (carriers, "federated/server.py", "from privot.federated.flower import envelope"),
+        (carriers, "privacy/gate.py", "def late():\n    import ray"),
+        (carriers, "release.py", "import httpx"),
     ],
 )
 def test_each_rule_can_see(rule, name, source):
@@ -173,6 +189,8 @@ def test_each_rule_can_see(rule, name, source):
         (pickles, "data/readers.py", "np.load(path, allow_pickle=False)"),
         (noises, "privacy/accounting.py", "import logging\nlogging.getLogger('absl').setLevel(logging.ERROR)"),
         (global_seeds, "methods/merf.py", "torch.Generator().manual_seed(3)\nnp.random.default_rng(3)"),
+        (carriers, "federated/flower/client_app.py", "from flwr.app import Message"),
+        (carriers, "federated/flower/node.py", "from privot.federated.flower.keys import make_keys"),
     ],
 )
 def test_each_rule_lets_honest_code_pass(rule, name, source):

@@ -1,5 +1,6 @@
 """No side doors: what a run writes, prints, asks and raises depends on the gate's answers alone; and the test that says so can see."""
 
+import dataclasses
 import logging
 import math
 import os
@@ -119,6 +120,49 @@ class Polled(Critic):
         return gate.poll("means", lambda state, point: state["net"] * (1 + point.mean(0)), point, bound=1.0)
 
 
+class Dealt(Critic):
+    """A critic for each owner, who answers rows of its own, all of them or some in turn; all that it holds is the unit."""
+
+    critics: ClassVar[int] = 1
+
+    def plan(self, spec):
+        if spec.owners is None:
+            raise PlanError("owners must be declared")
+        return Plan((Stage("means", "deal", self.noise, self.steps),), Neighbours.CLIENT)
+
+    def fit(self, gate, streams, progress):
+        count = gate.spec.owners * self.critics
+        gate.split(count, {"net": torch.zeros(count, gate.spec.pixels), "own": torch.arange(count)}, self.most(gate))
+        point = torch.rand(10, gate.spec.pixels, generator=streams.generator("start"))
+        for step in range(6):
+            some = self.some(gate, step)
+            self.learn(gate, point, step)
+            said = gate.deal("means", lambda state, row: state["net"] * (1 + row), point.expand(len(some), -1, -1), bound=1.0, some=some)
+            point = point + said.float().mean(0) / 10
+            gate.store()
+            progress("walking", step + 1, 6)
+        return self.product(gate, point[: gate.spec.classes])
+
+    def learn(self, gate, point, step):
+        gate.update(self.lesson, point)
+
+    def some(self, gate, step):
+        return torch.arange(step % 2, gate.spec.owners, 2) if step else torch.arange(gate.spec.owners)
+
+    def most(self, gate):
+        return 12
+
+
+class DealtByRecord(Dealt):
+    """Two critics for each owner, one drawn for each row; a record is the unit."""
+
+    critics = 2
+
+    def plan(self, spec):
+        (stage,) = super().plan(spec).stages
+        return Plan((dataclasses.replace(stage, sampling=Shards(2)),), Neighbours.REPLACE)
+
+
 class Chosen(Means):
     """One answer from records drawn without replacement; the size is declared."""
 
@@ -155,7 +199,7 @@ class Sorted(Means):
         return blocks.mean((1, 2), keepdim=True).expand(-1, gate.spec.pixels, 1)
 
 
-HONEST = (Means, Descent, Critic, Polled, Chosen, Rows, Sorted)
+HONEST = (Means, Descent, Critic, Polled, Dealt, DealtByRecord, Chosen, Rows, Sorted)
 
 
 # Planted leaks
@@ -427,6 +471,29 @@ class LoudCritic(Critic):
             return gate.route("means", loud, point, bound=1.0)
 
 
+class LongestOwner(Dealt):
+    """Shards are as long as the largest owner's records: the others are repeated by its number of them."""
+
+    def most(self, gate):
+        return int(gate._data._owners.tolist().count(0)) + 3
+
+
+class AcrossOwners(Dealt):
+    """An average of all owners' critics, as a server might like to send out."""
+
+    def learn(self, gate, point, step):
+        super().learn(gate, point, step)
+        gate._shards[1]["net"][:] = gate._shards[1]["net"].mean(0)
+
+
+class LargeOwnersAlone(Dealt):
+    """Only owners with many records are asked."""
+
+    def some(self, gate, step):
+        many = torch.bincount(torch.from_numpy(gate._data._owners))
+        return (many > 9).nonzero().flatten()
+
+
 class ScheduleFromDraws(Critic):
     """Only critics that were drawn learn, as in the literature: then a state remembers the draws. The schedule itself shows it."""
 
@@ -523,6 +590,11 @@ class CrossRecord(Means):
 PLANTED = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Means) and kind not in HONEST]
 
 
+def declaring(kind):
+    """A method whose declaration will do for this one."""
+    return Dealt() if issubclass(kind, Dealt) else Means()
+
+
 @pytest.fixture
 def root(tmp_path):
     """One folder for all runs of a test, so that no path tells them apart."""
@@ -537,6 +609,11 @@ def test_methods_have_no_side_doors(name, root):
     assert list(leaks(method, records(), spec_for(method), root)) == []
 
 
+def test_owners_in_turn_with_several_critics_have_no_side_doors(root):
+    method = make("federated-gs-wgan", {**quick("federated-gs-wgan"), "unit": "record", "critics": 2, "cohort": 2})
+    assert list(leaks(method, records(), spec_for(method), root, ["one replaced", "one NaN", "one removed", "all replaced"])) == []
+
+
 @pytest.mark.parametrize("kind", HONEST, ids=lambda kind: kind.__name__)
 def test_honest_miniatures_pass(kind, root):
     assert list(leaks(kind(), records(), spec_for(kind()), root)) == []
@@ -544,8 +621,8 @@ def test_honest_miniatures_pass(kind, root):
 
 @pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.__name__)
 def test_planted_leaks_are_caught(kind, root):
-    # The owner declares nothing but shape and classes: then even the size is a secret.
-    spec = spec_for(Means())
+    # The owner declares nothing but shape and classes, and how many owners there are if need be: then even the size is a secret.
+    spec = spec_for(declaring(kind))
     assert next(leaks(kind(), records(), spec, root), None) is not None
 
 
@@ -554,7 +631,7 @@ def test_planted_leaks_are_caught(kind, root):
 )
 def test_leaks_are_caught_by_the_data_alone(kind, root):
     # On D itself there is nothing to see, so what was caught above was not some accident of running twice.
-    assert list(leaks(kind(), records(), spec_for(Means()), root, [SAME])) == []
+    assert list(leaks(kind(), records(), spec_for(declaring(kind)), root, [SAME])) == []
 
 
 def test_the_list_is_long_enough():

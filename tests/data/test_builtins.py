@@ -189,3 +189,21 @@ def test_a_file_of_another_size_is_refused(nowhere, monkeypatch):
         (nowhere / "cache" / "mnist" / name).write_bytes(data)
     with pytest.raises(DataError, match="declared size"):
         load("mnist")
+
+
+def test_femnist_has_its_writers(monkeypatch):
+    at_hand("femnist", "train", monkeypatch)
+    box = load("femnist")
+    assert box.spec.owners == describe("femnist").owners == 300
+    many = np.bincount(box._owners)
+    assert (len(many), many.min(), many.max(), many.sum()) == (300, 2, 319, 41258)
+    assert load("femnist", owners=3000)._owners[:3002].tolist() == [*range(3000), 0, 1]
+
+
+def test_any_data_can_be_dealt_to_owners():
+    box = load("digits", owners=5)
+    assert box.spec.owners == describe("digits", owners=5).owners == 5
+    assert box._owners[:7].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert load("digits").spec.owners is None
+    with pytest.raises(DataError, match="owners"):
+        load("digits", owners=2000)

@@ -15,7 +15,7 @@ from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours, cost, renyi
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 
-ADD_REMOVE, REPLACE, LOCAL = Neighbours
+ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 DELTA = 1e-5
 
 

@@ -18,7 +18,7 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan, Risk, Stage
 from privot.runtime import Runtime
 
-ADD_REMOVE, REPLACE, LOCAL = Neighbours
+ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 FREE = Budget(math.inf)
 
 
@@ -56,7 +56,10 @@ def test_an_unknown_verb_has_no_proof(box, ledger):
         make(box, ledger, Stage("it", "shout", 1.0))
 
 
-@pytest.mark.parametrize(("verb", "relation"), [("rows", ADD_REMOVE), ("sorted_blocks", ADD_REMOVE), ("sum", LOCAL), ("answer", LOCAL)])
+@pytest.mark.parametrize(("verb", "relation"), [
+    ("rows", ADD_REMOVE), ("sorted_blocks", ADD_REMOVE), ("sum", LOCAL), ("answer", LOCAL), ("sum", CLIENT), ("rows", CLIENT),
+    ("answer", CLIENT), ("sorted_blocks", CLIENT), ("deal", ADD_REMOVE), ("deal", LOCAL),
+])  # fmt: skip
 def test_pairs_without_a_sensitivity(box, ledger, verb, relation):
     with pytest.raises(PlanError, match="no proof"):
         make(box, ledger, Stage("it", verb, 1.0), relation=relation)

@@ -14,7 +14,7 @@ from privot.privacy.accounting import Neighbours
 from privot.privacy.plan import Budget, Plan, Risk, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 
-ADD_REMOVE, REPLACE, LOCAL = Neighbours
+ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 
 
 def stages(least=1):

@@ -1,4 +1,4 @@
-"""How often a long run keeps where it has come to: about 20 times, and less often where keeping is dear."""
+"""What surrounds a method: its public random streams, and how often a long run keeps where it has come to."""
 
 import pytest
 import torch
@@ -47,3 +47,11 @@ def test_several_processes_keep_when_the_first_says_so(monkeypatch):
 
     streams = Streams(0, ranks=Follower())
     assert not any(streams.due(each, 100) for each in range(100))
+
+
+def test_names_and_seeds_that_are_alike_draw_differently():
+    names = ["step", "step 1", "step 2", "stepping", "draws 1000", "draws 1001", "codes 64", "codes 65"]
+    first = {torch.rand(1, generator=Streams(seed).generator(name)).item() for name in names for seed in (0, 1, 2**32, 2**40)}
+    assert len(first) == 4 * len(names), "a CPU's generator looks at 32 bits of its seed alone"
+    again = Streams(7).generator("step 1")
+    assert torch.equal(torch.rand(5, generator=again), torch.rand(5, generator=Streams(7).generator("step 1")))

@@ -1,0 +1,62 @@
+"""Owners that an attacker makes up: critics that learn from records of its own, on the very images that a real owner was sent.
+
+All of what an owner computes is known but its records and its draws, so an imitation says what some other owner would have said.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from privot.families.critics import STEPS, State, learned, slope, warmed, waves
+from privot.federated.messages import Terms
+from privot.nets.critic import Critic, Sketch
+from privot.show import Progress, silent
+
+
+def imitated(
+    terms: Terms, requests: Tensor, images: Tensor, labels: Tensor, generator: torch.Generator, progress: Progress = silent
+) -> tuple[Tensor, State]:  # fmt: skip
+    """Slopes [owners, rounds, classes, rows, c, h', w'] before any clip and noise, of owners with images [owners, count, c, h, w].
+
+    ``requests`` uint8 [rounds, classes, rows, c, h, w]; also what the critics know at the end. Where the unit is the record an owner has
+    several critics; here it has one of all its records, which knows more.
+    """
+    settings, count, device = terms.settings, len(images), images.device
+    critic, sketch = Critic(terms.shape, terms.classes, settings.width), Sketch(terms.shape, terms.classes)
+    down, across = (waves(side, settings.detail, settings.window).to(device) for side in terms.shape[1:])
+    weights, along = critic.begin(count, generator)
+    drawn = sketch.begin(count, generator)
+    state = {"weights": weights, "mean": weights * 0, "square": weights * 0, "along": along}
+    state |= {"sketch": drawn, "sketch mean": drawn * 0, "sketch square": drawn * 0}
+    state = {name: each.to(device) for name, each in state.items()}
+
+    def uniform(*size: int) -> Tensor:
+        return torch.rand(size, generator=generator).to(device)
+
+    def number(value: int) -> Tensor:
+        return torch.tensor(float(value), device=device)
+
+    def taught(query: Callable[..., State], *given: Any) -> State:
+        return vmap(query, in_dims=(0, 0, 0, *(None for _ in given)))(images, labels, state, *given)
+
+    batch = settings.critic_batch
+    for turn in range(settings.warm):
+        codes = torch.randn(STEPS, batch, sketch.code, generator=generator).to(device)
+        state = taught(warmed, critic, sketch, uniform(STEPS, batch), codes, uniform(STEPS, batch), number(turn), settings.critic_rate)
+    every = torch.arange(terms.classes, device=device).repeat_interleave(requests.shape[2])
+    found = []
+    for turn, sent in enumerate(requests):
+        fakes, steps = sent.to(device).float() / 255, settings.lessons
+        which = torch.randint(fakes.shape[1], (steps, batch), generator=generator).to(device)
+        begun = number(STEPS * settings.warm + turn * steps)
+        state = taught(learned, critic, fakes, uniform(steps, batch), which, uniform(steps, batch), begun, settings.critic_rate)
+        one = vmap(functools.partial(slope, critic=critic, down=down, across=across), in_dims=(None, 0, 0))
+        found.append(vmap(one, in_dims=(0, None, None))(state, fakes.flatten(0, 1), every).unflatten(1, fakes.shape[:2]).cpu())
+        progress("imitating owners", turn + 1, len(requests))
+    return torch.stack(found, 1), state

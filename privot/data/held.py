@@ -1,0 +1,46 @@
+"""What one owner holds: its own file, or its part of a data set that was dealt to several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privot.data.load import _read, existing
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.errors import DataError, SettingError
+
+
+def held_by(box: Sensitive, owner: int) -> Sensitive:
+    """The records of one of a box's owners, sealed, of unknown number; the first owner is 0.
+
+    >>> from privot.data import load
+    >>> part = held_by(load("digits", owners=5), 0)
+    >>> part.name, part.spec.size
+    ('digits/owner 0 of 5', None)
+    """
+    count = box.spec.owners or 1
+    if not 0 <= owner < count:
+        raise SettingError(f"owner {owner}: there are {count}, counted from 0")
+    own = box._owners == owner
+    spec = Spec(box.spec.shape, box.spec.classes, mirror=box.spec.mirror)
+    return Sensitive(box._images[own], box._labels[own], spec, name=f"{box.name}/owner {owner} of {count}")
+
+
+def load_own(
+    source: str | Path, *, shape: tuple[int, int, int] | None = None, classes: int | None = None, label: str = "label",
+    resize: int | None = None, repair: bool = False,
+) -> Sensitive:  # fmt: skip
+    """A path as `load` reads it, but of an owner who need not have a record of every class: how many there are is declared."""
+    arrays = _read(existing(str(source)), label=label, resize=resize)
+    if arrays.labels.size == 0 or arrays.labels.dtype.kind not in "iu":
+        raise DataError(f"{source}: labels must be whole numbers, and there must be some")
+    if classes is None and not arrays.names:
+        raise SettingError(f"{source}: declare --classes, as all owners agreed; this one may not have a record of each")
+    if classes is not None and arrays.names and len(arrays.names) != classes:
+        # Folders are numbered in their order, so one that is not there would give the others its number.
+        raise DataError(f"{source}: {len(arrays.names)} class folders, and {classes} are declared; if some are missing, give an .npz")
+    spec = Spec(shape or arrays.images.shape[1:], classes if classes is not None else len(arrays.names or ()))
+    try:
+        return Sensitive(arrays.images, arrays.labels, spec, repair=repair, name=str(Path(source).resolve()))
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None

@@ -1,0 +1,94 @@
+"""The generator's half of learning from slopes that come by any cable: it draws images for those who are asked, and takes what they say.
+
+It sees sanitized answers alone, so all of it is public and may be kept, sent or looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from privot.data.spec import Spec
+from privot.families.adversarial import KINDS, SHOWN
+from privot.families.critics import waves
+from privot.families.federation import Federation
+from privot.families.prior import begun
+from privot.nets import NETS, initialise
+from privot.nets.averaged import Averaged
+from privot.product import Product
+from privot.runtime import Progress, Streams, silent
+
+LOT = 1024  # images drawn at a time: a batch of the generator's norms, and a bound on its memory
+
+
+class Drawing:
+    """A generator with its optimiser. A round is `draw`, then `take`; what is drawn depends on the seed, the round and the answers so far.
+
+    Pixels are bytes, since that is what the wire carries; slopes go through the rounding as if it were not there.
+    """
+
+    def __init__(self, settings: Federation, spec: Spec, streams: Streams, progress: Progress = silent):
+        self.settings, self.spec, self.streams, self.device = settings, spec, streams, streams.runtime.target
+        self.arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": settings.code, "width": settings.channels}
+        net = initialise(NETS[KINDS[settings.kind]](**self.arguments), streams.generator("weights")).to(self.device)
+        begun(net, settings.start, settings.practice, spec, streams, progress)
+        self.pair = Averaged(net, settings.rate, (0.5, 0.9), settings.average)
+        self.down, self.across = (waves(side, settings.detail, settings.window).to(self.device) for side in spec.shape[1:])
+        self._labels = torch.arange(spec.classes, device=self.device).repeat_interleave(settings.rows)
+        self._codes = torch.empty(0)  # of the open round
+
+    def draw(self, number: int, places: Sequence[int]) -> Tensor:
+        """Images for the owners in these places in round ``number``: uint8 [asked, classes, rows, channels, height, width]."""
+        shape = (self.spec.owners or 1, len(self._labels), self.settings.code)
+        every = torch.randn(shape, generator=self.streams.generator(f"codes of round {number}", self.device), device=self.device)
+        self._codes = every if list(places) == list(range(len(every))) else every[torch.tensor(places, device=self.device)]
+        with torch.no_grad():
+            images = torch.cat([(255 * images).round().byte() for images, _ in self._lots()])
+        return images.view(len(places), self.spec.classes, self.settings.rows, *self.spec.shape)
+
+    def _lots(self) -> Iterable[tuple[Tensor, slice]]:
+        """The images of the open round, a lot at a time, and where they lie."""
+        codes, labels = self._codes.flatten(0, 1), self._labels.repeat(len(self._codes))
+        for start in range(0, len(codes), LOT):
+            part = slice(start, start + LOT)
+            yield self.pair.net(codes[part], labels[part]), part
+
+    def take(self, values: Tensor, answered: Tensor | None = None) -> None:
+        """One step by slopes [asked, classes, rows, channels, h, w], in frequencies, of those who ``answered`` [asked], or of all.
+
+        Owners weigh the same; of those who did not answer, whatever stands there is not looked at.
+        """
+        count = len(values) if answered is None else int(answered.sum())
+        if answered is not None:
+            values = torch.where(answered.to(values.device).view(-1, 1, 1, 1, 1, 1), values, 0)
+        slopes = self.down @ values.flatten(0, 2).float() @ self.across.T / (max(count, 1) * len(self._labels))
+        for images, part in self._lots():
+            images.backward(-slopes[part])
+        self.pair.step()
+
+    def kept(self) -> dict[str, Tensor]:
+        """All of it between two rounds, as tensors by name."""
+        return self.pair.kept()
+
+    def restore(self, found: dict[str, Tensor] | None) -> bool:
+        """Take up what `kept` gave, if there is anything."""
+        return self.pair.restore(found)
+
+    def shown(self, count: int = SHOWN, net: torch.nn.Module | None = None) -> Tensor:
+        """Some images of each class, of the running mean unless another net is given: [classes * count, ...]."""
+        labels = torch.arange(self.spec.classes, device=self.device).repeat_interleave(count)
+        codes = torch.randn(len(labels), self.settings.code, generator=self._settling, device=self.device)
+        with torch.no_grad():
+            return (net or self.pair.mean)(codes, labels)
+
+    def product(self) -> Product:
+        """The running mean of the generator."""
+        return Product.generator(KINDS[self.settings.kind], self.arguments, self.pair.settled(lambda mean: self.shown(net=mean)))
+
+    @property
+    def _settling(self) -> torch.Generator:
+        if not hasattr(self, "_settles"):
+            self._settles = self.streams.generator("settling", self.device)
+        return self._settles

@@ -1,0 +1,128 @@
+"""Flower's own two processes, started from here and ending with their parent: a SuperLink on the server, a SuperNode beside each owner.
+
+Both run with ``--isolation process``. Otherwise a SuperNode fetches the app that the server names and runs it beside the data, so a server
+could send code that reads them. Here the app is the one that the owner installed, and nothing that came over the wire is ever run.
+
+A SuperLink has three doors on one port, and only the one for nodes is locked by node keys: whoever reaches the others can register a node
+of its own or start a run. `OnlyNodes` locks them with a secret that this server alone knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+
+HEADER = "x-privot-secret"
+NODES = "/v1/fleet/"
+CLAIM = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+GRACE = 10.0  # seconds that a process has to end by itself
+
+App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+
+
+class OnlyNodes:
+    """Lets through calls of nodes, which Flower authenticates by their keys, and calls that carry the secret."""
+
+    def __init__(self, app: App, secret: str):
+        self.app, self.secret = app, secret.encode()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        shown = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
+        ours = scope["type"] == "lifespan" or hmac.compare_digest(shown, self.secret)
+        if ours or (scope["type"] == "http" and scope["path"].startswith(NODES)):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+
+class Secret:
+    """Puts the secret on each call of a client of Flower's."""
+
+    def __init__(self, secret: str):
+        self.secret = secret
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers[HEADER] = self.secret
+        return call_next(context)
+
+
+def interceptors(secret: str, component: str) -> list[Any]:
+    """What every call of ours to a SuperLink or SuperNode carries."""
+    claims = SuperExecAuthHttpInterceptor(master_secret=secret.encode(), protected_methods=CLAIM)
+    return [RuntimeVersionHttpInterceptor(component_name=component), claims, Secret(secret)]
+
+
+@contextlib.contextmanager
+def secret_file() -> Iterator[tuple[str, Path]]:
+    """A fresh secret, and a file of it that only this user can read, for as long as it is needed."""
+    with tempfile.TemporaryDirectory(prefix="privot-") as folder:  # of mode 0700
+        secret, file = secrets.token_hex(32), Path(folder) / "secret"
+        file.write_text(secret)
+        yield secret, file
+
+
+def start(kind: str, words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """A ``superlink`` or ``supernode``; what it says goes into the log."""
+    with open(log, "ab") as file:
+        command = [sys.executable, "-m", "privot.federated.flower.processes", kind, str(os.getpid()), *words]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, then make it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    """A port on this machine that nobody uses now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def main(kind: str, parent: str, *words: str) -> None:
+    """Run one of the two in this process."""
+    from flwr.supercore.app_utils import start_parent_process_monitor
+
+    start_parent_process_monitor(int(parent))
+    sys.argv = [f"flower-{kind}", *words]
+    if kind == "supernode":
+        from flwr.supernode.cli.flower_supernode import flower_supernode
+
+        return flower_supernode()
+    import uvicorn
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+    from flwr.superlink.main import create_app
+
+    config = _parse_superlink_lifespan_config()
+    app = create_app(config, SuperLinkLifespan)
+    app.add_middleware(OnlyNodes, secret=(config.superexec_auth_secret or b"").decode())  # the last one added is met first
+    uvicorn.run(
+        app, host=config.host, port=config.port, log_config=get_uvicorn_log_config(20), ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile, workers=1,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

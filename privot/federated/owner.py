@@ -1,0 +1,203 @@
+"""An owner: its records behind its own gate, its own ledger, its own critic. It answers messages, and trusts nobody who sends them.
+
+What it is asked follows from terms that it has agreed to and written down; their plan it computes itself, and charges to its ledger before
+the first record is read. Whatever comes, `reply` gives bytes back: what was agreed to, an answer through the gate, or a refusal in words
+that tell nothing of records, files or of what was spent before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from privot.data.records import Sensitive
+from privot.errors import BudgetError, DataError, LedgerError, MessageError, PrivotError, QueryError
+from privot.families.federated import Owners
+from privot.federated.messages import Answer, Refusal, Request, Terms, pack, unpack
+from privot.federated.policy import Policy
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Wall
+from privot.runtime import Runtime, Streams
+
+NOBODY = "0" * 32  # the run of a refusal to what is no message
+DIGEST = hashlib.sha256().digest_size
+# What a stranger hears. An error's own words may name files, or what other runs have spent, so they stay with the owner.
+REASONS: dict[type[Exception], str] = {
+    BudgetError: "the budget of this owner does not cover it",
+    LedgerError: "the ledger of this owner cannot be used",
+    QueryError: "this owner has stopped for good",
+}
+FAILED = "this owner cannot answer"
+
+
+class Owner:
+    """Answers the messages of one run, whose traces lie in ``folder``; what its critic knows lies beside the ledger, in the vault.
+
+    ``wall`` is what this run may cost; the ledger may have a wall of its own, for all runs. The process may end between any two messages:
+    another one with the same folder and ledger goes on. ``notice`` hears, on the owner's side, why something was refused.
+    """
+
+    def __init__(
+        self, data: Sensitive, wall: Wall, ledger: Ledger, folder: Path, runtime: Runtime | None = None, policy: Policy | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ):  # fmt: skip
+        if data.spec.owners not in (None, 1):
+            raise DataError("an owner has records of its own alone, and these are of several")
+        self._data, self._wall, self._ledger, self._folder, self._notice = data, wall, ledger, Path(folder), notice
+        self._runtime, self._policy = runtime or Runtime(), policy or Policy()
+        self._working: tuple[Gate, Owners, int] | None = None  # and the last round that this process answered
+
+    def reply(self, message: bytes) -> bytes:
+        """The answer to any message; a hostile one gets a refusal."""
+        run, number = NOBODY, -1
+        try:
+            said = unpack(message)
+            run, number = said.run, getattr(said, "round", -1)
+            with self._alone():
+                if isinstance(said, Terms):
+                    return self._considered(said, message)
+                if isinstance(said, Request):
+                    return self._answered(said, message)
+            raise MessageError("an owner hears terms and requests alone")
+        except MessageError as error:  # our own words on what the sender itself said
+            reason, told = str(error), str(error)
+        except Exception as error:
+            reason = next((text for kind, text in REASONS.items() if isinstance(error, kind)), FAILED)
+            told = str(error) if isinstance(error, PrivotError) else f"{FAILED} ({type(error).__name__})"
+            self._working = None  # what lies on disk is what counts
+            if isinstance(error, QueryError):
+                self._close()
+        self._notice(told)
+        return pack(Refusal(run, number, "".join(each for each in reason if " " <= each <= "~")[:200] or FAILED))
+
+    def leave(self) -> None:
+        """End this owner's part before the run is over: it answers nothing new, and what its critic knows is removed. The charge stays."""
+        with self._alone():
+            self._write("closed", b"")
+            if (agreed := self.terms) is not None:
+                self._gate(agreed).forget()
+            self._working = None
+
+    @property
+    def terms(self) -> Terms | None:
+        """Those that were agreed to."""
+        file = self._folder / "terms"
+        if not file.exists():
+            return None
+        agreed = unpack(file.read_bytes())
+        assert isinstance(agreed, Terms)
+        return agreed
+
+    def _considered(self, terms: Terms, raw: bytes) -> bytes:
+        """Agree, by the very bytes that came, or refuse. Nothing is charged or read yet."""
+        agreed = self.terms
+        if agreed is None:
+            self._fitting(terms)
+            plan = terms.plan()
+            if not self._wall.allows(plan.cost()):
+                raise BudgetError("these terms cost more than this owner allows for a run")
+            if (limit := self._ledger.wall()) and not limit.allows(self._ledger.spent(also=plan)):
+                raise BudgetError("the budget of the data set does not allow these terms (privot ledger shows what is spent)")
+            self._write("terms", raw)
+        elif pack(agreed) != raw:
+            same = agreed.run == terms.run
+            raise MessageError("other terms were agreed to under this run" if same else "this owner takes part in another run")
+        return raw
+
+    def _answered(self, request: Request, raw: bytes) -> bytes:
+        """What was answered before, to the byte, or a fresh answer that is marked in the ledger, kept, and only then sent."""
+        terms = self.terms
+        if terms is None or terms.run != request.run:
+            raise MessageError("no terms were agreed to under this run")
+        if request.round >= terms.settings.rounds:
+            raise MessageError(f"the terms have {terms.settings.rounds} rounds, counted from 0")
+        wanted = [terms.classes, terms.settings.rows, *terms.shape]
+        if list(request.images.shape) != wanted:
+            raise MessageError(f"the terms ask about images {wanted}, and not {list(request.images.shape)}")
+        digest, file = hashlib.sha256(raw).digest(), f"answer-{request.round}"
+        if (self._folder / file).exists():
+            return self._kept(file, digest)
+        if (last := self._last()) > request.round:
+            raise MessageError(f"rounds do not go back: round {last} was answered")
+        if (self._folder / "closed").exists():
+            raise QueryError("a query has failed before: this run is over for this owner")
+        gate, owners = self._opened(terms, last)
+        rows, stage = terms.classes * terms.settings.rows, terms.settings.stage
+        done = gate.plan.stages[0].steps - gate.left(stage)
+        # privacy: float32 and the order of bytes are post-processing; what is sent is what is kept, and the ledger knows its digest.
+        values = owners.answers([0], request.images[None].to(self._runtime.target))[0].float()
+        answer = pack(Answer(request.run, request.round, values))
+        assert gate.ticket is not None
+        self._ledger.commit(gate.ticket, stage, done, hashlib.sha256(answer).hexdigest())
+        gate.store()
+        self._write(file, digest + hashlib.sha256(answer).digest() + answer)
+        self._working = gate, owners, request.round
+        if gate.left(stage) < rows:  # that was the last
+            gate.forget()
+            self._working = None
+        return answer
+
+    def _kept(self, file: str, digest: bytes) -> bytes:
+        raw = (self._folder / file).read_bytes()
+        asked, own, answer = raw[:DIGEST], raw[DIGEST : 2 * DIGEST], raw[2 * DIGEST :]
+        if asked != digest:
+            raise MessageError("this round was answered, and to another request: no round is answered twice")
+        if hashlib.sha256(answer).digest() != own:
+            raise PrivotError(f"{self._folder / file}: this kept answer was altered")
+        return answer
+
+    def _opened(self, terms: Terms, last: int) -> tuple[Gate, Owners]:
+        """The gate of this run with its critic; another process may have answered meanwhile, and then its word counts."""
+        working = self._working if self._working is not None and self._working[2] == last else None
+        gate = working[0] if working else self._gate(terms)
+        if gate.left(terms.settings.stage) < terms.classes * terms.settings.rows:
+            raise MessageError("all that the terms allow to be asked was asked")
+        if working:
+            return gate, working[1]
+        # What the critic is shown, and in which order, nobody outside needs to know.
+        streams, warm = Streams(secrets.randbits(48), self._runtime), (self._folder / "warm").exists()
+        owners = Owners(gate, terms.settings, streams, begun=warm)  # charges the ledger, then reads
+        if not warm:
+            gate.store()
+            self._write("warm", b"")
+        return gate, owners
+
+    def _gate(self, terms: Terms) -> Gate:
+        self._fitting(terms)
+        name = f"{terms.settings.name} {terms.run[:8]}"
+        return Gate(self._data, terms.plan(), self._ledger, self._wall, method=name, runtime=self._runtime, folder=self._folder)
+
+    def _fitting(self, terms: Terms) -> None:
+        if (terms.shape, terms.classes) != (self._data.spec.shape, self._data.spec.classes):
+            raise MessageError(f"this owner has images {list(self._data.spec.shape)} of {self._data.spec.classes} classes")
+        self._policy.check(terms)
+
+    def _last(self) -> int:
+        """The last round that was answered, or -1."""
+        return max((int(each.name.removeprefix("answer-")) for each in self._folder.glob("answer-*[0-9]")), default=-1)
+
+    def _close(self) -> None:
+        # privacy: that a query failed may say something of the records; it is said once, by whatever process.
+        with contextlib.suppress(OSError):
+            self._write("closed", b"")
+
+    def _write(self, name: str, raw: bytes) -> None:
+        """Whole or not at all, and the disk has said so."""
+        with open(part := self._folder / f"{name}.part", "wb") as file:
+            file.write(raw)
+            os.fsync(file.fileno())
+        part.replace(self._folder / name)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One message at a time, whatever the number of processes."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,91 @@
+r"""Federated GS-WGAN: a generator that learns from the noisy slopes of critics, each of which stays with the owner of its records.
+
+**Released** by each owner that is asked, for each generated image it was sent, where its critic would like the image to go, with noise.
+**Bound** a slope is clipped to norm 1. ``unit="client"``: all that an owner holds may change, and with it each of its slopes, by 2 at
+most. ``unit="record"``: an owner has ``critics`` critics, one drawn secretly for each image, and a replaced record changes one of them.
+**Cost** of one owner: its slopes compose, as Gaussians (client) or on one shard of ``critics`` each (record). Other owners hold other
+records, so theirs are not added. Nothing is claimed for the choice of an owner: the server knows whom it asks.
+**Departs** from the paper as `gs-wgan` does; every slope that an owner says is counted; owners are asked in turn, equally often.
+**Notation** noise is the multiplier of one slope: its deviation is 2 * noise in each number asked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from privot.data.spec import Spec
+from privot.errors import SettingError
+from privot.families.drawing import Drawing
+from privot.families.federated import Owners
+from privot.families.federation import Federation
+from privot.families.prior import fits
+from privot.nets.critic import Critic
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Neighbours, Plan, Stage
+from privot.privacy.sampling import Full, Shards
+from privot.product import Product
+from privot.runtime import Progress, Streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedGsWgan(Federation):
+    """Owners whose critics answer a server's generator.
+
+    >>> spec, settings = Spec((1, 28, 28), 62, owners=300), FederatedGsWgan(noise=10.0, rounds=100)
+    >>> settings.plan(spec).stages[0].steps, round(settings.plan(spec).cost().epsilon(1.15e-3), 1)
+    (6200, 54.2)
+    """
+
+    name: ClassVar[str] = "federated-gs-wgan"
+    title: ClassVar[str] = "GS-WGAN across owners: critics stay with their data, and only noisy slopes cross the wire"
+    trusts: ClassVar[str] = "nobody: every owner has its own gate and adds its own noise"
+    promise: ClassVar[str] = "(epsilon, delta) for all that one owner holds, or for one record"
+    citation: ClassVar[str] = """@inproceedings{chen2020gswgan,
+  title     = {{GS-WGAN}: A Gradient-Sanitized Approach for Learning Differentially Private Generators},
+  author    = {Chen, Dingfan and Orekondy, Tribhuvanesh and Fritz, Mario},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2020}
+}"""
+
+    def plan(self, spec: Spec) -> Plan:
+        """What one owner is asked."""
+        if spec.owners is None:
+            raise SettingError(f"{self.name}: whose a record is, is not known: load the data with owners=N, or a built-in that has owners")
+        fits(self.name, self.start, spec)
+        turns = math.ceil(self.rounds / self.groups(spec.owners))
+        noise, steps = 1.0 if self.noise is None else self.noise, turns * self.rows * spec.classes
+        if self.unit == "record":
+            return Plan((Stage(self.stage, "deal", noise, steps, Shards(self.critics)),), Neighbours.REPLACE)
+        return Plan((Stage(self.stage, "deal", noise, steps, Full()),), Neighbours.CLIENT)
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        critic, owners, steps = Critic(spec.shape, spec.classes, self.width), spec.owners or 1, plan.stages[0].steps
+        learnt = (steps // (self.rows * spec.classes) * self.lessons + 5 * self.warm) * owners * self.parts
+        per_round = self.rows * spec.classes
+        return {
+            "floating_point_operations": critic.work * (3.0 * owners * steps + 14.0 * learnt * self.critic_batch),
+            # Of one owner in a round: bytes of the pixels that it is sent, and float32 slopes that it sends.
+            "bytes_down": per_round * spec.pixels,
+            "bytes_up": 4 * per_round * math.prod(self.numbers(spec)),
+        }
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        """The whole federation in one process: all owners behind one gate, side by side."""
+        count, each = gate.spec.owners or 1, self.rows * gate.spec.classes
+        groups, turns = self.groups(count), (gate.plan.stages[0].steps - gate.left(self.stage)) // each
+        drawing = Drawing(self, gate.spec, streams, progress)
+        owners = Owners(gate, self, streams, progress, begun=turns > 0 and drawing.restore(streams.stored("generator")))
+        for number in range(turns * groups, self.rounds):  # after a crash, from the next turn of the first group
+            places = self.asked(number, count)
+            drawing.take(owners.answers(places, drawing.draw(number, places), number // groups).float())
+            progress("training the generator", number + 1, self.rounds)
+            if streams.due(number, self.rounds):
+                streams.store("generator", drawing.kept())
+                streams.show(drawing.shown(10), 10)
+                gate.store()
+        return drawing.product()
+
+
+METHOD = FederatedGsWgan

@@ -1,0 +1,405 @@
+"""Our end of Flower, without its processes: what it carries, whom it asks, what it says of failures, and which doors stay shut."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra federated is not installed")
+
+from federation import Ward, serving, terms, wards
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from privot.errors import DataError, ReleaseError, SettingError
+from privot.federated.flower import server_app
+from privot.federated.flower.client_app import client_app
+from privot.federated.flower.deployment import split_address
+from privot.federated.flower.envelope import opened, wrapped
+from privot.federated.flower.keys import make_keys, read_nodes
+from privot.federated.flower.node import check_key
+from privot.federated.flower.processes import HEADER, OnlyNodes
+from privot.federated.flower.server_app import Post, conduct
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Flower's messages want to know in which run they are made."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(server_app, "LOOK", 0.0)
+    monkeypatch.setattr(server_app, "AWAY", 0.0)
+
+
+class Grid:
+    """Flower's grid with nodes in this process: each is a function from a message to its reply, or None if there is none."""
+
+    def __init__(self, nodes):
+        self.nodes, self.online, self.sent, self.replies = nodes, set(nodes), [], {}
+
+    def get_node_ids(self):
+        return list(self.online)
+
+    def push_messages(self, messages):
+        for message in messages:
+            number = message.object_id
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append(message)
+            if reply := self.nodes[message.metadata.dst_node_id](message):
+                self.replies[number] = reply
+            yield number
+
+    def pull_messages(self, numbers):
+        return [self.replies.pop(number) for number in numbers if number in self.replies]
+
+
+def node(owner, fails=lambda message: False):
+    app = client_app(lambda context: owner)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+    def answer(message):
+        return Message(Error(1, "gone"), reply_to=message) if fails(message) else app(message, context)
+
+    return answer
+
+
+def federation(tmp_path, **fails):
+    """A server, its post, and owners who fail as told."""
+    everyone = wards(tmp_path)
+    agreed = terms(owners=len(everyone))
+    grid = Grid({10 + place: node(ward, fails.get(f"ward{place}", lambda message: False)) for place, ward in enumerate(everyone.values())})
+    post = Post(grid, {name: 10 + place for place, name in enumerate(everyone)})
+    return serving(agreed, everyone, tmp_path), post, grid, everyone
+
+
+def run(server, post, **more):
+    return conduct(server, post, **({"join": 5.0, "patience": 5.0} | more))
+
+
+# What Flower carries
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(), RecordDict({"other": ConfigRecord({"message": b"x"})}), RecordDict({"privot": ConfigRecord({"message": "text"})}),
+        RecordDict({"privot": ConfigRecord({"message": b"x", "more": 1})}), RecordDict({"privot": ConfigRecord({"message": [b"x"]})}),
+        RecordDict({"privot": ConfigRecord({"message": b"x"}), "beside": ConfigRecord({"count": 3})}),
+        RecordDict({"privot": ArrayRecord([np.zeros(3)])}),
+    ],
+)  # fmt: skip
+def test_anything_but_one_field_of_bytes_is_no_message(content):
+    assert opened(wrapped(b"x")) == b"x"
+    assert opened(content) == b""
+
+
+def test_an_owner_who_cannot_answer_says_only_that():
+    heard = []
+
+    def broken(context):
+        raise DataError("patient 17 has a bad scan")
+
+    app = client_app(broken, heard.append)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    reply = app(Message(wrapped(b"x"), 5, "query"), context)
+    assert reply.has_error()
+    assert "patient" not in reply.error.reason
+    assert "patient 17" in str(heard[0])
+
+
+def test_flower_tells_nobody(monkeypatch):
+    from flwr.supercore import telemetry, update_check
+
+    monkeypatch.setattr(telemetry.urllib.request, "urlopen", lambda *_, **__: pytest.fail("telemetry"))
+    monkeypatch.setattr(update_check.requests, "post", lambda *_, **__: pytest.fail("update check"))
+    assert telemetry.create_event(telemetry.EventType.PING, None) == "disabled"
+    update_check.warn_if_flwr_update_available("privot")
+
+
+def test_the_rest_runs_without_flower(tmp_path):
+    """In a Python where Flower and Ray cannot be imported."""
+    script = (
+        "import sys; sys.modules['flwr'] = sys.modules['ray'] = None\n"
+        "import privot, privot.federated, privot.cli\n"
+        "sys.argv = ['privot', 'federate', 'keys', '--out', 'keys']\n"
+        "privot.cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "pip install 'privot[federated]'" in ended.stderr
+    assert not (tmp_path / "keys").exists()
+
+
+# A run
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_over_the_grid(tmp_path):
+    server, post, grid, everyone = federation(tmp_path)
+    seen = []
+    traffic = run(server, post, progress=lambda stage, step, of, **facts: seen.append((stage, step, of)))
+    assert (server.done, server.taken, server.offences) == (True, 9, [])
+    assert seen[-1] == ("rounds", 3, 3)
+    assert server.finish().guarantee.epsilon == pytest.approx(everyone["ward 0"].spent())
+    assert len({message.metadata.group_id for message in grid.sent}) == len(grid.sent)  # no number can be guessed from another's
+    assert {tuple(message.content) for message in grid.sent} == {("privot",)}
+    sent = sum(len(opened(message.content)) for message in grid.sent[3:])
+    assert (traffic.sent, traffic.answers) == (sent, 9)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_who_fails_is_passed_over_and_may_come_back(tmp_path):
+    calls = []
+
+    def second_time(message):
+        calls.append(message)
+        return len(calls) == 3  # its consent, then a round, then this
+
+    server, post, _, everyone = federation(tmp_path, ward1=second_time)
+    run(server, post)
+    assert (server.done, server.taken) == (True, 8)
+    assert [(each.name, each.round, each.lie) for each in server.offences] == [("ward 1", 1, False)]
+    assert len({round(each.spent(), 9) for each in everyone.values()}) == 1
+
+
+def test_when_all_fail_the_run_does_not_end_well(tmp_path):
+    server, post, _, everyone = federation(tmp_path, **{f"ward{place}": lambda message: True for place in range(3)})
+    with pytest.raises(ReleaseError, match="no owner has agreed"):
+        run(server, post)
+    assert not any(each.spent() for each in everyone.values())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_round_that_nobody_answers_stops_the_run_and_costs_none_of_it(tmp_path):
+    away = []
+    fails = {f"ward{place}": lambda message: bool(away) for place in range(3)}
+    server, post, _, _ = federation(tmp_path, **fails)
+
+    def leave(stage, step, of, **facts):
+        if (stage, step) == ("rounds", 1):
+            away.append(True)
+
+    with pytest.raises(ReleaseError, match="no owner has answered in round 1"):
+        run(server, post, progress=leave)
+    away.clear()
+    again = serving(server.terms, server.names, tmp_path)
+    assert again.round == 1
+    run(again, post)
+    assert (again.done, again.taken) == (True, 9)
+
+
+def test_terms_that_all_refuse_are_named(tmp_path):
+    server, post, _, everyone = federation(tmp_path)
+    for place, ward in enumerate(everyone.values()):
+        ward.owner = Ward(tmp_path / f"poor{place}", place, wall=type(ward.owner._wall)(0.1, 1e-5)).owner
+    with pytest.raises(ReleaseError, match=r"no owner has agreed.*ward 0: .*budget"):
+        run(server, post)
+
+
+def test_nodes_that_are_away_are_waited_for_only_so_long(tmp_path):
+    grid = Grid({1: lambda message: Message(wrapped(b"here"), reply_to=message), 2: lambda message: None})
+    grid.online = {1}
+    post = Post(grid, {"near": 1, "far": 2})
+    assert list(post.exchange({"near": b"x", "far": b"x"}, 60.0, away=0.0)) == [("near", b"here")]
+    grid.online = {1, 2}  # on the line, and silent
+    assert list(post.exchange({"near": b"x", "far": b"x"}, 0.05)) == [("near", b"here")]
+
+
+def test_a_stop_is_heard_between_two_looks():
+    post = Post(Grid({1: lambda message: None}), {"one": 1}, stopped=lambda: True)
+    with pytest.raises(ReleaseError, match="--resume"):
+        list(post.exchange({"one": b"x"}, 60.0))
+
+
+# Doors and keys
+
+
+def asked(app, path, headers=(), kind="http"):
+    """The status that a call gets."""
+    said = []
+
+    async def send(message):
+        said.append(message.get("status"))
+
+    asyncio.run(app({"type": kind, "path": path, "headers": list(headers)}, None, send))
+    return said[0] if said else None
+
+
+def test_only_nodes_and_those_who_know_the_secret_come_in():
+    async def inner(scope, receive, send):
+        await send({"status": 200})
+
+    app = OnlyNodes(inner, "word")
+    right, wrong = [(HEADER.encode(), b"word")], [(HEADER.encode(), b"wor")]
+    assert asked(app, "/v1/fleet/pull-messages") == 200
+    for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/health", "/v1/fleet"):
+        assert (asked(app, path), asked(app, path, wrong), asked(app, path, right)) == (404, 404, 200)
+    assert asked(app, "/v1/fleet/x", kind="websocket") is None
+    assert asked(app, "", kind="lifespan") == 200
+
+
+def test_keys_for_a_trial(tmp_path, privot):
+    code, out, err = privot("federate", "keys", "--out", "keys", "--json")
+    assert code == 0, err
+    made = json.loads(out)
+    folder = tmp_path / "keys"
+    assert sorted(made) == sorted(["ca.crt", "server.crt", "server.key", "nodes", *(f"hospital-{number}.key" for number in range(1, 6))])
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert list(read_nodes(folder / "nodes")) == [f"hospital-{number}" for number in range(1, 6)]
+    for number in range(1, 6):
+        check_key(folder / f"hospital-{number}.key")
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(folder / "server.crt", folder / "server.key")
+    trusting = ssl.create_default_context(cafile=folder / "ca.crt")
+    for host, fits in (("127.0.0.1", True), ("localhost", True), ("elsewhere.org", False)):
+        assert shaken(served, trusting, host) is fits
+    code, _, err = privot("federate", "keys", "--out", "keys")
+    assert (code, "is there already" in err) == (2, True)
+
+
+def shaken(served, trusting, host):
+    """Whether a client that wants this host is content with the server's certificate."""
+    pipes = [ssl.MemoryBIO() for _ in range(4)]
+    server = served.wrap_bio(pipes[0], pipes[1], server_side=True)
+    client = trusting.wrap_bio(pipes[2], pipes[3], server_hostname=host)
+    for _ in range(4):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError:
+                return False
+            pipes[0].write(pipes[3].read())
+            pipes[2].write(pipes[1].read())
+    return client.version() is not None
+
+
+def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
+    make_keys(tmp_path / "keys", ["one", "two"], ["localhost"])
+    good = (tmp_path / "keys" / "nodes").read_text().splitlines()
+    kind, key, _ = good[0].split()
+    file = tmp_path / "list"
+    for text in ("", "# nobody\n", "hello\n", f"{kind} {key}\n", f"{kind} AAAA one\n", f"{kind} {key} a/b\n", f"{good[0]}\n{good[0]}\n",
+                 f"{good[0]}\n{kind} {key} another\n", f"{good[0]} more\n", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== x\n"):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(SettingError, match=r"list"):
+            read_nodes(file)
+    for bad in (tmp_path / "keys" / "server.crt", tmp_path / "keys" / "nodes", tmp_path / "nowhere", tmp_path):
+        with pytest.raises(SettingError):
+            check_key(bad)
+    for names in ([], ["a", "a"], ["../x"], ["server"]):
+        with pytest.raises(SettingError):
+            make_keys(tmp_path / "other", names, ["localhost"])
+    with pytest.raises(SettingError, match="host"):
+        make_keys(tmp_path / "other", ["a"], ["no host"])
+    assert not (tmp_path / "other").exists()
+    for address in ("", "host", ":80", "host:", "host:0", "host:70000", "host:x"):
+        with pytest.raises(SettingError, match="HOST:PORT"):
+            split_address(address)
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("simulate", "--data", "digits", "--clients", 3), "no budget"),
+        (("simulate", "--data", "digitz", "--clients", 3, "--epsilon", 5), "did you mean 'digits'"),
+        (("simulate", "--data", "digits", "--clients", 0, "--epsilon", 5), "--clients"),
+        (("simulate", "--data", "digits", "--epsilon", 5, "--set", "round=3"), "did you mean"),
+        (("simulate", "--data", "digits", "--epsilon", 5, "--rounds", 3, "--set", "rounds=4"), "not both"),
+        (("simulate", "--data", "digits", "--epsilon", 5, "--set", "noise=1"), "not both"),
+        (("server", "--address", "x", "--tls", "keys", "--nodes", "nowhere", "--epsilon", 5, "--like", "digits"), "nowhere"),
+        (("server", "--address", "localhost", "--tls", "keys", "--nodes", "keys/nodes", "--epsilon", 5, "--like", "digits"), "HOST:PORT"),
+        (("server", "--address", "localhost:1", "--tls", "other", "--nodes", "keys/nodes", "--epsilon", 5, "--like", "digits"), "missing"),
+        (("server", "--address", "localhost:1", "--tls", "keys", "--nodes", "keys/nodes", "--epsilon", 5), "--shape"),
+        (("server", "--address", "localhost:1", "--tls", "keys", "--nodes", "keys/nodes", "--epsilon", 5, "--like", "x"), "built-in"),
+    ],
+)  # fmt: skip
+def test_bad_words_are_refused(privot, tmp_path, words, said):
+    make_keys(tmp_path / "keys", ["one", "two"], ["localhost"])
+    code, out, err = privot("federate", *words, "--out", "release")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not list(tmp_path.glob("release*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--key", "nowhere"), "nowhere"), (("--ca", "nowhere"), "nowhere"), (("--data", "nowhere"), "nowhere"),
+        (("--server", "localhost"), "HOST:PORT"), (("--part", "5/5"), "I/N"), (("--part", "x"), "I/N"), (("--epsilon", 0), "epsilon=0"),
+        (("--unit", "house"), "client or record"),
+    ],
+)  # fmt: skip
+def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
+    make_keys(tmp_path / "keys", ["one"], ["localhost"])
+    good = {"--data": "digits", "--part": "0/5", "--server": "localhost:1", "--ca": "keys/ca.crt", "--key": "keys/one.key", "--epsilon": 5}
+    given = [word for pair in (good | dict([words])).items() for word in pair]
+    code, out, err = privot("federate", "client", *given, "--ledger", "own.jsonl")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not (tmp_path / "own.jsonl").exists()
+
+
+def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
+    from privot.federated.flower import simulation
+
+    monkeypatch.setattr(simulation, "run_simulation", lambda *_, **__: pytest.fail("it began"))
+    words = ("federate", "simulate", "--data", "digits", "--clients", 3, "--set", "noise=8", "--rounds", 2, "--out", "release")
+    (tmp_path / "release.run").mkdir()
+    (tmp_path / "release.run" / "x").touch()
+    assert "the rest of another run" in privot(*words)[2]
+    (tmp_path / "release").mkdir()
+    assert "is there already" in privot(*words)[2]
+    for folder in ("release.run", "release"):
+        for file in (tmp_path / folder).iterdir():
+            file.unlink()
+        (tmp_path / folder).rmdir()
+    (tmp_path / "wire").touch()
+    assert "wire record" in privot(*words, "--record", "wire")[2]
+    monkeypatch.setattr(simulation, "run_simulation", stopping)
+    assert "stopped" in privot(*words)[2]
+    assert "--resume" in privot(*words)[2]
+    assert "other settings" in privot(*words, "--resume", "--set", "width=4")[2]
+    assert "other settings" in privot(*words, "--resume", "--seed", 3)[2]
+    assert "stopped" in privot(*words, "--resume")[2]
+
+
+def stopping(app, *_, **__):
+    app._main(types.SimpleNamespace(get_node_ids=lambda: (_ for _ in ()).throw(ReleaseError("stopped"))), None)
+
+
+@pytest.mark.parametrize("name", ["records.npz", "classes"])
+def test_an_owner_may_lack_a_class(tmp_path, name):
+    from PIL import Image
+
+    from privot.data.held import load_own
+
+    path = Path(tmp_path / name)
+    if name == "classes":
+        for each in ("cat", "dog"):
+            (path / each).mkdir(parents=True)
+            Image.new("L", (4, 4)).save(path / each / "1.png")
+        assert load_own(path).spec.classes == 2
+        with pytest.raises(DataError, match="2 class folders, and 3 are declared"):
+            load_own(path, classes=3)
+    else:
+        np.savez(path, x=np.zeros((2, 4, 4), np.uint8), y=np.array([0, 2]))
+        assert load_own(path, classes=5).spec.classes == 5
+        with pytest.raises(SettingError, match="declare --classes"):
+            load_own(path)
+        with pytest.raises(DataError, match=r"records\.npz: labels"):
+            load_own(path, classes=2)

@@ -1,0 +1,176 @@
+"""Hostile owners: whatever one of them sends, in any round, the server goes on, names the offender and nobody else, and ends its run."""
+
+import pytest
+import torch
+from federation import Ward, plausible, refusal, serving, terms
+from payloads import HOSTILE
+
+from privot.federated import pack
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = ("ward 0", "ward 1", "mallory")
+TERMS = terms(owners=3)
+
+
+@pytest.fixture
+def server():
+    made = serving(TERMS, NAMES)
+    for name, offer in made.offers().items():
+        assert made.accept(name, offer) is None
+    return made
+
+
+def rounds(server, hostile):
+    """All rounds, in which all but mallory answer plausibly, and mallory as ``hostile(round)`` says."""
+    while not server.done:
+        asked = server.ask()
+        for place, name in enumerate(name for name in asked if name != "mallory"):
+            assert server.take(name, pack(plausible(TERMS, server.round, seed=place))) is None
+        for raw in hostile(server.round) if "mallory" in asked else ():
+            server.take("mallory", raw)
+        server.close()
+    return server._drawing.kept()
+
+
+def answers(number):
+    return (pack(plausible(TERMS, number, seed=7)),)
+
+
+@pytest.mark.parametrize("when", range(3))
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_offender_is_named_and_the_run_ends(server, name, when):
+    payload, words, lie = HOSTILE[name]
+
+    def hostile(number):
+        if number != when:
+            return answers(number)
+        found = payload(TERMS, number)
+        return found if isinstance(found, tuple) else (found,)
+
+    made = rounds(server, hostile)
+    (offence,) = server.offences
+    assert (offence.name, offence.round, offence.lie) == ("mallory", when, lie)
+    assert words in offence.reason
+    assert ("mallory" in server.living) != lie
+    assert server.taken == (9 if name == "answers twice" else 8 if not lie else 6 + when)
+    assert all(value.isfinite().all() for value in made.values())
+
+
+def test_there_are_enough_of_them():
+    assert len(HOSTILE) >= 25
+
+
+@pytest.mark.parametrize("back", [1, 2])
+def test_a_replay_is_a_lie(server, back):
+    rounds(server, lambda number: answers(number) if number < back else answers(number - back))
+    assert [(each.name, each.round, each.lie) for each in server.offences] == [("mallory", back, True)]
+
+
+def test_a_late_answer_is_ignored_and_its_owner_stays(server):
+    late = {0: (), 1: (*answers(0), *answers(1)), 2: answers(2)}
+    rounds(server, late.get)
+    assert [(each.round, each.reason, each.lie) for each in server.offences] == [
+        (0, "did not answer in time", False),
+        (1, "late with its answer to round 0", False),
+    ]
+    assert "mallory" in server.living
+    assert server.taken == 8
+
+
+def test_late_counts_once(server):
+    """The same late answer again is a replay."""
+    rounds(server, {0: (), 1: answers(0) * 2, 2: answers(2)}.get)
+    assert [each.lie for each in server.offences] == [False, False, True]
+
+
+def test_a_liars_further_words_are_not_even_counted(server):
+    rounds(server, lambda number: (b"lie",) + answers(number) * 50)
+    assert len(server.offences) == 1
+    assert server.taken == 6
+
+
+def test_an_answer_before_a_lie_in_the_same_round_does_not_count(server):
+    rounds(server, lambda number: (*answers(number), b"lie"))
+    assert server.taken == 6
+
+
+def test_a_stranger_has_no_part(server):
+    server.ask()
+    assert server.take("nobody", answers(0)[0]).reason == "takes no part in this run"
+    assert server.offences == []
+
+
+def test_whoever_was_not_asked_has_no_answer():
+    made = serving(terms(owners=3, cohort=1), NAMES)
+    for name, offer in made.offers().items():
+        made.accept(name, offer)
+    (asked,) = made.ask()
+    other = next(name for name in NAMES if name != asked)
+    assert "was not asked" in made.take(other, pack(plausible(made.terms, 0))).reason
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, _, lie) in HOSTILE.items() if lie and name not in ("the terms", "answers twice, otherwise")]
+)
+def test_consent_in_other_words_is_none(name):
+    made = serving(TERMS, NAMES)
+    made.offers()
+    offence = made.accept("mallory", HOSTILE[name][0](TERMS, 0))
+    assert (offence.name, offence.round, offence.lie) == ("mallory", -1, True)
+    assert made.living == []
+
+
+def test_consent_to_other_terms_is_none():
+    made = serving(TERMS, NAMES)
+    made.offers()
+    assert made.accept("mallory", pack(terms(owners=3, noise=TERMS.settings.noise / 2))).lie
+
+
+def test_a_run_with_a_liar_ends_in_a_release(server):
+    rounds(server, lambda number: (b"lie",))
+    assert server.finish().facts["answers"] == 6
+
+
+def test_all_hostile_ends_too():
+    made = serving(TERMS, NAMES)
+    for name, offer in made.offers().items():
+        made.accept(name, offer)
+    for name in made.ask():
+        made.take(name, b"")
+    made.close()
+    assert made.done
+    with pytest.raises(Exception, match="no owner has answered"):
+        made.finish()
+
+
+@pytest.mark.parametrize("lie", ["huge norm", "NaN", "lies about its count", "answers twice, otherwise"])
+def test_what_a_liar_says_moves_nothing(server, lie):
+    """The generator is the same to the bit, whatever the lie was."""
+
+    def hostile(number):
+        found = HOSTILE[lie][0](TERMS, number)
+        return found if isinstance(found, tuple) else (found,)
+
+    other = serving(TERMS, NAMES)
+    for name, offer in other.offers().items():
+        other.accept(name, offer)
+    one, two = rounds(server, hostile), rounds(other, lambda number: (b"",))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_an_honest_answer_does(server):
+    other = serving(TERMS, NAMES)
+    for name, offer in other.offers().items():
+        other.accept(name, offer)
+    one, two = rounds(server, answers), rounds(other, lambda number: (b"",))
+    assert not all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_owner_answers_any_bytes_with_a_refusal(tmp_path, name):
+    payload = HOSTILE[name][0](TERMS, 1)
+    ward = Ward(tmp_path)
+    for raw in payload if isinstance(payload, tuple) else (payload,):
+        if name != "the terms":
+            assert refusal(ward.reply(raw))
+    assert ward.ledger.entries() == []

@@ -1,0 +1,390 @@
+"""An owner against its server: what it agrees to, what it refuses, and a ledger that is right whatever came."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from federation import CLASSES, OTHER, ROOMY, RUN, Ward, images, refusal, terms
+from payloads import framed, parts
+
+from privot.data.records import Sensitive
+from privot.errors import DataError, LedgerError, QueryError
+from privot.families.federated import Owners
+from privot.federated import Owner, Policy, Request, pack, unpack
+from privot.federated.policy import memory, work
+from privot.privacy.gate import Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Budget
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TERMS = terms()
+
+
+def request(number, seed=0, agreed=TERMS, run=RUN, **other):
+    return pack(Request(run, number, images(agreed, seed + 100 * number, **other)))
+
+
+@pytest.fixture
+def ward(tmp_path):
+    return Ward(tmp_path)
+
+
+@pytest.fixture
+def agreed(ward):
+    assert ward.reply(pack(TERMS)) == pack(TERMS)
+    return ward
+
+
+def price(agreed=TERMS):
+    return float(agreed.plan().cost().epsilon(1e-5))
+
+
+# What it does for an honest server
+
+
+def test_consent_is_the_terms_to_the_byte_and_reads_and_charges_nothing(ward, monkeypatch):
+    monkeypatch.setattr(Sensitive, "_take", lambda *_: pytest.fail("a record was read"))
+    for _ in range(2):
+        assert ward.reply(pack(TERMS)) == pack(TERMS)
+    assert ward.ledger.entries() == []
+
+
+def test_the_whole_plan_is_paid_before_the_first_record_is_read(agreed, monkeypatch):
+    seen, take = [], Sensitive._take
+    monkeypatch.setattr(Sensitive, "_take", lambda *args: seen.append(agreed.spent()) or take(*args))
+    assert unpack(agreed.reply(request(0))).kind == "answer"
+    assert seen
+    assert seen == [pytest.approx(price())] * len(seen)
+
+
+def test_all_rounds_cost_the_plan_and_no_more(agreed):
+    for number in range(3):
+        assert unpack(agreed.reply(request(number))).round == number
+    assert agreed.spent() == pytest.approx(price())
+    assert agreed.rows() == TERMS.plan().stages[0].steps
+
+
+def test_what_crosses_is_what_the_gate_gave(agreed, monkeypatch):
+    given, deal = [], Gate.deal
+    monkeypatch.setattr(Gate, "deal", lambda *args, **more: given.append(deal(*args, **more)) or given[-1])
+    for number in range(3):
+        raw = agreed.reply(request(number))
+        released = given[-1].float().reshape(-1).contiguous()
+        assert parts(raw)[1] == released.numpy().tobytes()
+    assert len(given) == 3
+
+
+def test_the_ledger_knows_the_digest_of_what_crossed(agreed):
+    sent = [agreed.reply(request(number)) for number in range(3)]
+    known = [each["digest"] for each in agreed.ledger.entries() if each["kind"] == "commit"]
+    assert known == [hashlib.sha256(raw).hexdigest() for raw in sent]
+
+
+def test_the_same_request_again_is_free_and_the_same(agreed):
+    first = agreed.reply(request(0))
+    lines = len(agreed.ledger.entries())
+    assert agreed.reply(request(0)) == first
+    agreed.reply(request(1))
+    assert agreed.again().reply(request(0)) == first  # an old one, too
+    assert agreed.rows() == 2 * CLASSES
+    assert len([each for each in agreed.ledger.entries() if each["kind"] == "ask"]) == 2
+    assert lines < len(agreed.ledger.entries())
+
+
+def test_rounds_may_be_left_out(agreed):
+    assert unpack(agreed.reply(request(2))).kind == "answer"
+
+
+def test_its_critic_learns_from_round_to_round(agreed, monkeypatch):
+    states, answers = [], Owners.answers
+
+    def watched(self, *args):
+        found = answers(self, *args)
+        states.append(self.gate._shards[1]["weights"].clone())
+        return found
+
+    monkeypatch.setattr(Owners, "answers", watched)
+    for number in range(3):
+        agreed.again().reply(request(number))
+    assert not torch.equal(states[0], states[1])
+    assert (states[2] - states[1]).abs().max() < (states[2]).abs().max()  # it goes on from there, and not from new weights
+
+
+# Restarted between any two messages
+
+
+def test_a_new_process_for_each_message(ward):
+    assert ward.again().reply(pack(TERMS)) == pack(TERMS)
+    for number in range(3):
+        assert unpack(ward.again().reply(request(number))).kind == "answer"
+    assert ward.again().spent() == pytest.approx(price())
+    assert ward.rows() == TERMS.plan().stages[0].steps
+    assert "rounds" in refusal(ward.again().reply(request(3)))
+
+
+def test_two_processes_take_turns(tmp_path):
+    one, other = Ward(tmp_path), Ward(tmp_path)
+    one.reply(pack(TERMS))
+    for number, ward in enumerate((one, other, one)):
+        assert unpack(ward.reply(request(number))).kind == "answer"
+    assert one.rows() == TERMS.plan().stages[0].steps
+
+
+def test_the_warm_up_is_done_once(agreed, monkeypatch):
+    lessons, update = [], Gate.update
+
+    def watched(self, query, *args, **more):
+        lessons.append(query.__name__)
+        return update(self, query, *args, **more)
+
+    monkeypatch.setattr(Gate, "update", watched)
+    for number in range(2):
+        agreed.again().reply(request(number))
+    assert lessons == ["warmed", "taught", "taught"]
+
+
+@pytest.mark.parametrize("before", ["commit", "store", "keep"])
+def test_a_crash_before_an_answer_is_sent_loses_it_and_the_ledger_stays_right(agreed, monkeypatch, before):
+    def crash(*_, **__):
+        raise OSError("the machine stopped")
+
+    agreed.reply(request(0))
+    with monkeypatch.context() as broken:
+        place, name = {"commit": (Ledger, "commit"), "store": (Gate, "store"), "keep": (Owner, "_write")}[before]
+        broken.setattr(place, name, crash)
+        assert refusal(agreed.reply(request(1))) == "this owner cannot answer"
+    assert agreed.rows() == 2 * CLASSES  # what was marked is gone, sent or not
+    assert unpack(agreed.again().reply(request(1))).kind == "answer"  # out of what is left
+    assert agreed.rows() == 3 * CLASSES
+    assert "was asked" in refusal(agreed.reply(request(2)))
+    assert agreed.spent() == pytest.approx(price())
+
+
+def test_what_its_critic_knows_is_removed_after_the_last_answer(agreed):
+    sent = agreed.reply(request(0))
+    assert list(agreed.folder.glob("*.vault*"))
+    for number in (1, 2):
+        agreed.reply(request(number))
+    assert not list(agreed.folder.glob("*.vault*"))
+    assert agreed.again().reply(request(0)) == sent
+
+
+def test_who_leaves_answers_nothing_new(agreed):
+    sent = agreed.reply(request(0))
+    agreed.owner.leave()
+    assert not list(agreed.folder.glob("*.vault*"))
+    assert refusal(agreed.again().reply(request(1))) == "this owner has stopped for good"
+    assert agreed.reply(request(0)) == sent
+    assert agreed.spent() == pytest.approx(price())
+
+
+# A hostile server
+
+
+def test_a_row_asked_twice(agreed):
+    agreed.reply(request(0))
+    assert "to another request" in refusal(agreed.reply(request(0, seed=1)))
+    assert "to another request" in refusal(agreed.again().reply(request(0, seed=1)))
+    assert agreed.rows() == CLASSES
+
+
+@pytest.mark.parametrize("number", [3, 4, 10**6])
+def test_more_rounds_than_agreed(agreed, number):
+    assert "3 rounds" in refusal(agreed.reply(request(number)))
+    assert agreed.ledger.entries() == []
+
+
+def test_rounds_that_go_back(agreed):
+    agreed.reply(request(2))
+    assert "go back" in refusal(agreed.reply(request(1)))
+    assert agreed.rows() == CLASSES
+
+
+def test_a_cohorts_owner_is_asked_its_share_and_no_more(tmp_path):
+    few = terms(cohort=1)  # one of three owners in each of three rounds: one round for each
+    ward = Ward(tmp_path)
+    ward.reply(pack(few))
+    assert unpack(ward.reply(request(0))).kind == "answer"
+    assert "was asked" in refusal(ward.reply(request(1)))
+    assert ward.spent() == pytest.approx(price(few))
+    assert price(few) < price()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"noise": 4.0}, {"rounds": 4}, {"rows": 2}, {"lessons": 2}, {"owners": 2}, {"classes": 11}, {"shape": (1, 9, 9)},
+     {"unit": "record", "critics": 4}],
+    ids=str,
+)  # fmt: skip
+def test_other_terms_under_the_same_run(agreed, change):
+    assert "other terms" in refusal(agreed.reply(pack(terms(**change))))
+    assert unpack(agreed.again().reply(request(0))).kind == "answer"
+    assert agreed.spent() == pytest.approx(price())
+
+
+def test_another_run_under_the_same_folder(agreed):
+    assert "another run" in refusal(agreed.reply(pack(terms(run=OTHER))))
+    assert "no terms" in refusal(agreed.reply(request(0, run=OTHER)))
+    assert agreed.ledger.entries() == []
+
+
+def test_a_request_without_terms(ward):
+    assert "no terms" in refusal(ward.reply(request(0)))
+    assert ward.ledger.entries() == []
+
+
+@pytest.mark.parametrize("other", [{"shape": (1, 16, 16)}, {"shape": (3, 8, 8)}, {"rows": 2}, {"classes": 9}, {"classes": 11}], ids=str)
+def test_other_images_than_agreed(agreed, other):
+    assert "images" in refusal(agreed.reply(request(0, **other)))
+    assert agreed.ledger.entries() == []
+
+
+def test_images_that_are_not_numbers(agreed):
+    """Images are bytes, so none of them can be NaN; floats are no request."""
+    head, data = parts(request(0))
+    head["images"] |= {"dtype": "F32", "data_offsets": [0, 4 * len(data)]}
+    assert "U8" in refusal(agreed.reply(framed(head, b"\xff\xff\xff\x7f" * len(data))))
+    assert agreed.ledger.entries() == []
+
+
+def test_no_noise_at_all(tmp_path):
+    ward = Ward(tmp_path, wall=Budget(math.inf))
+    assert "without noise" in refusal(ward.reply(pack(terms(noise=0.0))))
+    assert ward.ledger.entries() == []
+
+
+def test_too_little_noise_for_the_budget_of_a_run(tmp_path):
+    ward = Ward(tmp_path, wall=Budget(price() * 0.99))
+    assert refusal(ward.reply(pack(TERMS))) == "the budget of this owner does not cover it"
+    assert Ward(tmp_path, wall=Budget(price() * 1.01)).reply(pack(TERMS)) == pack(TERMS)
+
+
+def test_too_little_left_in_the_budget_of_the_data(ward):
+    ward.ledger.limit(Budget(price() * 0.99))
+    assert refusal(ward.reply(pack(TERMS))) == "the budget of this owner does not cover it"
+
+
+def test_a_budget_that_another_run_used_up_between_consent_and_request(agreed):
+    agreed.ledger.limit(Budget(price() * 1.01))
+    agreed.ledger.reserve(terms(noise=20.0).plan(), "another")
+    before = agreed.spent()
+    assert refusal(agreed.reply(request(0))) == "the budget of this owner does not cover it"
+    assert agreed.spent() == before
+
+
+@pytest.mark.parametrize("change", [{"shape": (3, 8, 8)}, {"shape": (1, 28, 28)}, {"classes": 9}, {"classes": 62}], ids=str)
+def test_terms_for_other_data(ward, change):
+    assert "this owner has images" in refusal(ward.reply(pack(terms(**change))))
+
+
+def test_terms_that_protect_less_than_asked_for(tmp_path):
+    weaker = terms(unit="record", critics=4)
+    assert "protect" in refusal(Ward(tmp_path / "a").reply(pack(weaker)))
+    lenient = Ward(tmp_path / "b", policy=Policy(unit="record"))
+    assert lenient.reply(pack(weaker)) == pack(weaker)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lessons": 10**6},
+        {"width": 10**6},
+        {"critic_batch": 10**6},
+        {"warm": 10**6},
+        {"rounds": 10**6},
+        {"unit": "record", "critics": 10**6},
+    ],
+    ids=str,
+)
+def test_terms_that_would_take_the_whole_machine(tmp_path, change):
+    assert "machine" in refusal(Ward(tmp_path, policy=Policy(unit="record")).reply(pack(terms(**{"noise": 1e6, **change}))))
+
+
+def test_work_and_memory_grow_with_the_terms():
+    assert work(terms(lessons=50)) > work(TERMS)
+    assert memory(terms(width=64)) > memory(TERMS)
+
+
+def test_other_kinds_are_not_heard(agreed):
+    answer = agreed.reply(request(0))
+    assert "alone" in refusal(agreed.reply(answer))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_asked_in_whatever_order_the_ledger_is_right(ward, seed):
+    """Terms, requests and nonsense at random, with restarts: never more than the plan, and one answer to a round."""
+    draw = np.random.default_rng(seed)
+    agreed_to, sent, asked = False, {}, {}
+    for _ in range(25):
+        if draw.random() < 0.3:
+            ward.again()
+        number, which = int(draw.integers(0, 5)), int(draw.integers(0, 2))
+        match draw.integers(0, 5):
+            case 0:
+                agreed_to |= ward.reply(pack(TERMS)) == pack(TERMS)
+            case 1 if agreed_to:
+                assert refusal(ward.reply(pack(terms(run=OTHER if number % 2 else RUN, noise=9.0))))
+            case _:
+                reply = ward.reply(raw := request(number, seed=which))
+                if unpack(reply).kind == "answer":
+                    assert agreed_to
+                    assert sent.setdefault(number, reply) == reply
+                    assert asked.setdefault(number, raw) == raw
+        assert ward.rows() == CLASSES * len(sent) <= TERMS.plan().stages[0].steps
+        assert ward.spent() == pytest.approx(price() if sent else 0.0)
+
+
+# What a refusal tells
+
+
+def test_a_refusal_names_no_file_and_no_error(agreed, monkeypatch):
+    def broken(*_, **__):
+        raise LedgerError("/home/ward/secret/ledger.jsonl: the ledger cannot be written")
+
+    monkeypatch.setattr(Ledger, "reserve", broken)
+    raw = agreed.reply(request(0))
+    assert refusal(raw) == "the ledger of this owner cannot be used"
+    assert b"secret" not in raw
+    assert any("secret" in text for text in agreed.heard)  # the owner itself hears of it
+
+
+def test_an_error_that_carries_records_is_not_told_at_all(agreed, monkeypatch):
+    monkeypatch.setattr(Owners, "answers", lambda *_: {}["record 7 of patient 12"])
+    assert refusal(agreed.reply(request(0))) == "this owner cannot answer"
+    assert not any("patient" in text for text in agreed.heard)
+
+
+def test_a_query_that_failed_ends_the_run_for_good(agreed, monkeypatch):
+    def failing(*_):
+        raise QueryError("a query failed on the secret side with ValueError")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Owners, "answers", failing)
+        assert refusal(agreed.reply(request(0))) == "this owner has stopped for good"
+    assert refusal(agreed.again().reply(request(1))) == "this owner has stopped for good"
+
+
+def test_a_kept_answer_that_was_altered_is_not_sent(agreed):
+    agreed.reply(request(0))
+    file = agreed.folder / "run" / "answer-0"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    assert refusal(agreed.again().reply(request(0))) == "this owner cannot answer"
+
+
+def test_data_of_several_owners_is_not_one_owners(tmp_path, ledger):
+    from privot.data import load
+
+    with pytest.raises(DataError):
+        Owner(load("digits", owners=3), ROOMY, ledger, tmp_path)
+
+
+def test_records_unit_end_to_end(tmp_path):
+    weaker = terms(unit="record", critics=4)
+    ward = Ward(tmp_path, policy=Policy(unit="record"))
+    ward.reply(pack(weaker))
+    for number in range(3):
+        assert unpack(ward.again().reply(request(number))).kind == "answer"
+    assert ward.rows() == weaker.plan().stages[0].steps
+    assert str(weaker.plan().neighbours) == "replace"
