@@ -30,7 +30,7 @@ class Runtime:
 
     device: str = "auto"
     microbatch: int | None = None  # records at a time; None: 1000, or 4000 on a GPU
-    compile: bool = False  # lessons of shards as CUDA graphs (`privot.privacy.replayed`); on a CPU they stay as they are
+    compile: bool | None = None  # lessons of shards as CUDA graphs (`privot.privacy.replayed`); None: on a GPU
 
     def __post_init__(self) -> None:
         if self.microbatch is not None and self.microbatch < 1:
@@ -53,6 +53,11 @@ class Runtime:
         name = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         _, count, local = place()
         return torch.device(f"cuda:{local}" if name == "cuda" and count > 1 else name)  # a GPU for each process that torchrun started
+
+    @property
+    def replays(self) -> bool:
+        """Whether lessons are written down and repeated."""
+        return self.target.type == "cuda" if self.compile is None else self.compile
 
     @property
     def portion(self) -> int:

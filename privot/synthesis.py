@@ -106,7 +106,7 @@ def synthesize(
     # An unfinished run goes on with the same data only, and never as a secret one if its noise was seeded.
     which = sent.digest if sent else hashlib.sha256(box.name.encode()).hexdigest()
     run = {**facts, "insecure": insecure_seed is not None, "box": which}
-    ranks = join(runtime.target, json.dumps([jsonable(run), _versions()]))  # where torchrun started several processes, the first leads
+    ranks = join(runtime.target, json.dumps([jsonable(run), versions()]))  # where torchrun started several processes, the first leads
     leads = not ranks.follows
     folder = _run_folder(Path(out), run, resume, getattr(maker, "free", ())) if out and leads else None
     if isinstance(box, Privatized):
@@ -132,7 +132,7 @@ def synthesize(
         )
         raise ReleaseError("what was made has values that are not finite: its training diverged" + (rest if folder else ""))
     book_facts = {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))} if leads and not sent else {}
-    facts = {**product.facts, **facts, "ledger": json.loads(ranks.said(json.dumps(book_facts))), "versions": _versions()}
+    facts = {**product.facts, **facts, "ledger": json.loads(ranks.said(json.dumps(book_facts))), "versions": versions()}
     product = dataclasses.replace(product, tensors=ranks.shared(product.tensors) or {})  # the leader's; another GPU may round its own way
     release = Release(product, _guarantee(gate, plan, sent.channel.delta if sent else wall.delta), box.spec, jsonable(facts))
     if out and folder:
@@ -165,7 +165,7 @@ def resize(
     facts = {
         **made.facts,
         "settings": dataclasses.asdict(maker),  # type: ignore[call-overload]
-        "versions": _versions(),
+        "versions": versions(),
         "resized": {"from": _digest(made), "cost": "none: no record was asked"},
     }
     resized = Release(product, made.guarantee, made.spec, jsonable(facts))
@@ -263,7 +263,7 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
         raise ReleaseError(f"{folder} cannot be written ({error.strerror}): name another place for the release") from None
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:

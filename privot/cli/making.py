@@ -14,6 +14,7 @@ from privot.cli.terminal import (
     Classes,
     Config,
     Data,
+    Dealt,
     Delta,
     Device,
     Download,
@@ -67,7 +68,7 @@ def methods(as_json: Json = False) -> None:
 def plan(
     data: Data, method: MethodName = DEFAULT, epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
     sets: Sets = None, config: Config = None, device: Device = "auto", shape: Shape = None, classes: Classes = None,
-    as_json: Json = False,
+    owners: Dealt = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
     from privot.data import describe
@@ -77,7 +78,7 @@ def plan(
 
     maker = make(method, to_settings(config, sets))
     sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
-    spec = sent.spec if sent else describe(data, shape=to_shape(shape), classes=classes)
+    spec = sent.spec if sent else describe(data, shape=to_shape(shape), classes=classes, owners=owners)
     facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
     if as_json:
         return emit(facts)
@@ -103,7 +104,7 @@ def synthesize(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
     shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
     public_size: PublicSize = False, public_classes: PublicClasses = False, mirror: Mirror = None, download: Download = False,
-    as_json: Json = False,
+    owners: Dealt = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train on sensitive data and write a release with its certificate."""
     import time
@@ -120,7 +121,7 @@ def synthesize(
         raise SettingError(f"--out {out} is there already: name another folder, or remove it")
     box = load(
         data, shape=to_shape(shape), classes=classes, label=label, resize=resize, repair=repair, public_size=public_size, mirror=mirror,
-        download=download, public_classes=public_classes,
+        download=download, public_classes=public_classes, owners=owners,
     )  # fmt: skip
     start, cautions = time.perf_counter(), []
 

@@ -72,6 +72,12 @@ def slope(state: State, image: Tensor, label: Tensor, critic: Critic, down: Tens
     return down.T @ grad(score)(image) @ across
 
 
+def whole_slope(state: State, image: Tensor, label: Tensor, **how: Any) -> Tensor:
+    """A `slope` brought to norm 1: noise is scaled to that, however short the slope is."""
+    found = slope(state, image, label, **how)
+    return found / (found.norm() + 1e-12)
+
+
 def clipped_slopes(state: State, images: Tensor, labels: Tensor, **more: Any) -> Tensor:
     """All slopes of one critic, each of norm 1 at most: [rows, ...], of norm sqrt(rows) together."""
     found = torch.func.vmap(functools.partial(slope, state, **more))(images, labels)

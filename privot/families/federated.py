@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privot.families.critics import Critics, State, learned, slope
+from privot.families.critics import Critics, State, learned, slope, whole_slope
 from privot.families.federation import Federation
 from privot.nets.critic import Critic
 from privot.privacy.gate import Gate
@@ -30,8 +30,7 @@ def taught(images: Tensor, labels: Tensor, state: State, critic: Critic, fakes: 
 
 def wish(state: State, image: Tensor, label: Tensor, full: bool, known: bool, **how: Any) -> Tensor:
     """A `slope`: if ``full`` brought to norm 1, as noise is scaled to that; if ``known`` none for classes that the critic never saw."""
-    found = slope(state, image, label, **how)
-    found = found / (found.norm() + 1e-12) if full else found
+    found = (whole_slope if full else slope)(state, image, label, **how)
     return found * state["known"][label[None]] if known else found
 
 

@@ -26,7 +26,7 @@ from privot.federated.soundness import longest_message, sound
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Streams
 from privot.show import jsonable
-from privot.synthesis import _versions
+from privot.synthesis import versions
 
 PATIENCE = 3  # refusals of an owner, after which it is left in peace
 
@@ -155,7 +155,7 @@ class Server:
             "run": self.terms.run,
             "rounds": self.round,
             "answers": self.taken,
-            "versions": _versions(),
+            "versions": versions(),
         }
         noise = min(stage.noise for stage in plan.stages)
         claim = Guarantee.of(plan, delta) if noise > 0 else NoGuarantee("no noise was added")

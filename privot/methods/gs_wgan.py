@@ -22,7 +22,7 @@ from torch import Tensor
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.adversarial import Adversarial
-from privot.families.critics import Critics, clipped_slopes, slope
+from privot.families.critics import Critics, clipped_slopes, slope, whole_slope
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
@@ -49,11 +49,14 @@ class GsWgan(Adversarial):
 }"""
 
     routing: str = "row"  # or "step", as published
+    full: bool = False  # slopes brought to norm 1, where clipping leaves shorter ones as they are; in rows that draw for themselves
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.routing not in ("row", "step"):
             raise SettingError(f"gs-wgan.routing={self.routing!r}: row or step")
+        if self.full and self.routing == "step":
+            raise SettingError("gs-wgan.full: only with routing=row")
 
     def plan(self, spec: Spec) -> Plan:
         self.enough(spec)
@@ -64,7 +67,8 @@ class GsWgan(Adversarial):
 
     def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
         if self.routing == "row":
-            return gate.route(self.stage, functools.partial(slope, **team.how), images, labels, bound=1.0)
+            asked = functools.partial(whole_slope if self.full else slope, **team.how)
+            return gate.route(self.stage, asked, images, labels, bound=1.0)
         joint = functools.partial(clipped_slopes, **team.how)
         return gate.route(self.stage, joint, images[None], labels[None], bound=math.sqrt(self.batch))[0]
 

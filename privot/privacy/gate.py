@@ -97,7 +97,7 @@ class Gate:
         self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.portion
         self._secret, self._shards = Secret(insecure_seed), None  # type: tuple[Secret, tuple[Records, dict[str, Tensor]] | None]
         self._near: list[Tensor] | None = None
-        self._many, self._replayed = 0, Replayed(self._device) if runtime.compile else None  # shards, in all processes together
+        self._many, self._replayed = 0, Replayed(self._device) if runtime.replays else None  # shards, in all processes together
         self._stages = {stage.name: stage for stage in plan.stages}
         lost = [0 if ticket is None else ledger.taken(ticket, name) for name in self._stages]  # asked before a crash
         self._lost = dict(zip(self._stages, self._ranks.told(torch.tensor(lost))[0].tolist(), strict=True))

@@ -1,6 +1,6 @@
 """Lessons of shards as CUDA graphs: what a lesson launches is written down once and launched again, without Python in between.
 
-Off unless ``Runtime(compile=True)``. The kernels are those of the plain way, in the same order and on the same shapes, so states do not
+On a GPU, unless ``Runtime(compile=False)``. The kernels are those of the plain way, in the same order and on the same shapes, so states do not
 change, and what is written down depends on shapes alone, never on what records show.
 """
 

@@ -569,7 +569,7 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs):
 
 def test_versions_are_recorded_even_of_what_is_missing(monkeypatch):
     monkeypatch.setattr("privot.synthesis.PACKAGES", ("torch", "no-such-package"))
-    assert synthesis._versions() == {"python": platform.python_version(), "torch": torch.__version__, "no-such-package": "not installed"}
+    assert synthesis.versions() == {"python": platform.python_version(), "torch": torch.__version__, "no-such-package": "not installed"}
 
 
 def test_the_folder_may_be_named_in_any_way(saved, monkeypatch):

@@ -1,0 +1,168 @@
+"""Every value that leaves lies on a public grid, so its last bits say nothing: for every verb of the gate, and in runs of every method."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from quick import given, is_local, quick, records, spec_for
+from unwritten import Unwritten
+
+from privot.channels import Gaussian, Laplace, Space
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.methods import make, methods
+from privot.privacy import gate as module
+from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import SENSITIVITY, Gate
+from privot.privacy.noise import grid_for
+from privot.privacy.plan import Budget, Plan, Stage
+from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.synthesis import synthesize
+
+ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
+SHAPE, COUNT, BOUND = (1, 4, 4), 24, 0.7
+
+
+def multiples(values, grid):
+    """How many of them are whole multiples of the grid; float64 divides by a power of two without an error."""
+    steps = values.double() / grid
+    return int((steps == steps.round()).sum())
+
+
+def box(**facts):
+    rng = np.random.default_rng(1)
+    images, labels = rng.random((COUNT, *SHAPE), np.float32), np.arange(COUNT) % 2
+    return Sensitive(images, labels, Spec(SHAPE, 2, COUNT, (COUNT // 2, COUNT // 2), **facts))
+
+
+def door(verb, relation, noise=1.3, sampling=None, **facts):
+    stage = Stage("it", verb, noise, 8, sampling or Full())
+    return Gate(box(**facts), Plan((stage,), relation), Unwritten(), Budget(math.inf), method="m")
+
+
+def part(image, label):
+    return image.flatten() * 3.7 - label
+
+
+def learned(relation, verb, shards, sampling=None, **facts):
+    made = door(verb, relation, sampling=sampling, **facts)
+    made.split(shards, {"mean": torch.zeros(shards, 16)}, most=5 if facts else 0)
+    made.update(lambda images, labels, state: {"mean": state["mean"] + images.flatten(1).mean(0)})
+    return made
+
+
+def told(state, *row):
+    return state["mean"] / 3 + sum(row)
+
+
+VERBS = {  # (verb, relation, how it is sampled): what comes back
+    ("sum", ADD_REMOVE, "all"): lambda: door("sum", ADD_REMOVE).sum("it", part, bound=BOUND),
+    ("sum", REPLACE, "all"): lambda: door("sum", REPLACE).sum("it", part, bound=BOUND),
+    ("sum", REPLACE, "per class"): lambda: door("sum", REPLACE).sum("it", part, bound=BOUND, per_class=True),
+    ("sum", ADD_REMOVE, "Poisson"): lambda: door("sum", ADD_REMOVE, sampling=Poisson(0.3)).sum("it", part, bound=BOUND),
+    ("sum", REPLACE, "fixed"): lambda: door("sum", REPLACE, sampling=Fixed(5, COUNT)).sum("it", part, bound=BOUND),
+    ("rows", REPLACE, "all"): lambda: door("rows", REPLACE).rows("it", part, bound=BOUND),
+    ("rows", LOCAL, "all"): lambda: door("rows", LOCAL).rows("it", part, bound=BOUND),
+    ("answer", ADD_REMOVE, "all"): lambda: _answer(ADD_REMOVE),
+    ("answer", REPLACE, "all"): lambda: _answer(REPLACE),
+    ("route", REPLACE, "shards"): lambda: learned(REPLACE, "route", 4, Shards(4)).route("it", told, torch.rand(8, 16), bound=BOUND),
+    ("poll", REPLACE, "all"): lambda: learned(REPLACE, "poll", 4).poll("it", told, bound=BOUND),
+    ("poll", CLIENT, "all"): lambda: learned(CLIENT, "poll", 3, owners=3).poll("it", told, bound=BOUND),
+    ("deal", REPLACE, "shards"): lambda: learned(REPLACE, "deal", 6, Shards(2), owners=3).deal("it", told, torch.rand(3, 8, 16), bound=BOUND),
+    ("deal", CLIENT, "all"): lambda: learned(CLIENT, "deal", 3, owners=3).deal("it", told, torch.rand(3, 8, 16), bound=BOUND),
+}
+
+
+def _answer(relation):
+    return door("answer", relation).answer("it", lambda records: records.images.mean(0).flatten() * 9, bound=BOUND, shape=(16,))
+
+
+@pytest.mark.parametrize("which", VERBS, ids=" ".join)
+def test_every_verb_answers_on_its_grid(which, trust):
+    values = VERBS[which]()
+    std = 1.3 * SENSITIVITY[which[:2]] * BOUND
+    on = multiples(values, grid_for(BOUND, std))
+    assert values.dtype == torch.float64
+    assert on == values.numel(), "a value has bits below the grid: they may be those of a record"
+    assert multiples(values, 4 * grid_for(BOUND, std)) < values.numel(), "the check would pass on a coarser grid too, so it sees the steps"
+    trust("R4", "released values that are multiples of their public grid", on, of=values.numel())
+
+
+@pytest.mark.parametrize("blocks", [3, 4])
+def test_block_means_are_whole_steps_over_a_public_count(blocks, trust):
+    frame = torch.eye(16, dtype=torch.float64)
+    values = door("sorted_blocks", REPLACE).sorted_blocks("it", part, frame=frame, blocks=blocks, radius=BOUND)
+    run, grid = COUNT // 2 // blocks, grid_for(BOUND, BOUND)
+    nearest = (values * run / grid).round() * grid  # the sum of a block, before it became a mean
+    on = int((nearest / run == values).sum())
+    assert on == values.numel(), "a block mean is not a multiple of the grid over the public length of its block"
+    trust("R4", "released values that are multiples of their public grid", on, of=values.numel())
+
+
+@pytest.mark.parametrize("channel", [
+    Laplace.calibrated(8.0, space=Space(shape=SHAPE)), Gaussian.calibrated(8.0, 1e-5, space=Space(shape=SHAPE)),
+], ids=["laplace", "gaussian"])  # fmt: skip
+def test_channels_send_points_of_their_grid(channel, trust):
+    gate = Gate(box(), channel.plan(), Unwritten(), Budget(math.inf), method="m")
+    values, shift = gate.privatize(channel), 0.5 if channel.name == "laplace" else 0.0  # its law is about half a step
+    steps = ((values.double() - channel.middle) / channel.grid - shift).round() + shift
+    on = int(((steps * channel.grid + channel.middle).float() == values).sum())  # sent as float32 of a point of the grid
+    assert on == values.numel()
+    trust("R4", "released values that are multiples of their public grid", on, of=values.numel())
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Of a run: (values, grid) of each answer that it was given."""
+    found, ask = [], Gate._ask
+
+    def asking(self, stage, bound, mechanism, grid=None, count=1, step=None):
+        value = ask(self, stage, bound, mechanism, grid, count, step)
+        found.append((value, grid or grid_for(bound, stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound)))
+        return value
+
+    monkeypatch.setattr(Gate, "_ask", asking)
+    return found
+
+
+def ran(name, folder, answers):
+    """A quick run of a method; how many values it was given, and how many lie on their grid."""
+    method = make(name, quick(name))
+    spec = spec_for(method)
+    budget = None if getattr(method, "noise", None) is not None or is_local(method) else 5.0
+    synthesize(given(method, *records(), spec), method, budget, ledger=folder / "book.jsonl")
+    return sum(multiples(*each) for each in answers), sum(values.numel() for values, _ in answers)
+
+
+@pytest.mark.usefixtures("one_thread", "coarse_prices")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "merf" else pytest.mark.slow) for name in sorted(methods())])
+def test_every_method_is_given_values_of_a_grid(name, tmp_path, answers, trust):
+    on, values = ran(name, tmp_path, answers)
+    assert on == values, f"{values - on} values that {name} was given are off the grid"
+    if values:  # a local method asks nothing here
+        trust("R4", "values given to methods that are multiples of their grid", on, of=values)
+
+
+def test_noise_that_was_not_rounded_is_seen(monkeypatch):
+    """The control: the check is not blind."""
+    monkeypatch.setattr(module, "noisy", lambda steps, std, grid, secret: (steps + secret.normal(tuple(steps.shape)) * std / grid) * grid)
+    values = VERBS["sum", REPLACE, "all"]()
+    assert multiples(values, grid_for(BOUND, 1.3 * 2 * BOUND)) == 0
+
+
+def test_the_grid_is_a_function_of_public_numbers(monkeypatch):
+    """Other records, even ones that are not finite, and the same grid: it could not be public otherwise."""
+    seen = []
+    real = module.noisy
+    monkeypatch.setattr(module, "noisy", lambda steps, std, grid, secret: (seen.append((std, grid)), real(steps, std, grid, secret))[1])
+    for scale in (0.0, 1.0, 1e20, math.nan):
+        door("sum", REPLACE).sum("it", lambda image, label, scale=scale: image.flatten() * scale, bound=BOUND)
+    assert len(set(seen)) == 1
+
+
+def test_plans_with_little_noise_have_a_grid_too():
+    for noise in (1e-6, 1e-2, 1e3, 1e9):
+        made = door("sum", REPLACE, noise=noise)
+        values = made.sum("it", part, bound=BOUND)
+        assert multiples(values, grid_for(BOUND, noise * 2 * BOUND)) == values.numel()
