@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow coverage lint bench-table1 clean
+.PHONY: demo test test-slow trust coverage lint bench-table1 clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -21,6 +21,10 @@ coverage: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# All that shows the promise, fast and slow; writes docs/trust.json and docs/threats.md. ONLY="G1 B2" for some goals.
+trust: $(READY)
+	$(BIN)/python tests/trust/threats.py $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -92,7 +92,7 @@ class Product:
         return net.eval()
 
     def fits(self, spec: Spec) -> bool:
-        """Whether the tensors are those that the spec and the net ask for; the net is only outlined, so a huge one costs nothing."""
+        """Whether the tensors are finite and those that spec and net ask for; the net is only outlined, so a huge one costs nothing."""
         kept = self.kept if self.kind == "set" else {}
         found = {key: (tuple(value.shape), value.dtype) for key, value in self.tensors.items() if kept == {} or not key.startswith(KEPT)}
         if self.kind == "set":
@@ -106,6 +106,8 @@ class Product:
                 return False
             # comparisons with NaN are false, so what is not finite does not pass
             return soft is None or bool((soft >= 0).all() and ((soft.double().sum(1) - 1).abs() <= TOLERANCE).all())
+        if not all(value.isfinite().all() for value in self.tensors.values() if value.is_floating_point()):
+            return False
         with torch.device("meta"):
             net: Any = NETS[self.net](**self.arguments)
         wanted = {key: (tuple(value.shape), value.dtype) for key, value in net.state_dict().items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from privot.channels import channel_from
@@ -78,8 +78,8 @@ class Release:
         shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir(parents=True)
-            save_file(self.product.tensors, part / TENSORS)
-            files = {TENSORS: _digest((part / TENSORS).read_bytes())}
+            (part / TENSORS).write_bytes(raw := save(self.product.tensors))
+            files = {TENSORS: _digest(raw)}
             text = json.dumps(self.manifest() | {"files": files}, indent=1).encode()
             (part / "manifest.json").write_bytes(text)
             (part / "manifest.sha256").write_text(_digest(text) + "\n")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
+from torch.linalg import LinAlgError
 
 from privot.data import Public, Sensitive, catalogue
 from privot.data.aside import aside
@@ -125,12 +126,15 @@ def synthesize(
         if leads:
             progress(stage, step, of, epsilon=0.0 if gate.ticket is None and not sent else price, **more)
 
-    product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
+    free = ", ".join(getattr(maker, "free", ())) or "none are free"
+    diverged = "what was made has values that are not finite: its training diverged"
+    diverged += f"; the answers are kept: go on with --resume and other settings ({free})" if folder else ""
+    try:
+        product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
+    except LinAlgError:  # of a matrix with such values; on the secret side it would be a QueryError
+        raise ReleaseError(diverged) from None
     if leads and not product.fits(box.spec):
-        rest = (
-            f"; the answers are kept: go on with --resume and other settings ({', '.join(getattr(maker, 'free', ())) or 'none are free'})"
-        )
-        raise ReleaseError("what was made has values that are not finite: its training diverged" + (rest if folder else ""))
+        raise ReleaseError(diverged)
     book_facts = {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))} if leads and not sent else {}
     facts = {**product.facts, **facts, "ledger": json.loads(ranks.said(json.dumps(book_facts))), "versions": versions()}
     product = dataclasses.replace(product, tensors=ranks.shared(product.tensors) or {})  # the leader's; another GPU may round its own way

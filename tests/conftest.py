@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trust import record
 
 from privot import files
 from privot.cli import main
@@ -19,6 +20,29 @@ from privot.privacy.ledger import Ledger
 BESIDE = Path(__file__).parents[1].parent / "shared" / "data"  # real data and weights, where they lie beside the project
 if BESIDE.is_dir():
     os.environ.setdefault("PRIVOT_DATA", str(BESIDE))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "trust: records a figure for docs/threats.md; every test that asks for the fixture `trust` has it")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "trust" in getattr(item, "fixturenames", ()):
+            item.add_marker("trust")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    record.ended(item, call, report)
+    return report
+
+
+@pytest.fixture
+def trust(request):
+    """``trust("G9", "planted bugs killed", 30, of=30)``: a figure that this test counted, kept by `make trust`."""
+    return record.Recorder(request.node.nodeid)
 
 
 @pytest.fixture(scope="module")

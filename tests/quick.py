@@ -37,6 +37,7 @@ ALSO: dict[str, dict] = {
     "merf-ae": {"drawn": 0.5},
     "gs-wgan": {"critics": 4, "warm": 1, "critic_batch": 2},
     "g-pate": {"critics": 4, "warm": 1, "critic_batch": 2},
+    "federated-average-gan": {"rounds": 3, "turns": 1, "records": 4, "critic_batch": 2},
     "federated-gs-wgan": {"rounds": 3, "rows": 2, "records": 12, "warm": 1, "critic_batch": 2},
     "gradient-matching": {"outer": 2, "inner": 2},
     "sliced-flow": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},

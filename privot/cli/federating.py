@@ -69,7 +69,7 @@ def simulate(
     settings, runtime = _settings(config, sets, rounds), Runtime(device)
     wall = to_wall(epsilon, delta, None, _method(settings))
     source = str(Path(data).resolve()) if Path(data).exists() else data  # workers start in other folders
-    terms = terms_for(settings, _spec(dealt(source, clients).spec, clients), wall)
+    terms = terms_for(settings, _spec(_free(dealt(source, clients)).spec, clients), wall)
     # Each simulated owner allows what the terms ask of it, where rounding may not come between; its ledger may still say no.
     own = Budget(float(terms.plan().cost().epsilon(delta)) * (1 + 1e-9), delta)
     cast = Cast(source, clients, own, traces(out).resolve() / "owners", ledger and ledger.resolve(), device, terms.settings.unit)
@@ -240,7 +240,19 @@ def _part(data: str, part: str, declared: dict[str, Any]) -> Any:
     place, _, count = part.partition("/")
     if not (place.isdecimal() and count.isdecimal() and int(place) < int(count)):
         raise SettingError(f"--part {part!r}: write it as I/N with I from 0, such as 0/5")
-    return held_by(load(data, owners=int(count), **declared), int(place))  # type: ignore[arg-type]
+    return held_by(_free(load(data, owners=int(count), **declared)), int(place))
+
+
+def _free(box: Any) -> Any:
+    """Data whose own ledger has no wall: a part of it has another ledger, and what it spends would pass the wall unseen."""
+    from privot.privacy.ledger import Ledger
+    from privot.synthesis import ledger_path
+
+    if Ledger(ledger_path(box.name)).wall() is not None:
+        raise SettingError(
+            f"{box.name}: this data has a budget, and parts of it have ledgers of their own: try on other data, or be one client"
+        )
+    return box
 
 
 def _run(run: Any, server: Server, out: Path, delta: float, as_json: bool) -> None:

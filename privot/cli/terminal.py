@@ -113,7 +113,7 @@ def to_settings(config: Path | None, sets: list[str] | None) -> dict[str, Any]:
     if config:
         try:
             settings = tomllib.loads(config.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # brackets by the thousand
             raise SettingError(f"{config}: not a readable TOML file ({type(error).__name__})") from None
     for each in sets or []:
         key, equals, value = each.partition("=")

@@ -34,6 +34,11 @@ def wish(state: State, image: Tensor, label: Tensor, full: bool, known: bool, **
     return found * state["known"][label[None]] if known else found
 
 
+def beginning() -> torch.Generator:
+    """Draws the first weights of an owner's critic: the same in every run, so anyone knows them."""
+    return Streams(0).generator("an owner's critic")
+
+
 class Owners:
     """The critics of all owners behind ``gate``; they warm up unless ``begun`` says that they did before."""
 
@@ -45,7 +50,7 @@ class Owners:
         draws = streams.generator(f"lessons of owners, {left} left", streams.runtime.target)  # another each time that a process takes it up
         # The first weights are those of every run, so that owners who hear nothing of one another begin alike.
         self.team = Critics(
-            gate, Streams(0).generator("an owner's critic"), draws, self.count * settings.parts, settings.width, settings.critic_batch,
+            gate, beginning(), draws, self.count * settings.parts, settings.width, settings.critic_batch,
             settings.critic_rate, settings.detail, settings.window, settings.records,
         )  # fmt: skip
         owner = torch.arange(self.count).repeat_interleave(settings.parts)

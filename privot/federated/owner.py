@@ -99,6 +99,9 @@ class Owner:
         agreed = self.terms
         if agreed is None:
             self._fitting(terms)
+            # privacy: with its traces gone it would answer the same rounds anew: charged twice, but more than a release says of the run.
+            if any(each["kind"] == "reserve" and each["method"] == _called(terms) for each in self._ledger.entries()):
+                raise MessageError("this owner was in this run before, and what it answered is not here")
             plan = terms.plan()
             if not self._wall.allows(plan.cost()):
                 raise BudgetError("these terms cost more than this owner allows for a run")
@@ -138,7 +141,7 @@ class Owner:
         gate.store()
         self._write(file, digest + hashlib.sha256(answer).digest() + answer)
         self._working = gate, owners, request.round
-        if gate.left(stage) < rows:  # that was the last
+        if gate.left(stage) < rows or request.round + 1 == terms.settings.rounds:  # nothing can be asked after it
             gate.forget()
             self._working = None
         return answer
@@ -170,8 +173,8 @@ class Owner:
 
     def _gate(self, terms: Terms) -> Gate:
         self._fitting(terms)
-        name = f"{terms.settings.name} {terms.run[:8]}"
-        return Gate(self._data, terms.plan(), self._ledger, self._wall, method=name, runtime=self._runtime, folder=self._folder)
+        plan, name = terms.plan(), _called(terms)
+        return Gate(self._data, plan, self._ledger, self._wall, method=name, runtime=self._runtime, folder=self._folder)
 
     def _fitting(self, terms: Terms) -> None:
         if (terms.shape, terms.classes) != (self._data.spec.shape, self._data.spec.classes):
@@ -193,6 +196,11 @@ class Owner:
             file.write(raw)
             os.fsync(file.fileno())
         part.replace(self._folder / name)
+        place = os.open(self._folder, os.O_RDONLY)  # the name must outlive a power failure too: an answer is kept before it is sent
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -201,3 +209,8 @@ class Owner:
         with open(self._folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _called(terms: Terms) -> str:
+    """What a ledger calls a run."""
+    return f"{terms.settings.name} {terms.run[:8]}"

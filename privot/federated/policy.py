@@ -42,11 +42,13 @@ def work(terms: Terms) -> float:
 
 
 def memory(terms: Terms) -> float:
-    """Bytes of one owner's critics with what their training holds, of the records that are laid out for them, and of a batch; nearly."""
+    """Bytes of one owner's critics with what training holds, of records laid out for them, of a batch and of a round's rows; nearly."""
     settings, critic = terms.settings, Critic(terms.shape, terms.classes, terms.settings.width)
     convolutions = [shape[0] for name, shape in critic.shapes.items() if name.startswith("conv")]
     maps = sum(width * math.prod(side) for width, side in zip(convolutions, critic.sides[1:], strict=True))
     sketch = Sketch(terms.shape, terms.classes)
     numbers = sum(math.prod(shape) for net in (critic, sketch) for shape in net.shapes.values())
-    pixels = math.prod(terms.shape)
-    return 4.0 * settings.parts * (COPIES * (numbers + settings.critic_batch * (pixels + maps)) + settings.records * pixels)
+    pixels, rows = math.prod(terms.shape), settings.rows * terms.classes
+    critics = settings.parts * (COPIES * (numbers + settings.critic_batch * (pixels + maps)) + settings.records * pixels)
+    # All rows of a round are answered at once; where each draws its critic, it holds all that this one knows.
+    return 4.0 * (critics + rows * (COPIES * (pixels + maps) + (4 * numbers if settings.parts > 1 else 0)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -428,7 +428,7 @@ class Gate:
         """Answers are public: one may lie on disk, whole or not at all, and the ledger knows its digest."""
         file = self._file(stage, step)
         if file:
-            save_file({"value": value.contiguous().cpu()}, part := file.with_suffix(".part"))
+            (part := file.with_suffix(".part")).write_bytes(save({"value": value.contiguous().cpu()}))  # its errors are those of a disk
             part.replace(file)
         if _short(stage):
             self._ledger.commit(ticket, stage.name, step, _digest(value))

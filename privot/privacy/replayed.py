@@ -1,7 +1,7 @@
 """Lessons of shards as CUDA graphs: what a lesson launches is written down once and launched again, without Python in between.
 
-On a GPU, unless ``Runtime(compile=False)``. The kernels are those of the plain way, in the same order and on the same shapes, so states do not
-change, and what is written down depends on shapes alone, never on what records show.
+On a GPU, unless ``Runtime(compile=False)``. The kernels are those of the plain way, in the same order and on the same shapes, so
+states do not change, and what is written down depends on shapes alone, never on what records show.
 """
 
 from __future__ import annotations

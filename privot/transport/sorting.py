@@ -18,6 +18,7 @@ HALF = 16  # bits of coarse keys
 SPARE = 29  # bits of a double that no float uses
 SHORT = 4096  # a row that a GPU sorts in one go, inside a block; making keys would take longer than it saves
 MANY = 2**18  # numbers from which threads pay
+LARGEST = torch.finfo(torch.float32).max
 
 
 def rank(values: Tensor, bits: int = 32) -> Tensor:
@@ -51,10 +52,14 @@ def coarse(values: Tensor) -> Tensor:
 
 
 def packed(values: Tensor) -> Tensor:
-    """Float32 rows sorted as doubles whose lowest bits are the place each came from: int64 [..., n]."""
+    """Float32 rows sorted as doubles whose lowest bits are the place each came from: int64 [..., n].
+
+    Values that are not finite count as the largest one, or its negative.
+    """
     if values.shape[-1] > 2**SPARE:
         raise ValueError(f"{values.shape[-1]:,} values in a row; at most 2^{SPARE} can be ranked")
-    keys = values.double().view(torch.int64).bitwise_or_(torch.arange(values.shape[-1])).view(torch.float64).contiguous().numpy()
+    sound = values.nan_to_num(LARGEST, LARGEST, -LARGEST)  # in others the bits of a place would be lost: a run that diverged has such
+    keys = sound.double().view(torch.int64).bitwise_or_(torch.arange(values.shape[-1])).view(torch.float64).contiguous().numpy()
     by_rows(in_place, keys)
     return torch.from_numpy(keys).view(torch.int64)
 

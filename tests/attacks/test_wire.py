@@ -16,11 +16,13 @@ from privot.data import load
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
+from privot.families.federated import beginning
 from privot.federated.messages import Answer, Terms, pack, unpack
 from privot.federated.owner import Owner
 from privot.federated.recorded import SEEN, Recorder, read
 from privot.federated.server import Server
 from privot.methods import make
+from privot.nets.critic import Critic
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
 from privot.runtime import Runtime, Streams
@@ -105,16 +107,28 @@ def test_an_owner_without_noise_is_caught(tmp_path):
 
 
 def test_imitated_owners_say_what_an_owner_says(record):
-    """In direction, of the same records: starts and draws differ."""
+    """In direction, of the same records: draws differ."""
     heard, own = tapped(record), one_of_each()._take(slice(None))
-    slopes, _ = imitated(heard.terms, heard.images, own.images[None].expand(2, -1, -1, -1, -1), own.labels.expand(2, -1), seeded())
-    one, two = bounded(heard.terms, slopes)[:, -1]
+    found = [imitated(heard.terms, heard.images, own.images[None], own.labels[None], seeded(seed))[0][0] for seed in (0, 1)]
+    one, two = (bounded(heard.terms, slopes)[-1] for slopes in found)
+    assert not torch.equal(one, two)
     assert torch.allclose(one.flatten(2).norm(dim=2), torch.ones(CLASSES, 1), atol=1e-3)
     assert torch.cosine_similarity(one.flatten(2), two.flatten(2), 2).mean() > 0.7
 
 
-def seeded():
-    return torch.Generator().manual_seed(0)
+def test_imitations_begin_where_owners_begin(record):
+    """The first weights of a critic are public, so an imitation of the same records differs from the owner by its draws alone."""
+    heard, own = tapped(record), one_of_each()._take(slice(None))
+    images, labels = own.images[None].expand(2, -1, -1, -1, -1), own.labels.expand(2, -1)
+    still = dataclasses.replace(heard.terms, settings=dataclasses.replace(heard.terms.settings, critic_rate=1e-30, warm=0, lessons=1))
+    for seed in range(2):
+        _, state = imitated(still, heard.images[:1], images, labels, seeded(seed))
+        first, _ = Critic(SHAPE, CLASSES, TINY["width"]).begin(1, beginning())
+        assert torch.allclose(state["weights"], first.expand(2, -1), rtol=0, atol=1e-20)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 # What else may be in a record

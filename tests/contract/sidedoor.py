@@ -3,6 +3,7 @@
 The queries do run on D', so a leak through a closure, a shard's state, a file or an exception happens as it would in life. For pairs
 that differ in one record, or in all that one owner holds, the distance between the two true values, before any noise, is held against the
 declared sensitivity; of rows, each of which is an answer, those of other owners or of another shard than the record's may not move at all.
+A local method has no gate of its own: there the clients' gate is watched, and what their channel made of D is kept.
 """
 
 import contextlib
@@ -20,9 +21,11 @@ from unittest import mock
 
 import numpy as np
 import torch
-from quick import CLASSES, OWNERS, SHAPE, sealed
+from quick import CLASSES, COUNT, OWNERS, SHAPE, is_local, sealed
 
-from privot import synthesis
+from privot import local, synthesis
+from privot.channels import Mixed
+from privot.data.spec import Spec
 from privot.privacy import accounting, gate
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
@@ -203,13 +206,18 @@ def _seeded(insecure_seed=None):
     return Secret(5)
 
 
+CLIENTS = Spec(SHAPE, CLASSES, COUNT)  # how many there are is public where each sends a record
+CHANNEL = local.channel_for(CLIENTS, "laplace", 40.0, labels_epsilon=5.0)
+
+
 def run(method, images, labels, spec, root, kept=None, coupled=False, owners=None):
     """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     trace = Trace([], [], [], [], [], [])
+    from_clients = spec is CLIENTS
     box, here, noisy, rmtree = sealed(images, labels, spec, owners), os.getcwd(), gate.noisy, shutil.rmtree
-    draw = Shards.draw
+    draw, through = Shards.draw, Mixed.privatize
 
     def look():
         trace.seen.append(("files", tree(root)))
@@ -243,6 +251,12 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
         trace.answers.append(value if kept is None or number >= len(kept) else kept[number].clone())
         return trace.answers[-1].clone()
 
+    def sent(channel, parts, secret):
+        value, number = through(channel, parts, secret), len(trace.answers)
+        trace.seen.append(("sent", tuple(value.shape), str(value.dtype)))
+        trace.answers.append(value if kept is None else kept[number].clone())
+        return trace.answers[-1].clone()
+
     def progress(stage, step, of, **facts):
         trace.seen.append(("progress", repr((stage, step, of, sorted(facts.items())))))
         look()
@@ -253,6 +267,7 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
 
     patches = [
         mock.patch.object(synthesis, "Gate", Watching),
+        mock.patch.object(Mixed, "privatize", sent),
         mock.patch.object(gate, "noisy", answer),
         mock.patch.object(Shards, "draw", drawing),
         mock.patch.object(shutil, "rmtree", removed),
@@ -271,8 +286,10 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
             events = stack.enter_context(watched())
             ledger = Ledger(root / "ledger" / "tiny.jsonl", clock=lambda: 0.0)
             notice = functools.partial(lambda text: trace.seen.append(("notice", text)))
-            budget = None if getattr(method, "noise", None) is not None else 5.0
+            budget = None if getattr(method, "noise", None) is not None or from_clients else 5.0
             try:
+                if from_clients:
+                    box = local.privatize(box, CHANNEL, out=root / "sent.safetensors", ledger=ledger)
                 made = synthesis.synthesize(
                     box,
                     method,
@@ -305,6 +322,7 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
 
 def leaks(method, records, spec, root, kinds=KINDS):
     """Each (kind, what) by which the outside could tell D' from D, lazily; none for an honest method."""
+    spec = CLIENTS if is_local(method) else spec
     stages = method.plan(spec).stages
     coupled = any(not isinstance(stage.sampling, Full) for stage in stages)
     run(method, *records, spec, root)  # what a library does on its first use (imports, caches) is not of the data

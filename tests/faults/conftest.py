@@ -1,4 +1,7 @@
+import functools
+
 import pytest
+from aftermath import unbroken
 from forks import Forks
 
 
@@ -7,3 +10,9 @@ def forks():
     warm = Forks()
     yield warm
     warm.close()
+
+
+@pytest.fixture(scope="session")
+def whole(forks, tmp_path_factory):
+    """Of a method by name, run once: an unbroken run."""
+    return functools.cache(lambda which: unbroken(forks, tmp_path_factory.mktemp(which), which))

@@ -246,6 +246,9 @@ def test_only_nodes_and_those_who_know_the_secret_come_in():
         assert (asked(app, path), asked(app, path, wrong), asked(app, path, right)) == (404, 404, 200)
     assert asked(app, "/v1/fleet/x", kind="websocket") is None
     assert asked(app, "", kind="lifespan") == 200
+    for word in (b"", b"x"):  # a server without a secret opens nothing, to those who show none either
+        assert asked(OnlyNodes(inner, ""), "/v1/control/start-run", [(HEADER.encode(), word)]) == 404
+    assert asked(OnlyNodes(inner, ""), "/v1/control/start-run") == 404
 
 
 def test_keys_for_a_trial(tmp_path, privot):
@@ -380,6 +383,31 @@ def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
 
 def stopping(app, *_, **__):
     app._main(types.SimpleNamespace(get_node_ids=lambda: (_ for _ in ()).throw(ReleaseError("stopped"))), None)
+
+
+def test_data_with_a_wall_is_not_dealt_past_it(privot, tmp_path):
+    """Parts have ledgers of their own: five of them, or six, would spend what the wall of the whole never sees."""
+    make_keys(tmp_path / "keys", ["one"], ["localhost"])
+    assert privot("ledger", "digits", "--limit", 1)[0] == 0
+    code, _, err = privot("federate", "simulate", "--data", "digits", "--clients", 3, "--epsilon", 5, "--out", "release")
+    assert (code, "has a budget" in err) == (2, True)
+    words = ("--server", "localhost:1", "--ca", "keys/ca.crt", "--key", "keys/one.key", "--epsilon", 5)
+    code, _, err = privot("federate", "client", "--data", "digits", "--part", "0/5", *words)
+    assert (code, "has a budget" in err) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["train", "query.other", "evaluate"])
+def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, kind):
+    """Flower raises where no function is registered: in our loop this would end the client's process."""
+    from privot.federated.flower import node as module
+
+    sent, context = [], Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    monkeypatch.setattr(module, "pull_task_input", lambda client: (Message(wrapped(b"x"), 5, kind), context, None, None))
+    monkeypatch.setattr(module, "push_message", lambda client, message, context: sent.append(message))
+    monkeypatch.setattr(module, "push_task_output", lambda *_: sent.append(None))
+    monkeypatch.setattr(module, "HeartbeatSender", lambda beat: types.SimpleNamespace(start=lambda: None, stop=lambda: None))
+    module._answer(client_app(lambda context: pytest.fail("the owner was asked")), "127.0.0.1:1", "secret", "token")
+    assert sent == []
 
 
 @pytest.mark.parametrize("name", ["records.npz", "classes"])

@@ -2,11 +2,12 @@
 
 import hashlib
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
-from federation import CLASSES, OTHER, ROOMY, RUN, Ward, images, refusal, terms
+from federation import CLASSES, OTHER, ROOMY, RUN, Ward, box, images, refusal, terms
 from payloads import framed, parts
 
 from privot.data.records import Sensitive
@@ -80,6 +81,14 @@ def test_the_ledger_knows_the_digest_of_what_crossed(agreed):
     sent = [agreed.reply(request(number)) for number in range(3)]
     known = [each["digest"] for each in agreed.ledger.entries() if each["kind"] == "commit"]
     assert known == [hashlib.sha256(raw).hexdigest() for raw in sent]
+
+
+def test_an_answer_lies_on_the_disk_by_its_name_before_it_is_sent(agreed, monkeypatch):
+    """A name that a power failure takes away would have its round answered anew."""
+    folder, synced, sync = agreed.folder / "run", [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, (folder / "answer-0").exists())) or sync(file))
+    agreed.reply(request(0))
+    assert (folder.stat().st_ino, True) in synced
 
 
 def test_the_same_request_again_is_free_and_the_same(agreed):
@@ -171,6 +180,15 @@ def test_what_its_critic_knows_is_removed_after_the_last_answer(agreed):
     assert agreed.again().reply(request(0)) == sent
 
 
+def test_nor_does_it_stay_where_a_round_was_missed(agreed):
+    """After the last round none is left to ask in, though the plan has answers left."""
+    for number in (0, 2):
+        agreed.reply(request(number))
+    assert agreed.rows() < TERMS.plan().stages[0].steps
+    assert not list(agreed.folder.glob("*.vault*"))
+    assert "go back" in refusal(agreed.again().reply(request(1)))
+
+
 def test_who_leaves_answers_nothing_new(agreed):
     sent = agreed.reply(request(0))
     agreed.owner.leave()
@@ -228,6 +246,16 @@ def test_another_run_under_the_same_folder(agreed):
     assert "another run" in refusal(agreed.reply(pack(terms(run=OTHER))))
     assert "no terms" in refusal(agreed.reply(request(0, run=OTHER)))
     assert agreed.ledger.entries() == []
+
+
+def test_a_run_whose_traces_are_gone_is_not_joined_again(agreed, tmp_path):
+    """Else a server could have all rounds twice, and the release would say what one of them costs."""
+    agreed.reply(request(0))
+    lines, anew = agreed.ledger.entries(), Owner(box(), ROOMY, Ledger(tmp_path / "ledger.jsonl"), tmp_path / "another")
+    assert "in this run before" in refusal(anew.reply(pack(TERMS)))
+    assert "no terms" in refusal(anew.reply(request(0)))
+    assert agreed.ledger.entries() == lines
+    assert anew.reply(pack(terms(run=OTHER))) == pack(terms(run=OTHER))  # another run is another run
 
 
 def test_a_request_without_terms(ward):
@@ -295,6 +323,8 @@ def test_terms_that_protect_less_than_asked_for(tmp_path):
         {"warm": 10**6},
         {"rounds": 10**6},
         {"unit": "record", "critics": 10**6},
+        {"rows": 10**5, "rounds": 1},  # of images alone 64 MB, which a message may have, and their maps
+        {"rows": 2000, "rounds": 1, "unit": "record", "critics": 2, "width": 32},  # each row with a copy of its critic
     ],
     ids=str,
 )

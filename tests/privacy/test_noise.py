@@ -22,6 +22,7 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, grid_for, noisy
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Shards
+from privot.runtime import Runtime
 
 SCALES = [(1.0, 0.01), (3.0, 0.5), (1e-3, 1.07), (40.0, 20.0)]  # (bound, noise multiplier)
 DRAWS = 1_000_000
@@ -56,18 +57,29 @@ def lawful(values, std):
 
 
 @pytest.mark.parametrize(("bound", "noise"), SCALES)
-def test_law_and_grid(ledger, bound, noise):
+def test_law_and_grid(ledger, bound, noise, trust):
     values, std = drawn(ledger, bound, noise), 2 * bound * noise
     assert values.dtype == torch.float64
     assert lawful(values, std)
     steps = values / grid_for(bound, std)
     assert torch.equal(steps, steps.round())
     assert steps.abs().max() < 2**53
+    trust("G1", "settings of 10^6 draws with the declared law", 1, of=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: the noise of a GPU is not tested")
+@pytest.mark.parametrize(("bound", "noise"), SCALES)
+def test_law_and_grid_on_a_gpu(ledger, bound, noise, trust):
+    values, std = drawn(ledger, bound, noise, runtime=Runtime("cuda")).cpu(), 2 * bound * noise
+    assert lawful(values, std)
+    steps = values / grid_for(bound, std)
+    assert torch.equal(steps, steps.round())
+    trust("G1", "settings of 10^6 draws with the declared law", 1, of=1)
 
 
 @pytest.mark.parametrize("factor", [0.97, 1.03])
 @pytest.mark.parametrize(("bound", "noise"), SCALES)
-def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor):
+def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor, trust):
     honest = Secret.normal
     monkeypatch.setattr(Secret, "normal", lambda self, *where: honest(self, *where) * factor)
     values, std = drawn(ledger, bound, noise), 2 * bound * noise
@@ -75,6 +87,7 @@ def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor):
     # Either half of the check would do: none of them is there for show.
     assert not kolmogorov(values.numpy(), std)
     assert not spread(values.numpy(), std)
+    trust("G1", "twins with 0.97 or 1.03 of the noise rejected", 1, of=1)
 
 
 @pytest.mark.parametrize("verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks", "route", "poll"])

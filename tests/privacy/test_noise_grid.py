@@ -69,7 +69,9 @@ VERBS = {  # (verb, relation, how it is sampled): what comes back
     ("route", REPLACE, "shards"): lambda: learned(REPLACE, "route", 4, Shards(4)).route("it", told, torch.rand(8, 16), bound=BOUND),
     ("poll", REPLACE, "all"): lambda: learned(REPLACE, "poll", 4).poll("it", told, bound=BOUND),
     ("poll", CLIENT, "all"): lambda: learned(CLIENT, "poll", 3, owners=3).poll("it", told, bound=BOUND),
-    ("deal", REPLACE, "shards"): lambda: learned(REPLACE, "deal", 6, Shards(2), owners=3).deal("it", told, torch.rand(3, 8, 16), bound=BOUND),
+    ("deal", REPLACE, "shards"): lambda: learned(REPLACE, "deal", 6, Shards(2), owners=3).deal(
+        "it", told, torch.rand(3, 8, 16), bound=BOUND
+    ),
     ("deal", CLIENT, "all"): lambda: learned(CLIENT, "deal", 3, owners=3).deal("it", told, torch.rand(3, 8, 16), bound=BOUND),
 }
 

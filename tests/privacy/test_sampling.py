@@ -298,6 +298,7 @@ def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
         ("sum", "Full", "add-remove"), ("sum", "Full", "replace"), ("sum", "Poisson", "add-remove"), ("sum", "Fixed", "replace"),
         ("rows", "Full", "replace"), ("rows", "Full", "local"), ("answer", "Full", "add-remove"), ("answer", "Full", "replace"),
         ("answer", "Poisson", "add-remove"), ("answer", "Fixed", "replace"), ("sorted_blocks", "Full", "replace"),
-        ("route", "Shards", "replace"), ("poll", "Full", "replace"), ("privatize", "Full", "local"),
+        ("route", "Shards", "replace"), ("poll", "Full", "replace"), ("poll", "Full", "client"), ("deal", "Full", "replace"),
+        ("deal", "Full", "client"), ("deal", "Shards", "replace"), ("privatize", "Full", "local"),
     }  # fmt: skip
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "shards"}

@@ -162,7 +162,7 @@ def test_nothing_is_overwritten(folders, tmp_path, there):
 
 
 PLACES = [
-    "privot.release.save_file",
+    "privot.release.save",
     "pathlib.Path.write_bytes",
     "pathlib.Path.write_text",
     "pathlib.Path.replace",
@@ -490,13 +490,16 @@ def nothing_runs(monkeypatch):
     assert tried == []
 
 
-@pytest.mark.timeout(120)
-def test_random_bytes_do_no_harm(saved, nothing_runs):
-    """1,000 mutations of each kind of release; two in three are signed again, so that the readers behind the digests see them."""
-    generator, before = random.Random(1), Release.load(saved)
+MANY = pytest.mark.parametrize("count", [250, pytest.param(2250, marks=pytest.mark.slow)])  # of two kinds of damage to two kinds of release
+
+
+@MANY
+def test_random_bytes_do_no_harm(saved, nothing_runs, count, trust):
+    """Mutations of each kind of release; two in three are signed again, so that the readers behind the digests see them."""
+    generator, before = random.Random(count), Release.load(saved)
     whole = {name: (saved / name).read_bytes() for name in FILES}
     passed = 0
-    for turn in range(1000):
+    for turn in range(count):
         name = generator.choice(FILES)
         (saved / name).write_bytes(mutated(whole[name], generator))
         if turn % 3:
@@ -513,7 +516,8 @@ def test_random_bytes_do_no_harm(saved, nothing_runs):
             pass
         for each, data in whole.items():
             (saved / each).write_bytes(data)
-    assert passed < 500  # a changed pixel or weight, signed again, is another release; the rest is refused
+    assert passed < count / 2  # a changed pixel or weight, signed again, is another release; the rest is refused
+    trust("R2", "mutated releases refused, or harmless: no code, no crash, no other claim", count, of=count)
 
 
 JUNK = [
@@ -531,13 +535,13 @@ def everywhere(value, path=()):
         yield from everywhere(each, (*path, key))
 
 
-@pytest.mark.timeout(240)
-def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs):
-    """1,000 edits of JSON values, with digests that fit: each is refused, or touches nothing that is claimed."""
-    generator, before = random.Random(2), Release.load(saved)
+@MANY
+def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs, count, trust):
+    """Edits of JSON values, with digests that fit: each is refused, or touches nothing that is claimed."""
+    generator, before = random.Random(count), Release.load(saved)
     original = json.loads((saved / "manifest.json").read_text())
     passed = 0
-    for _ in range(1000):
+    for _ in range(count):
         manifest = copy.deepcopy(original)
         for _ in range(generator.choice((1, 1, 2))):
             *keys, last = generator.choice(list(everywhere(manifest)))
@@ -564,7 +568,8 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs):
             passed += 1
         except PrivotError:
             pass
-    assert 0 < passed < 700  # seeds, settings and versions are not part of any proof
+    assert 0 < passed < 0.7 * count  # seeds, settings and versions are not part of any proof
+    trust("R2", "mutated releases refused, or harmless: no code, no crash, no other claim", count, of=count)
 
 
 def test_versions_are_recorded_even_of_what_is_missing(monkeypatch):

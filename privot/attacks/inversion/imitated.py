@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from privot.families.critics import STEPS, State, learned, slope, warmed, waves
+from privot.families.federated import beginning
 from privot.federated.messages import Terms
 from privot.nets.critic import Critic, Sketch
 from privot.show import Progress, silent
@@ -30,8 +31,10 @@ def imitated(
     settings, count, device = terms.settings, len(images), images.device
     critic, sketch = Critic(terms.shape, terms.classes, settings.width), Sketch(terms.shape, terms.classes)
     down, across = (waves(side, settings.detail, settings.window).to(device) for side in terms.shape[1:])
-    weights, along = critic.begin(count, generator)
-    drawn = sketch.begin(count, generator)
+    # Every owner begins with weights that anyone knows.
+    public = beginning()
+    weights, along = (each.expand(count, -1) for each in critic.begin(1, public))
+    drawn = sketch.begin(1, public).expand(count, -1)
     state = {"weights": weights, "mean": weights * 0, "square": weights * 0, "along": along}
     state |= {"sketch": drawn, "sketch mean": drawn * 0, "sketch square": drawn * 0}
     state = {name: each.to(device) for name, each in state.items()}

@@ -102,8 +102,9 @@ def _answer(app: ClientApp, where: str, secret: str, token: str) -> None:
         message, context, _, _ = pull_task_input(client)
         push_message(client, app(message=message, context=context), context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
-    except httpx.HTTPError:
-        pass  # the SuperNode ended meanwhile; the server will ask again or go on without us
+    except Exception:
+        # The SuperNode ended meanwhile, or a stranger's message is none that Flower or our app knows: no reply, and the next one is heard.
+        pass
     finally:
         beat.stop()
         client.close()

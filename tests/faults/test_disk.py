@@ -1,0 +1,44 @@
+"""A disk that fails or is full, at every write of a run: one line, nothing read unpaid, and once the disk is well the run goes on."""
+
+import json
+
+import pytest
+from aftermath import WRITES, examine, public, resumed, states
+from deeds import DISK
+
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+
+KNOWN = {"LedgerError", "ReleaseError", "OSError"}  # all of which the command line says in one line
+
+
+SLOW = [(which, code) for which in ("merf", "walk", "private-set", "gs-wgan") for code in DISK][1:]
+
+
+@pytest.mark.parametrize(("which", "code"), [("merf", "EIO"), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+def test_a_write_that_fails_is_borne(which, code, forks, whole, tmp_path, trust):
+    run, ends = whole(which), []
+    for number, (site, fatal, _) in enumerate(states(which, run.calls, WRITES, (code,))):
+        _, failed, end = resumed(forks, tmp_path / str(number), which, run, site=site, fatal=fatal, when=code)
+        assert failed in KNOWN or (failed == "" and site == "os:unlink"), f"{code} at {site}, call {fatal}, ended in {failed or 'nothing'}"
+        assert end in ("finished", "BudgetError", "LedgerError", "ReleaseError")
+        ends.append(end)
+    assert "finished" in ends
+    trust("B2", "EIO or ENOSPC at a write of a whole run: one line, nothing read unpaid, sound afterwards", len(ends), of=len(ends))
+
+
+@pytest.mark.parametrize("which", ["walk", pytest.param("critics", marks=pytest.mark.slow)])
+def test_a_full_disk_in_earnest(which, forks, whole, tmp_path, trust):
+    """No file may grow beyond so many bytes: the system itself refuses, wherever that is, also in libraries that are not Python's."""
+    run, kinds = whole(which), []
+    for room in range(0, 4000, 250):
+        root = tmp_path / str(room)
+        root.mkdir()
+        assert forks.do("synthesize", root=root, which=which, room=room)[0] == [0], f"{room} bytes a file: the run ended in no known error"
+        kinds.append(json.loads((root / "report.json").read_text())["error"])
+        examine(root)
+        assert (root / "out").exists() == (kinds[-1] == "")
+        assert not list(root.glob(".out*")), "a release is there whole or not at all"
+    assert set(kinds) <= {*KNOWN, ""}
+    assert len(set(kinds)) >= 3, "the room must end at several places"
+    assert public(tmp_path / "3750")[1]["plan"] == run.public[1]["plan"]
+    trust("B2", "runs on a disk that is full after so many bytes: one line, or whole", len(kinds), of=len(kinds))

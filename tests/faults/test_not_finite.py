@@ -1,0 +1,65 @@
+"""A number that is not finite, in an answer of any method: the run stops with an error of ours, or what it makes is finite all the same."""
+
+import math
+
+import pytest
+import torch
+from quick import given, is_local, quick, records, spec_for
+
+from privot.errors import PrivotError
+from privot.methods import make, methods
+from privot.privacy import gate
+from privot.synthesis import synthesize
+
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+FAST = [("merf", "first", math.nan)]
+EVERY = [
+    (name, which, bad)
+    for name in sorted(methods())
+    if make(name, quick(name)).plan(spec_for(make(name, quick(name)))).stages
+    for which, bad in (("first", math.nan), ("last", math.inf))
+]
+
+
+def spoilt(monkeypatch, place, bad):
+    """From now on the answer at this place has one such number; returns the count of answers."""
+    honest, asked = gate.noisy, []
+
+    def noisy(*args):
+        value = honest(*args)
+        asked.append(1)
+        if len(asked) == place:
+            value.view(-1)[0] = bad
+        return value
+
+    monkeypatch.setattr(gate, "noisy", noisy)
+    return asked
+
+
+def ran(method, folder):
+    budget = None if getattr(method, "noise", None) is not None or is_local(method) else 5.0
+    return synthesize(given(method, *records(), spec_for(method)), method, budget, ledger=folder / "book.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "bad"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in FAST)]
+)
+def test_nothing_that_is_not_finite_leaves(name, which, bad, tmp_path, monkeypatch, trust):
+    method, place = make(name, quick(name)), 1
+    (tmp_path / "count").mkdir()
+    if which == "last":
+        with monkeypatch.context() as patch:
+            counted = spoilt(patch, 0, bad)
+            ran(method, tmp_path / "count")
+            place = len(counted)
+    asked, stopped = spoilt(monkeypatch, place, bad), 0
+    try:
+        made = ran(method, tmp_path)
+        assert all(value.isfinite().all() for value in made.product.tensors.values() if value.is_floating_point()), "it was released"
+        assert torch.isfinite(made.sample(made.spec.classes)[0]).all()
+    except PrivotError as error:
+        stopped = 1
+        assert "\n" not in str(error)  # noqa: PT017 (either end is right)
+    assert len(asked) >= place, "the number was never put in"
+    trust("N3", "injected NaN and infinity that did not leave", 1, of=1)
+    trust("N3", "of these, runs that stopped with a typed error (in the others what was made is finite)", stopped, of=1)

@@ -1,0 +1,172 @@
+"""Corners of the trusted part that small changes of it had passed unnoticed, or that no other test walks into."""
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+import torch
+
+from privot.channels import Laplace, Space
+from privot.data import load
+from privot.data.aside import aside
+from privot.data.held import held_by, load_own
+from privot.data.privatized import Privatized, fresh
+from privot.data.records import Sensitive
+from privot.data.spec import LARGEST, Spec
+from privot.data.tables import Table, read_table
+from privot.errors import DataError, PlanError, SettingError
+from privot.local import privatize
+from privot.privacy import accounting
+from privot.privacy.accounting import Neighbours, cost
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Budget, Plan, Stage
+from privot.privacy.ranks import Alone, place
+from privot.privacy.sampling import Poisson
+from privot.runtime import Runtime
+
+REPLACE, LOCAL = Neighbours.REPLACE, Neighbours.LOCAL
+FREE = Budget(math.inf)
+
+
+@pytest.mark.parametrize("pure", [0.1, 1.0, 3.0])
+def test_a_pure_epsilon_beside_a_gaussian_costs_what_the_integral_says(pure):
+    """A coin that leans by e^pure, and a Gaussian answer: the two outcomes of the coin, each beside the Gaussian's own integral."""
+    noise, step = 0.8, 1e-4
+    found = cost(dpa.ComposedDpEvent([accounting.response(1 / pure), dpa.GaussianDpEvent(noise)]), REPLACE)
+    x = np.arange(-12, 12, step)
+    here, there = (np.exp(-((x - each) ** 2) / 2) / math.sqrt(2 * math.pi) for each in (1 / noise, 0.0))
+    heads = 1 / (1 + math.exp(-pure))
+    for epsilon in (pure, pure + 0.3, pure + 2.0):
+        sides = ((heads, 1 - heads), (1 - heads, heads))
+        truth = sum(np.maximum(p * here - math.exp(epsilon) * q * there, 0).sum() * step for p, q in sides)
+        assert found.delta(epsilon).item() == pytest.approx(truth, rel=1e-4, abs=1e-9), "the profile of a sum is not that of its parts"
+
+
+@pytest.mark.parametrize("law", ["laplace", "response", "unheard of"])
+def test_other_laws_are_for_whole_draws_alone(law):
+    with pytest.raises(PlanError, match="has no proof on such draws"):
+        Stage("it", "privatize", 1.0, 1, Poisson(0.5), law)
+
+
+def test_a_law_that_nobody_knows_has_no_proof():
+    with pytest.raises(PlanError, match="unheard of"):
+        Stage("it", "privatize", 1.0, law="unheard of")
+
+
+def test_answers_of_each_record_need_a_declared_size(ledger):
+    channel = Laplace.calibrated(1.0, space=Space(shape=(1, 2, 2)))
+    box = Sensitive(np.zeros((3, 1, 2, 2)), np.zeros(3, int), Spec((1, 2, 2), 1))
+    with pytest.raises(PlanError, match="declared public"):
+        Gate(box, channel.plan(), ledger, FREE).privatize(channel)
+    assert ledger.entries() == [], "nothing is charged for a refusal"
+
+
+def test_records_do_not_go_to_several_processes(box, ledger):
+    class Two(Alone):
+        count = 2
+
+    plan = Plan((Stage("it", "poll", 0.0),), REPLACE)
+    with pytest.raises(PlanError, match="without torchrun"):
+        Gate(box, plan, ledger, FREE, ranks=Two()).open("no proof")
+    assert ledger.entries() == [], "nothing is charged for a refusal"
+
+
+def test_words_in_the_place_of_a_rank_are_refused(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "first")
+    with pytest.raises(SettingError, match="leave them to torchrun"):
+        place()
+
+
+def test_an_owner_with_too_few_records_for_its_parts_is_refused(ledger):
+    images, owners = np.zeros((5, 1, 1, 1)), np.array([0, 0, 0, 0, 1])
+    box = Sensitive(images, np.zeros(5, int), Spec((1, 1, 1), 1, owners=2), owners=owners)
+    plan = Plan((Stage("it", "deal", 0.0),), REPLACE)
+    with pytest.raises(DataError, match="fewer records than the 2 parts"):
+        Gate(box, plan, ledger, FREE).split(4, {"it": torch.zeros(4)}, 3)
+
+
+def test_a_draw_of_few_is_not_walked_as_if_it_were_of_all(ledger):
+    """As many portions as the draw fills, and one at least: a portion that nobody is in would still be asked."""
+    box = Sensitive(np.zeros((8, 1, 1, 1)), np.zeros(8, int), Spec((1, 1, 1), 1))
+    gate = Gate(
+        box, Plan((Stage("it", "sum", 1.0, 1, Poisson(1e-15)),), Neighbours.ADD_REMOVE), ledger, Budget(1e9), runtime=Runtime("cpu", 2)
+    )
+    assert [len(part.labels) for part in gate._draw(gate.plan.stages[0])] == [0]
+
+
+# What is read
+
+
+@pytest.mark.parametrize(("resize", "said"), [(1, "only a folder"), (LARGEST, "only a folder"), (0, "a side"), (LARGEST + 1, "a side")])
+def test_sides_go_from_one_pixel_to_the_largest(tmp_path, resize, said):
+    """Arrays are not resized, which is said of a size that could be."""
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 2, 2), np.uint8), y=np.arange(2))
+    with pytest.raises(SettingError, match=said):
+        load(tmp_path / "x.npz", resize=resize)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_public_pictures_take_the_colours_of_the_sensitive_ones(tmp_path, channels):
+    rng = np.random.default_rng(0)
+    pictures = rng.random((4, 4 - channels, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "public.npz", x=pictures, y=np.arange(4) % 2)
+    box = Sensitive(np.zeros((2, channels, 8, 8)), np.arange(2), Spec((channels, 8, 8), 2), name="box")
+    images, facts = aside(str(tmp_path / "public.npz"), box)
+    wanted = pictures.mean(1, keepdims=True) if channels == 1 else pictures.repeat(3, 1)
+    assert images.shape == (4, channels, 8, 8)
+    assert torch.allclose(images, torch.from_numpy(wanted), atol=1e-6), "grey is the mean of the colours, and colours are grey thrice"
+    assert facts["count"] == 4
+
+
+def test_what_one_owner_holds_is_its_own_and_of_unknown_number():
+    box = Sensitive(np.arange(5.0)[:, None, None, None] / 5, np.zeros(5, int), Spec((1, 1, 1), 1, owners=2), name="wards")
+    for owner, values in ((0, [0.0, 0.4, 0.8]), (1, [0.2, 0.6])):
+        part = held_by(box, owner)
+        assert part._take(slice(None)).images.flatten().tolist() == pytest.approx(values)
+        assert (part.spec.size, part.spec.owners) == (None, None)
+    for owner in (-1, 2):
+        with pytest.raises(SettingError, match="counted from 0"):
+            held_by(box, owner)
+
+
+def test_an_owner_s_file_needs_declared_classes_and_sound_labels(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((3, 1, 2, 2), np.uint8), y=np.array([0, 2, 2]))
+    box = load_own(tmp_path / "own.npz", classes=4)
+    assert (box.spec.shape, box.spec.classes, box.spec.size) == ((1, 2, 2), 4, None)
+    assert load_own(tmp_path / "own.npz", classes=4, shape=(1, 2, 2)).spec.shape == (1, 2, 2)
+    for declared, said in (({}, "declare --classes"), ({"classes": 2}, "own.npz"), ({"classes": 3, "shape": (1, 3, 3)}, "own.npz")):
+        with pytest.raises((SettingError, DataError), match=said):
+            load_own(tmp_path / "own.npz", **declared)
+    np.savez(tmp_path / "none.npz", x=np.zeros((0, 1, 2, 2), np.uint8), y=np.zeros(0, int))
+    np.savez(tmp_path / "half.npz", x=np.zeros((2, 1, 2, 2), np.uint8), y=np.array([0.5, 1]))
+    for name in ("none", "half"):
+        with pytest.raises(DataError, match="whole numbers"):
+            load_own(tmp_path / f"{name}.npz", classes=2)
+
+
+def test_a_table_is_an_npz_or_a_csv(tmp_path):
+    (tmp_path / "people.txt").write_text("1,2")
+    with pytest.raises(DataError, match="a table is"):
+        read_table(tmp_path / "people.txt")
+    np.savez(tmp_path / "y.npz", y=np.zeros((2, 2)))
+    with pytest.raises(DataError, match="the array x is not in it"):
+        read_table(tmp_path / "y.npz")
+    (tmp_path / "nan.csv").write_text("a,b\n1,2\nnan,3\n")
+    with pytest.raises(DataError, match=r"nan\.csv: row 1"):
+        read_table(tmp_path / "nan.csv")
+
+
+def test_places_for_privatized_records(tmp_path):
+    with pytest.raises(DataError, match="must end in"):
+        fresh(tmp_path / "sent.npz")
+    with pytest.raises(DataError, match="cannot be written"):
+        fresh(tmp_path / "nowhere" / "sent.safetensors")
+
+
+def test_as_many_answers_as_are_declared(tmp_path):
+    channel = Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2)))
+    made = privatize(Table(np.zeros((3, 2))), channel, ledger=tmp_path / "book.jsonl")
+    with pytest.raises(DataError, match="4 records are declared"):
+        Privatized(made.values, channel, Spec((1, 1, 2), 1, 4), "x")

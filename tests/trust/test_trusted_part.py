@@ -1,0 +1,124 @@
+"""The trusted part is counted, every branch of it is run by its own tests, and those tests notice small changes of it."""
+
+import collections
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from planting import ROOT, replace, trial
+from trusted import FILES, HOME, code_lines, functions, sample
+
+TESTS = [
+    "tests/privacy", "tests/data", "tests/release", "tests/hostile", "tests/faults/test_ledger.py", "tests/faults/test_budget.py",
+    "tests/cli/test_privatizing.py", "tests/federated/test_owner.py",
+]  # fmt: skip
+SAMPLED, PATIENCE = int(os.environ.get("PRIVOT_MUTANTS", "200")), 30.0  # seconds of tests that a mutant may outlive
+APART = ("__init__", "ranks", "fused_sum")  # several processes and GPUs are tested outside of this process, where no mutant can be planted
+RULES = """
+[run]
+branch = true
+data_file = {folder}/data
+parallel = true
+patch = subprocess, _exit
+[report]
+exclude_also =
+    \\.\\.\\.$
+    if TYPE_CHECKING:
+"""
+
+
+def test_the_trusted_part_is_counted(trust):
+    lines = {path.relative_to(HOME).as_posix(): len(code_lines(path)) for path in FILES}
+    trust("T1", "lines of code of the trusted part (privacy, data, release)", sum(lines.values()))
+    assert lines["privacy/gate.py"] < 450, "the gate has become too long to be read twice: take something out"
+    assert sum(lines.values()) < 2000, "the trusted part has grown: say why here, or take something out"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The tests of the trusted part under coverage: (what was run, {(file, line): tests}, {test: seconds})."""
+    folder = Path(os.environ.get("PRIVOT_MEASURED") or tmp_path_factory.mktemp("covered"))
+    if not (folder / "covered.json").exists():
+        (folder / "rules").write_text(RULES.format(folder=folder))
+        words = ["-m", "not slow", "-q", "-n2", "--dist=worksteal", f"--cov-config={folder}/rules", "--cov-context=test"]
+        words += [f"--cov-report=json:{folder}/covered.json", f"--junit-xml={folder}/times.xml", "-o", "junit_family=xunit1"]
+        words += ["-p", "no:cacheprovider", "--cov=privot.privacy", "--cov=privot.data", "--cov=privot.release"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {name: value for name, value in env.items() if not name.startswith("PYTEST_") and name != "PRIVOT_TRUST"}
+        done = subprocess.run([sys.executable, "-m", "pytest", *words, *TESTS], cwd=ROOT, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"the tests of the trusted part do not pass: {done.stdout[-3000:]}"
+    import coverage
+
+    data = coverage.CoverageData(str(folder / "data"))
+    data.read()
+    reached = collections.defaultdict(set)
+    for file in data.measured_files():
+        for line, tests in data.contexts_by_lineno(file).items():
+            reached[file, line] |= {test.rpartition("|")[0] for test in tests if test}
+    return json.loads((folder / "covered.json").read_text()), reached, seconds_of((folder / "times.xml").read_text())
+
+
+def seconds_of(text):
+    """{node id: seconds} of a JUnit file."""
+    found = {}
+    for case in ElementTree.fromstring(text).iter("testcase"):
+        found[f"{case.get('file')}::{case.get('name')}"] = float(case.get("time", 1.0))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_branch_of_the_trusted_part_is_run(measured, trust):
+    total = measured[0]["totals"]
+    missed = {name: each["missing_lines"] + each["missing_branches"] for name, each in measured[0]["files"].items()}
+    trust("T1", "branches of the trusted part that its tests run", total["covered_branches"], of=total["num_branches"])
+    trust("T1", "lines of the trusted part that its tests run", total["covered_lines"], of=total["num_statements"])
+    assert total["covered_branches"] >= 0.95 * total["num_branches"], f"not run: { {name: each for name, each in missed.items() if each} }"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_small_changes_of_the_trusted_part_are_noticed(measured, trust):
+    """Each mutant meets the tests that reach its line, the quickest first."""
+    _, reached, seconds = measured
+    names = [f"privot.{path.relative_to(HOME).with_suffix('')}".replace("/", ".") for path in FILES if path.stem not in APART]
+    modules = [importlib.import_module(name) for name in names]
+    chosen, whole = sample(modules, SAMPLED, int(os.environ.get("PRIVOT_MUTANTS_SEED", "0")))
+    survivors = []
+    for mutant in chosen:
+        module = importlib.import_module(mutant.module)
+        tests = sorted(reached[module.__file__, mutant.line], key=lambda test: seconds.get(test, 1.0))
+        seen = met(mutant, module, tests, seconds)
+        if not noticed(seen):
+            survivors.append(f"{mutant} ({len(tests)} tests, code {seen['code']} {seen['why']})")
+        if told := os.environ.get("PRIVOT_MUTANTS_TOLD"):  # a file, for whoever waits
+            with open(told, "a") as file:
+                file.write(f"{'killed' if noticed(seen) else 'survived'} {mutant} {len(tests)} {seen}\n")
+    killed = len(chosen) - len(survivors)
+    trust("T1", f"mutants killed, sampled of {whole} in the trusted part", killed, of=len(chosen))
+    assert killed >= 0.8 * len(chosen), f"survivors: {survivors}"
+
+
+def noticed(seen):
+    """A test failed, or took too long, or the whole process died of it."""
+    return seen["code"] in (1, 71)
+
+
+def met(mutant, module, tests, seconds):
+    """The dozen quickest of its tests, then the others as far as the patience goes."""
+    if not tests:
+        return {"code": 5, "why": "no test reaches it"}
+    function, spent, more = dict(functions(module))[mutant.path], 0.0, []
+    for test in tests[12:]:
+        if (spent := spent + seconds.get(test, 1.0)) > PATIENCE:
+            break
+        more.append(test)
+    seen = trial(tests[:12], lambda: replace(module, function, mutant.path, mutant.source), seconds=30)
+    if seen["code"] == 0 and more:
+        seen = trial(more, lambda: replace(module, function, mutant.path, mutant.source), seconds=30)
+    return seen
