@@ -40,6 +40,8 @@ class Ledger:
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time):
         self.path, self._clock = Path(path), clock
+        if not self.path.name:  # "." or "/"
+            raise LedgerError(f"{path}: a folder cannot be a ledger; name a file with --ledger")
         self._headfile = self.path.with_name(self.path.name + ".head")
         self._entries: list[dict[str, Any]] = []
         self._head, self._offset = START, 0

@@ -167,6 +167,7 @@ def test_two_resumes_at_once(forks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", METHODS)
+@pytest.mark.timeout(1200)
 def test_killed_at_a_hundred_points(which, forks, whole, tmp_path, trust):
     run = whole(which)
     ends = killed_at_states(forks, tmp_path, which, run, list(states(which, run.calls)))

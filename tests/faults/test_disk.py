@@ -15,6 +15,7 @@ SLOW = [(which, code) for which in ("merf", "walk", "private-set", "gs-wgan") fo
 
 
 @pytest.mark.parametrize(("which", "code"), [("merf", "EIO"), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.timeout(1200)
 def test_a_write_that_fails_is_borne(which, code, forks, whole, tmp_path, trust):
     run, ends = whole(which), []
     for number, (site, fatal, _) in enumerate(states(which, run.calls, WRITES, (code,))):

@@ -444,6 +444,7 @@ def check_writers(path, writers, each):
 
 
 @pytest.mark.parametrize(("writers", "each"), [(16, 20), pytest.param(16, 1000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1200)
 def test_sixteen_processes(writers, each, forks, tmp_path, trust):
     codes, _ = forks.do("reserve", times=writers, path=tmp_path / "x.jsonl", count=each, start=time.monotonic() + 0.5)
     assert codes == [0] * writers
@@ -642,6 +643,12 @@ def test_a_full_disk_in_earnest(forks, tmp_path):
     assert len(said) == 5
     assert all("cannot be written" in each for each in said)
     assert [each["method"] for each in Ledger(tmp_path / "x.jsonl").entries()] == ["before", *["after!"] * 5]
+
+
+@pytest.mark.parametrize("path", [".", "/", ""])
+def test_a_folder_is_no_ledger(path):
+    with pytest.raises(LedgerError, match="name a file"):
+        Ledger(path)
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

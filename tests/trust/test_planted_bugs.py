@@ -17,6 +17,7 @@ def test_a_planted_bug_is_killed(bug, trust):
     trust("G9", "planted bugs killed", 1, of=1, note=f"{bug}: {seen['killer'].split('/')[-1]}")
 
 
+@pytest.mark.slow  # they are tests of the suite, and run there
 def test_without_a_bug_every_killer_passes():
     """The control: a test that fails anyway kills nothing."""
     tests = sorted({killer for bug in BUGS for killer in bug.killers})
