@@ -104,13 +104,12 @@ def asked(draw):
     """A method, a file of settings or none, and words: of its own settings for the most part, so that values are looked at too."""
     name = draw(st.sampled_from(sorted(methods())))
     own = st.sampled_from([field.name for field in dataclasses.fields(methods()[name])])
-    words = draw(
-        st.lists(
-            st.builds("{}={}".format, own, st.one_of(st.integers(1, 99), st.integers(1, 99).map(lambda each: each / 100), numbers, texts)),
-            max_size=2,
-        )
-    )
-    data = draw(st.one_of(st.none(), st.none(), st.dictionaries(own, values, max_size=2).map(written), files))
+    words = []
+    for _ in range(draw(st.integers(0, 2))):
+        plain = draw(st.integers(0, 3))  # three of four are of a kind that many settings have
+        value = draw(st.integers(1, 999)) if plain else draw(st.one_of(numbers, texts))
+        words.append(f"{draw(own)}={value / 1000 if plain == 1 else value}")
+    data = draw(st.one_of(st.dictionaries(own, values, max_size=2).map(written), files)) if draw(st.integers(0, 3)) == 0 else None
     return name, data, words + (draw(st.lists(texts, min_size=1, max_size=2)) if draw(st.integers(0, 9)) == 0 else [])
 
 
@@ -140,7 +139,7 @@ def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     holds()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory <= GIB
-    assert len(taken) > count // 250, "some must be taken, or the fuzzer tries too little"
+    assert len(taken) > count // 50, "some must be taken, or the fuzzer tries too little"
     trust("D2", "random settings taken or refused in one line", len(tried), of=len(tried))
 
 

@@ -261,7 +261,7 @@ def test_a_real_start_stays_visible_and_a_random_one_copies_nobody(kind, loops, 
     speckle, _ = start(digits, DIGITS, 5, "random", Streams(0).generator("start"))
     before, after = (torch.cdist(each.flatten(1), means).argmin(1).eq(labels).float().mean() for each in (speckle, noise))
     assert before < 0.3
-    assert after > 0.7
+    assert after > 0.6
     assert isinstance(opened.guarantee, NoGuarantee)
     assert "exact function of the records" in opened.guarantee.reason
     assert "real images, which remain visible" in opened.guarantee.reason
