@@ -19,6 +19,7 @@ from privot.privacy.ranks import Alone, place
 from privot.show import Progress, silent
 
 STORED = 20  # times in a run that the state of a long stage is kept: a crash then loses little of what was paid for
+CHEAP = 1.0  # seconds: what takes less is done each time
 PATIENCE = 9  # times as long as the last keeping took the work goes on before the next: the states of a thousand critics are gigabytes
 
 __all__ = ["Progress", "Runtime", "Streams", "silent"]
@@ -99,7 +100,7 @@ class Streams:
     def due(self, step: int, of: int) -> bool:
         """Whether a long stage should keep where it has come to, after this step (the first is 0): about 20 times a run.
 
-        Less often where keeping takes long, so that a tenth of the time at most goes into it. To be asked once a step.
+        Less often where keeping takes long, so that no more than a tenth of the time goes into it. To be asked once a step.
         """
         patient = self._pace.passed(time.monotonic())
         if (step + 1) % max(1, of // STORED):
@@ -168,4 +169,4 @@ class _Pace:
             elif self.usual is not None:
                 self.took, self.ended = between - self.usual, now
         self.last, self.keeping = now, False
-        return now - self.ended >= PATIENCE * self.took
+        return self.took < CHEAP or now - self.ended >= PATIENCE * self.took

@@ -1,9 +1,14 @@
 """The record itself: a figure is kept if and only if its test passed."""
 
+import importlib.util
 import json
 import os
+import sys
+from pathlib import Path
 
 from planting import trial
+
+PLUGIN = "conftest_of_all"  # by a name of its own: several folders of tests have a conftest
 
 SOME = """
 def test_good(trust):
@@ -18,10 +23,22 @@ def test_bad(trust):
 """
 
 
+def loaded():
+    """In the child: the suite's own conftest, as a plugin."""
+    spec = importlib.util.spec_from_file_location(PLUGIN, Path(__file__).parents[1] / "conftest.py")
+    sys.modules[PLUGIN] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[PLUGIN])
+
+
 def test_only_what_a_passing_test_counted_is_kept(tmp_path):
     (tmp_path / "test_some.py").write_text(SOME)
     kept = tmp_path / "kept.jsonl"
-    seen = trial(["-p", "conftest", "-m", "trust", str(tmp_path)], lambda: os.environ.update(PRIVOT_TRUST=str(kept)))
+
+    def ready():
+        os.environ["PRIVOT_TRUST"] = str(kept)
+        loaded()
+
+    seen = trial(["-p", PLUGIN, "-m", "trust", str(tmp_path)], ready)
     lines = [json.loads(line) for line in kept.read_text().splitlines()]
     said = [(line["goal"], line["what"], line["figure"], line["of"]) for line in lines if "goal" in line]
     ends = {line["test"].split("::")[-1]: line["outcome"] for line in lines if "outcome" in line}
@@ -32,5 +49,5 @@ def test_only_what_a_passing_test_counted_is_kept(tmp_path):
 
 def test_without_the_variable_nothing_is_kept(tmp_path):
     (tmp_path / "test_some.py").write_text(SOME)
-    trial(["-p", "conftest", str(tmp_path)])
+    trial(["-p", PLUGIN, str(tmp_path)], loaded)
     assert not list(tmp_path.glob("*.jsonl"))
