@@ -216,7 +216,7 @@ def test_each_row_has_noise_of_its_own(ledger):
     gate.split(OWNERS, zeros(), MOST)
     said = ask(gate, 500, bound=3.0).flatten(0, 1)
     assert said.std().item() == pytest.approx(6.0, rel=0.1)
-    assert said.flatten().unique().numel() == said.numel()
+    assert said.flatten().unique().numel() >= 0.999 * said.numel()
     assert abs(float(torch.corrcoef(said.T).fill_diagonal_(0).abs().max())) < 0.15
 
 
