@@ -17,7 +17,7 @@ from pathlib import Path
 
 from privot.data.records import Sensitive
 from privot.errors import BudgetError, DataError, LedgerError, MessageError, PrivotError, QueryError
-from privot.families.federated import Owners
+from privot.families.owners import Owners
 from privot.federated.messages import Answer, Refusal, Request, Terms, pack, unpack
 from privot.federated.policy import Policy
 from privot.privacy.gate import Gate

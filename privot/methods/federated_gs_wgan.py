@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.drawing import Drawing
-from privot.families.federated import Owners
 from privot.families.federation import Federation
+from privot.families.owners import Owners
 from privot.families.prior import fits
 from privot.nets.critic import Critic
 from privot.privacy.gate import Gate

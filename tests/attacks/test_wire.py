@@ -16,7 +16,7 @@ from privot.data import load
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
-from privot.families.federated import beginning
+from privot.families.owners import beginning
 from privot.federated.messages import Answer, Terms, pack, unpack
 from privot.federated.owner import Owner
 from privot.federated.recorded import SEEN, Recorder, read

@@ -12,7 +12,7 @@ from payloads import framed, parts
 
 from privot.data.records import Sensitive
 from privot.errors import DataError, LedgerError, QueryError
-from privot.families.federated import Owners
+from privot.families.owners import Owners
 from privot.federated import Owner, Policy, Request, pack, unpack
 from privot.federated.policy import memory, work
 from privot.privacy.gate import Gate

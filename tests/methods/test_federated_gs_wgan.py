@@ -12,8 +12,8 @@ from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.drawing import Drawing
-from privot.families.federated import Owners, wish
 from privot.families.federation import MOST
+from privot.families.owners import Owners, wish
 from privot.methods.federated_gs_wgan import FederatedGsWgan
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger

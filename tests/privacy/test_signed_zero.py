@@ -9,7 +9,7 @@ from unwritten import Unwritten
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
-from privot.families.federated import wish
+from privot.families.owners import wish
 from privot.nets.critic import Critic
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from privot.families.critics import STEPS, State, learned, slope, warmed, waves
-from privot.families.federated import beginning
+from privot.families.owners import beginning
 from privot.federated.messages import Terms
 from privot.nets.critic import Critic, Sketch
 from privot.show import Progress, silent
