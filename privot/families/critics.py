@@ -20,7 +20,21 @@ from privot.privacy.gate import Gate
 from privot.runtime import Progress
 
 State = dict[str, Tensor]
+GS_WGAN = """@inproceedings{chen2020gswgan,
+  title     = {{GS-WGAN}: A Gradient-Sanitized Approach for Learning Differentially Private Generators},
+  author    = {Chen, Dingfan and Orekondy, Tribhuvanesh and Fritz, Mario},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2020}
+}"""
 STEPS = 5  # of a critic for one of its throw-away generator, as in WGAN-GP
+
+
+def untaught(critic: Critic, sketch: Sketch, count: int, public: torch.Generator, alike: bool) -> State:
+    """What ``count`` critics know before their first lesson; if ``alike`` every one of them the same."""
+    weights, along = (each.expand(count, -1) for each in critic.begin(1 if alike else count, public))
+    drawn = sketch.begin(1 if alike else count, public).expand(count, -1)
+    state = {"weights": weights, "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights), "along": along}
+    return state | {"sketch": drawn, "sketch mean": torch.zeros_like(drawn), "sketch square": torch.zeros_like(drawn)}
 
 
 def learned(
@@ -120,11 +134,7 @@ class Critics:
         ``more`` [count, ...] is what critics know besides.
         """
         # Critics of owners begin alike: each alone must, and what they say of an image then agrees more.
-        alike = self.most > 0
-        weights, along = (each.expand(self.count, -1) for each in self.critic.begin(1 if alike else self.count, self.public))
-        sketch = self.sketch.begin(self.count, self.public)
-        state = {"weights": weights, "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights), "along": along}
-        state |= {"sketch": sketch, "sketch mean": torch.zeros_like(sketch), "sketch square": torch.zeros_like(sketch)}
+        state = untaught(self.critic, self.sketch, self.count, self.public, alike=self.most > 0)
         self.gate.split(self.count, state | more, self.most)
         for turn in range(rounds):
             codes = torch.randn(STEPS, self.batch, self.sketch.code, generator=self.draws, device=self.draws.device)

@@ -15,6 +15,15 @@ from privot.families.prior import STARTS
 MOST = 10**6  # of anything that is counted: settings may come from a stranger
 
 
+def owners_of(spec: Spec, name: str) -> int:
+    """How many owners the data has; a method called ``name`` cannot do without."""
+    if spec.owners is None:
+        raise SettingError(
+            f"{name}: the data has no owners: take a built-in that has, or deal it to N by --owners N or load(..., owners=N)"
+        )
+    return spec.owners
+
+
 @dataclass(frozen=True, kw_only=True)
 class Federation:
     """Settings of owners' critics and of a server's generator. ``noise`` fixes the multiplier of a slope; without it the budget does.

@@ -24,6 +24,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.condensation import at_least_one
 from privot.families.descent import flat
+from privot.families.federation import owners_of
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
 from privot.nets.private_critic import PrivateCritic
@@ -120,8 +121,7 @@ class FederatedAverageGan:
             raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
 
     def plan(self, spec: Spec) -> Plan:
-        if spec.owners is None:
-            raise SettingError(f"{self.name}: the data has no owners; take data that has them, or deal it to some with owners=N")
+        owners_of(spec, self.name)
         return Plan((Stage(self.stage, "poll", 1.0 if self.noise is None else self.noise, self.rounds),), Neighbours.CLIENT)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from privot.data.spec import Spec
-from privot.errors import SettingError
+from privot.families.critics import GS_WGAN
 from privot.families.drawing import Drawing
-from privot.families.federation import Federation
+from privot.families.federation import Federation, owners_of
 from privot.families.owners import Owners
 from privot.families.prior import fits
 from privot.nets.critic import Critic
@@ -42,19 +42,12 @@ class FederatedGsWgan(Federation):
     title: ClassVar[str] = "GS-WGAN across owners: critics stay with their data, and only noisy slopes cross the wire"
     trusts: ClassVar[str] = "nobody: every owner has its own gate and adds its own noise"
     promise: ClassVar[str] = "(epsilon, delta) for all that one owner holds, or for one record"
-    citation: ClassVar[str] = """@inproceedings{chen2020gswgan,
-  title     = {{GS-WGAN}: A Gradient-Sanitized Approach for Learning Differentially Private Generators},
-  author    = {Chen, Dingfan and Orekondy, Tribhuvanesh and Fritz, Mario},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2020}
-}"""
+    citation: ClassVar[str] = GS_WGAN
 
     def plan(self, spec: Spec) -> Plan:
         """What one owner is asked."""
-        if spec.owners is None:
-            raise SettingError(f"{self.name}: whose a record is, is not known: load the data with owners=N, or a built-in that has owners")
         fits(self.name, self.start, spec)
-        turns = math.ceil(self.rounds / self.groups(spec.owners))
+        turns = math.ceil(self.rounds / self.groups(owners_of(spec, self.name)))
         noise, steps = 1.0 if self.noise is None else self.noise, turns * self.rows * spec.classes
         if self.unit == "record":
             return Plan((Stage(self.stage, "deal", noise, steps, Shards(self.critics)),), Neighbours.REPLACE)

@@ -22,7 +22,7 @@ from torch import Tensor
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.adversarial import Adversarial
-from privot.families.critics import Critics, clipped_slopes, slope, whole_slope
+from privot.families.critics import GS_WGAN, Critics, clipped_slopes, slope, whole_slope
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
@@ -41,12 +41,7 @@ class GsWgan(Adversarial):
     title: ClassVar[str] = "GS-WGAN: a generator from the noisy slopes of many critics"
     promise: ClassVar[str] = "(epsilon, delta), one draw of a critic for each generated image"
     stage: ClassVar[str] = "slopes"
-    citation: ClassVar[str] = """@inproceedings{chen2020gswgan,
-  title     = {{GS-WGAN}: A Gradient-Sanitized Approach for Learning Differentially Private Generators},
-  author    = {Chen, Dingfan and Orekondy, Tribhuvanesh and Fritz, Mario},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2020}
-}"""
+    citation: ClassVar[str] = GS_WGAN
 
     routing: str = "row"  # or "step", as published
     full: bool = False  # slopes brought to norm 1, where clipping leaves shorter ones as they are; in rows that draw for themselves

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from privot.families.critics import STEPS, State, learned, slope, warmed, waves
+from privot.families.critics import STEPS, State, learned, slope, untaught, warmed, waves
 from privot.families.owners import beginning
 from privot.federated.messages import Terms
 from privot.nets.critic import Critic, Sketch
@@ -31,13 +31,8 @@ def imitated(
     settings, count, device = terms.settings, len(images), images.device
     critic, sketch = Critic(terms.shape, terms.classes, settings.width), Sketch(terms.shape, terms.classes)
     down, across = (waves(side, settings.detail, settings.window).to(device) for side in terms.shape[1:])
-    # Every owner begins with weights that anyone knows.
-    public = beginning()
-    weights, along = (each.expand(count, -1) for each in critic.begin(1, public))
-    drawn = sketch.begin(1, public).expand(count, -1)
-    state = {"weights": weights, "mean": weights * 0, "square": weights * 0, "along": along}
-    state |= {"sketch": drawn, "sketch mean": drawn * 0, "sketch square": drawn * 0}
-    state = {name: each.to(device) for name, each in state.items()}
+    begun = untaught(critic, sketch, count, beginning(), alike=True)  # from weights that anyone knows
+    state = {name: each.to(device) for name, each in begun.items()}
 
     def uniform(*size: int) -> Tensor:
         return torch.rand(size, generator=generator).to(device)
@@ -57,8 +52,8 @@ def imitated(
     for turn, sent in enumerate(requests):
         fakes, steps = sent.to(device).float() / 255, settings.lessons
         which = torch.randint(fakes.shape[1], (steps, batch), generator=generator).to(device)
-        begun = number(STEPS * settings.warm + turn * steps)
-        state = taught(learned, critic, fakes, uniform(steps, batch), which, uniform(steps, batch), begun, settings.critic_rate)
+        age = number(STEPS * settings.warm + turn * steps)
+        state = taught(learned, critic, fakes, uniform(steps, batch), which, uniform(steps, batch), age, settings.critic_rate)
         one = vmap(functools.partial(slope, critic=critic, down=down, across=across), in_dims=(None, 0, 0))
         found.append(vmap(one, in_dims=(0, None, None))(state, fakes.flatten(0, 1), every).unflatten(1, fakes.shape[:2]).cpu())
         progress("imitating owners", turn + 1, len(requests))

@@ -11,6 +11,7 @@ from torch import Tensor
 from privot.errors import DataError, MessageError
 from privot.federated.messages import Answer, Request, Terms, unpack
 from privot.federated.recorded import SENT, read
+from privot.federated.soundness import shape_of
 
 MOST = 1 << 28  # bytes of answers and requests that are held; of a longer record the first rounds
 
@@ -47,7 +48,7 @@ def tapped(path: Path, name: str | None = None) -> Tapped:
             continue
         elif isinstance(message, Request) and entry.way == SENT:
             asked[entry.name, message.round] = message.images
-        elif isinstance(message, Answer) and (entry.name, message.round) in asked and _sound(terms, message.values):
+        elif isinstance(message, Answer) and (entry.name, message.round) in asked and _fits(terms, message.values):
             # An owner says the same again or nothing, so the first word is the word.
             name = entry.name
             heard.setdefault((name, message.round), message.values)
@@ -60,6 +61,5 @@ def tapped(path: Path, name: str | None = None) -> Tapped:
     return Tapped(name, terms, images, values, (down, up))
 
 
-def _sound(terms: Terms, values: Tensor) -> bool:
-    wanted = (terms.classes, terms.settings.rows, *terms.settings.numbers(terms.spec))
-    return tuple(values.shape) == wanted and bool(values.isfinite().all())
+def _fits(terms: Terms, values: Tensor) -> bool:
+    return list(values.shape) == shape_of(terms) and bool(values.isfinite().all())
