@@ -7,9 +7,10 @@ For a cost :math:`c` [..., n, m] between equally weighted points and a temperatu
 With :math:`e^{-c/t}` the law of a noise, W is least in x where x is what the noise was added to (Rigollet and Weed 2018; Reshetova et al.
 2024). It is not debiased, on purpose: the debiased divergence is least where x is as noisy as y.
 
-A sweep is two products of a kernel with a vector. The kernel is made from the potentials found so far, so that its largest entries are
-near 1 whatever the cost; between two makings only vectors change, which is several times as quick as logarithms of sums. Where even that
-passes the range of the numbers, sums are shifted by their largest part instead. On a GPU one kernel does a half sweep by logarithms.
+The least of each row and then of each column is taken off the cost first: potentials are then a few temperatures where costs may be
+hundreds, and single precision knows weights to 1e-6 where the size of the potentials would leave 3e-5. Sweeps (`privot.transport.sweeping`)
+are done by products, or by logarithms where the range of the numbers is passed; on a GPU one kernel does half a sweep. With a check a
+stride of them begins where the last ones lead (`privot.transport.extrapolation`).
 """
 
 from __future__ import annotations
@@ -21,27 +22,39 @@ import torch
 from torch import Tensor
 
 from privot.transport.absolute import fused
+from privot.transport.extrapolation import Extrapolation
+from privot.transport.sweeping import LEAST, STRIDE, Logarithms, Products, Stride, Way
 
-STRIDE = 5  # sweeps between two looks at how far it has got
 MOST = 1000  # sweeps
 TOLERANCE = 1e-6  # relative, of the weights of the points
-OUTGROWN = 30.0  # e to this is how far vectors may go before the kernel is made anew: 13 digits of the 38 that float32 has
-LEAST = -80.0  # exponents below it count as it: e^-80 is nothing beside a row's largest part, and below -86 a CPU is 100 times slower
 
 
 class Settled(NamedTuple):
-    """The potentials over the temperature, [..., n] and [..., m], and the largest relative error of a point's weight (a number on the
-    device; columns are exact). ``sweeps`` were done."""
+    """Potentials over the temperature, [..., n] and [..., m]: what was ``taken`` off the cost, and what sweeps ``found`` beside it; the
+    largest relative error of a point's weight (a number on the device; columns are exact). ``sweeps`` were done."""
 
-    first: Tensor
-    second: Tensor
+    taken: tuple[Tensor, Tensor]
+    found: tuple[Tensor, Tensor]
     error: Tensor
     sweeps: int
 
+    @property
+    def first(self) -> Tensor:
+        return self.taken[0] + self.found[0]
+
+    @property
+    def second(self) -> Tensor:
+        return self.taken[1] + self.found[1]
+
     def plan(self, scaled: Tensor) -> Tensor:
         """For the cost over the temperature: [..., n, m]."""
-        n, m = scaled.shape[-2:]
-        return (self.first[..., :, None] + self.second[..., None, :] - scaled).clamp(min=LEAST).exp() / (n * m)
+        (n, m), (first, second) = scaled.shape[-2:], self.found
+        exponents = _less(scaled, *self.taken).neg_().add_(first[..., :, None]).add_(second[..., None, :])
+        return exponents.clamp_(min=LEAST).exp_().div_(n * m)
+
+
+def _less(scaled: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return (scaled - first[..., :, None]).sub_(second[..., None, :])
 
 
 def sweeps(epsilon: float, tolerance: float = TOLERANCE, most: int = 50) -> int:
@@ -61,72 +74,55 @@ def settle(cost: Tensor, temperature: float, count: int | None = None, tolerance
     """The potentials of ``cost`` [..., n, m]; they carry no gradient.
 
     With a ``count`` of sweeps the host is asked nothing, so that a CUDA graph can hold it. Without one it looks at the error at every
-    stride, and stops.
+    stride, and stops where that is below ``tolerance``, or what the rounding of the potentials may leave.
 
     >>> settle(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 0.5).sweeps
     5
     """
     scaled = cost.detach() / temperature
-    tolerance = max(tolerance, 32 * torch.finfo(scaled.dtype).eps)
-    if fused(scaled) and scaled.ndim == 2:
-        return _on_a_gpu(scaled, count, tolerance, most)
-    found = _by_products(scaled, wanted := most if count is None else count, 0.0 if count else tolerance)
-    return _by_logarithms(scaled, wanted, 0.0 if count else tolerance) if found is None else found
+    rows = scaled.amin(-1)
+    reduced = scaled - rows[..., :, None]
+    columns = reduced.amin(-2)
+    reduced.sub_(columns[..., None, :])  # every row and every column of the kernel has a 1 now
+    tolerance, asking = max(tolerance, 32 * torch.finfo(scaled.dtype).eps), count is None or not scaled.is_cuda
+    stride, done = _swept(_way(reduced, count, asking), torch.zeros_like(columns), count, tolerance, most)
+    if asking and stride.error.isnan():  # products passed the range of the numbers
+        stride, done = _swept(Logarithms(reduced), torch.zeros_like(columns), count, tolerance, most)
+    return Settled((rows, columns), (stride.first, stride.second), stride.error, done)
 
 
-def _on_a_gpu(scaled: Tensor, count: int | None, tolerance: float, most: int) -> Settled:
+def _way(reduced: Tensor, count: int | None, asking: bool) -> Way:
+    if not fused(reduced) or reduced.ndim > 2:
+        return Products(reduced, asking)
     from privot.transport.fused_sinkhorn import Strides, Sweeping
 
-    if count is None:
-        return Settled(*Strides.of(scaled.shape, scaled.device, STRIDE).settle(scaled, tolerance, most))
-    state = Sweeping(scaled)
-    state.sweep(count)
-    return Settled(state.first, state.second, state.error(), count)
+    return Sweeping(reduced) if count is not None else Strides.of(reduced.shape, reduced.device, STRIDE).begin(reduced)
 
 
-def _by_products(scaled: Tensor, wanted: int, tolerance: float) -> Settled | None:
-    """Sweeps with a kernel that is made anew when the potentials have outgrown it; None where they pass the range of the numbers."""
-    n, m = scaled.shape[-2:]
-    f = scaled.amin(-1)
-    g = (scaled - f[..., :, None]).amin(-2)  # now every row and every column of the kernel has a 1
-    kernel, done, asking = None, 0, not scaled.is_cuda or tolerance > 0
+def _swept(way: Way, second: Tensor, count: int | None, tolerance: float, most: int) -> tuple[Stride, int]:
+    """The last stride from ``second`` on, and the number of sweeps.
+
+    With a check, a stride begins where the last ones lead. If after it the error is no smaller or the dual's value is lower, it is taken
+    back, and the more often this happens in a row the longer plain sweeps go on before the next try: they do neither.
+    """
+    if count is not None:
+        return way.stride(second, count), count
+    steps, back, last, highest, done, wait, again = Extrapolation(second), None, math.inf, -math.inf, 0, 1, 0
     while True:
-        if kernel is None:
-            kernel = (f[..., :, None] + g[..., None, :] - scaled).clamp_(min=LEAST).exp_()
-            sums = kernel.sum(-1, keepdim=True)
-        for _ in range(min(STRIDE, wanted - done)):
-            u = m / sums
-            v = n / (kernel.mT @ u)
-            sums = kernel @ v
-        done = min(done + STRIDE, wanted)
-        error = (u * sums / m - 1).abs().amax()
-        up, right = u.squeeze(-1).log(), v.squeeze(-1).log()
-        if (far := float(error) if asking else math.inf) != far:
-            return None
-        outgrown = not asking or float(torch.maximum(up.abs().amax(), right.abs().amax())) > OUTGROWN
-        if done == wanted or (far <= tolerance and not outgrown):
-            return Settled(f + up, g + right, error, done)
-        if outgrown:
-            f, g, kernel = f + up, g + right, None
-
-
-def _by_logarithms(scaled: Tensor, wanted: int, tolerance: float) -> Settled:
-    """The same by sums that are shifted by their largest part, for costs that are thousands of temperatures."""
-    n, m = scaled.shape[-2:]
-    g = torch.zeros_like(scaled[..., 0, :])
-    for done in range(1, wanted + 1):
-        f = math.log(m) - _log_sum(g[..., None, :] - scaled)
-        g = math.log(n) - _log_sum(f[..., None, :] - scaled.mT)
-        if done % STRIDE == 0 or done == wanted:
-            error = (f - math.log(m) + _log_sum(g[..., None, :] - scaled)).expm1().abs().amax()
-            if not float(error) > tolerance:
-                break
-    return Settled(f, g, error, done)
-
-
-def _log_sum(exponents: Tensor) -> Tensor:
-    top = exponents.amax(-1, keepdim=True)
-    return (exponents - top).clamp_(min=LEAST).exp_().sum(-1).log() + top.squeeze(-1)
+        stride = way.stride(second, times := min(STRIDE, most - done))
+        done += times
+        far, least, value = steps.look(second, stride.second, stride.error, stride.rounding, stride.value)
+        if far <= max(tolerance, least) or done == most or (back is None and math.isnan(far)):
+            return stride, done
+        if back is not None and not (far < last and value >= highest):
+            steps.forget()
+            second, back, wait = back, None, 2 * wait
+            again = done + wait * STRIDE
+            continue
+        wait, last = wait if back is None else 1, far
+        highest = value - 8 * max(least, torch.finfo(second.dtype).eps)  # rounding may lower it by so much
+        leap = steps.ahead() if done >= again and done + STRIDE < most else None  # the last stride is one that cannot fail
+        second, back = (stride.second, None) if leap is None else (leap, stride.second)
 
 
 class _Envelope(torch.autograd.Function):

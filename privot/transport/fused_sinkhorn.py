@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from privot.transport.sweeping import Stride, rounding, value
+
 ROWS, BLOCK, WARPS = 4, 1024, 8
 LOW = -1e30  # in the place of minus infinity, whose differences are not numbers
 
@@ -55,11 +57,11 @@ def answer(cost: Tensor, given: Tensor, found: Tensor, errors: Tensor | None = N
 
 
 class Sweeping:
-    """Potentials of one ``scaled`` cost [n, m], over the temperature."""
+    """Potentials of one cost [n, m] over the temperature; what a stride returns is overwritten by the next."""
 
-    def __init__(self, scaled: Tensor):
-        self.cost, self.turned = scaled.contiguous(), scaled.T.contiguous()
-        self.first, self.second, self.errors = (scaled.new_zeros(size) for size in (*scaled.shape, len(scaled)))
+    def __init__(self, cost: Tensor):
+        self.cost, self.turned = cost.contiguous(), cost.T.contiguous()
+        self.first, self.second, self.errors = (cost.new_zeros(size) for size in (*cost.shape, len(cost)))
 
     def sweep(self, times: int) -> None:
         for _ in range(times):
@@ -70,9 +72,14 @@ class Sweeping:
         answer(self.cost, self.second, self.first, self.errors)
         return self.errors.amax()
 
+    def stride(self, second: Tensor, times: int) -> Stride:
+        self.second.copy_(second)
+        self.sweep(times)
+        return Stride(self.first, self.second, self.error(), rounding(self.first, self.second), value(self.first, self.second))
+
 
 class Strides:
-    """`Sweeping` on fixed buffers, a stride and its error in one CUDA graph: launches cost more than what they do.
+    """`Sweeping` on fixed buffers, a stride with its copies and its error in one CUDA graph: launches cost more than what they do.
 
     One is kept for each shape; it must not be called inside another capture.
     """
@@ -87,28 +94,22 @@ class Strides:
         return cls.known[key]
 
     def __init__(self, shape: torch.Size, device: torch.device, stride: int):
-        self.state = Sweeping(torch.zeros(shape, device=device))
-        self.far, self.graph = torch.zeros((), device=device), torch.cuda.CUDAGraph()
-        self.stride = stride
-        self._step()  # kernels are compiled before the capture
+        self.state, self.times, self.graph = Sweeping(torch.zeros(shape, device=device)), stride, torch.cuda.CUDAGraph()
+        self.start = torch.zeros_like(self.state.second)
+        self.state.stride(self.start, stride)  # kernels are compiled before the capture
         torch.cuda.synchronize(device)
         with torch.cuda.graph(self.graph):
-            self._step()
+            self.end = self.state.stride(self.start, stride)
 
-    def _step(self) -> None:
-        self.state.sweep(self.stride)
-        self.far.copy_(self.state.error())
+    def begin(self, cost: Tensor) -> Strides:
+        self.state.cost.copy_(cost)
+        self.state.turned.copy_(cost.T)
+        return self
 
-    def settle(self, scaled: Tensor, tolerance: float, most: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Strides until the error is below ``tolerance``: the two potentials, the error and the sweeps done."""
-        state = self.state
-        state.cost.copy_(scaled)
-        state.turned.copy_(scaled.T)
-        state.second.zero_()
-        done = 0
-        while done < most:
+    def stride(self, second: Tensor, times: int) -> Stride:
+        """A whole stride, or the rest of one; the potentials are the caller's to keep."""
+        if times == self.times:
+            self.start.copy_(second)
             self.graph.replay()
-            done += self.stride
-            if not float(self.far) > tolerance:  # the host waits here
-                break
-        return state.first.clone(), state.second.clone(), self.far.clone(), done
+        end = self.end if times == self.times else self.state.stride(second, times)
+        return Stride(*(each.clone() for each in end))

@@ -9,9 +9,12 @@ import sys
 import pytest
 import torch
 
+import privot.transport.entropic as solver
 from privot.transport.absolute import city_block, distances, signs
 from privot.transport.entropic import entropic, likelihood, settle, sweeps
+from privot.transport.extrapolation import Extrapolation
 from privot.transport.sinkhorn import squared_euclidean, transport
+from privot.transport.sweeping import STRIDE, Logarithms, Products
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +24,7 @@ def cloud(count, dim, seed=0, scale=1.0, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(("cost", "peer"), [(squared_euclidean, "sqeuclidean"), (city_block, "cityblock")])
-@pytest.mark.parametrize("temperature", [1.0, 3.0, 20.0])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0, 20.0])
 def test_values_and_gradients_are_those_of_pots_envelope_solver(cost, peer, temperature):
     ot = pytest.importorskip("ot", reason="POT is not installed: pip install 'privot[measures]'")
     x, y = cloud(60, 4).requires_grad_(), cloud(80, 4, 1, 2.0)
@@ -92,6 +95,84 @@ def test_a_fixed_count_and_a_check_agree():
     torch.testing.assert_close(exact.plan(cost / 2), fixed.plan(cost / 2))
     assert fixed.sweeps == exact.sweeps
     assert settle(cost, 2.0, 3).sweeps == 3
+
+
+def plain(monkeypatch):
+    monkeypatch.setattr(Extrapolation, "ahead", lambda self: None)
+
+
+def slow(number):
+    """Problems of many shapes whose temperature is a large to a small part of the cost."""
+    draws = torch.Generator().manual_seed(number)
+    n, m = (int(each) for each in torch.randint(10, 80, (2,), generator=draws))
+    x, y = cloud(n, 1 + number % 3, number), cloud(m, 1 + number % 3, 100 + number, 1.5) + 0.5
+    cost = (squared_euclidean if number % 4 else city_block)(x, y)
+    return cost / cost.mean() / (1.0, 0.3, 0.1, 0.03, 0.01)[number % 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extrapolated_sweeps_end_where_plain_ones_do_and_are_never_more(dtype, monkeypatch):
+    costs = [slow(number).to(dtype) for number in range(20)]
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    mine = [settle(cost, 1.0, tolerance=tolerance, most=20_000) for cost in costs]
+    plain(monkeypatch)
+    wanted = [settle(cost, 1.0, tolerance=tolerance, most=20_000) for cost in costs]
+    for cost, one, other in zip(costs, mine, wanted, strict=True):
+        assert one.sweeps <= other.sweeps
+        assert float(one.error) <= max(tolerance, 1e-6 * float(cost.max()) if dtype == torch.float32 else 0)
+        gap = (one.first.mean() + one.second.mean()) - (other.first.mean() + other.second.mean())
+        assert abs(float(gap)) <= (1e-8 if dtype == torch.float64 else 1e-3)
+    assert sum(one.sweeps for one in mine) < 0.4 * sum(other.sweeps for other in wanted)
+
+
+@pytest.mark.parametrize("astray", [lambda end: end + 1000 * torch.randn_like(end), lambda end: end / 0, lambda end: 1.5 * end])
+@pytest.mark.parametrize("way", [Products, Logarithms])
+def test_a_wrong_extrapolation_is_taken_back_and_costs_little(astray, way, monkeypatch):
+    cost = slow(3)
+    reduced = cost - cost.amin(1, keepdim=True)
+    start = torch.zeros_like(reduced[0])
+    torch.manual_seed(0)
+
+    def planted(self):
+        return astray(self.ends[(self.kept - 1) % len(self.ends)]) if self.kept > 1 else None
+
+    monkeypatch.setattr(Extrapolation, "ahead", planted)
+    mine, done = solver._swept(way(reduced), start, None, 1e-8, 20_000)
+    plain(monkeypatch)
+    wanted, least = solver._swept(way(reduced), start, None, 1e-8, 20_000)
+    assert float(mine.error) <= 1e-8
+    assert float(mine.value) == pytest.approx(float(wanted.value), abs=1e-8)
+    assert least < done <= least + STRIDE * (2 + math.log2(least / STRIDE))
+
+
+@pytest.mark.parametrize("way", [Products, Logarithms])
+def test_costs_of_hundreds_of_temperatures_are_settled_in_single_precision(way):
+    """Potentials as large as such costs would be rounded by 3e-5, and a check at 1e-5 never be passed."""
+    draws = torch.Generator().manual_seed(0)
+    x, y, one, two = torch.rand(4, 100, 784, generator=draws)
+    scaled = squared_euclidean(x, y + 2.25 * (two.log() - one.log())) / 20.25
+    assert float(scaled.min()) > 250
+    found = settle(scaled, 1.0, tolerance=1e-5)
+    assert float(found.error) <= 1e-5
+    assert found.sweeps <= 25
+    rows = 100 * found.plan(scaled).double().sum(1)
+    torch.testing.assert_close(rows, torch.ones_like(rows), rtol=1e-5, atol=0)
+    reduced = scaled - found.taken[0][:, None] - found.taken[1]
+    assert float(solver._swept(way(reduced), torch.zeros(100), None, 1e-5, 50)[0].error) <= 1e-5
+    assert float(Logarithms(scaled).stride(torch.zeros(100), 100).error) > 1e-5  # what it would be without
+
+
+def test_steps_that_are_linear_lead_to_their_end_at_once():
+    step, end = torch.diag(torch.tensor([0.9, 0.6, -0.5], dtype=torch.float64)), cloud(3, 1)[:, 0]
+    steps, x = Extrapolation(end), torch.zeros(3, dtype=torch.float64)
+    assert steps.ahead() is None
+    for _ in range(4):
+        before, x = x, end + step @ (x - end)
+        (told,) = steps.look(before, x, x.sum())
+        assert told == pytest.approx(float(x.sum()))
+    torch.testing.assert_close(steps.ahead(), end, rtol=1e-5, atol=1e-5)
+    steps.forget()
+    assert steps.ahead() is None
 
 
 def test_the_likelihood_is_a_lower_bound():
@@ -183,7 +264,10 @@ def test_batches_of_points_have_batches_of_costs():
 
 
 INTERPRETED = """
+import contextlib
+import types
 import torch
+import privot.transport.entropic as solver
 import privot.transport.fused_sinkhorn as fused
 from privot.transport.entropic import settle
 from privot.transport.fused_absolute import summed_distances, summed_signs
@@ -200,6 +284,23 @@ found = (state.first[:, None] + state.second - cost).exp() / (13 * 35)
 torch.testing.assert_close(found.sum(0), torch.full((35,), 1 / 35))
 assert abs(float(state.error()) - float((13 * found.sum(1) - 1).abs().max())) < 1e-5
 torch.testing.assert_close(found.double(), settle(cost.double(), 1.0).plan(cost.double()), rtol=1e-4, atol=1e-7)
+
+# the checked way, with graphs that do again what was done while they were made
+torch.cuda.CUDAGraph, torch.cuda.graph = types.SimpleNamespace, lambda graph: contextlib.nullcontext()
+torch.cuda.synchronize = lambda device: None
+cost = 400 + 10 * torch.rand(4, 12, generator=draws)
+strides = fused.Strides.of(cost.shape, cost.device, 5)
+strides.graph.replay = lambda: [
+    kept.copy_(made) for kept, made in zip(strides.end, strides.state.stride(strides.start, 5), strict=True)
+]
+solver.fused = lambda x: x.dtype == torch.float32
+found, wanted = settle(cost, 1.0, tolerance=1e-5), settle(cost.double(), 1.0, tolerance=1e-5)
+assert 15 < found.sweeps == wanted.sweeps, (found.sweeps, wanted.sweeps)
+assert float(found.error) <= 1e-5
+torch.testing.assert_close(found.plan(cost).double(), wanted.plan(cost.double()), rtol=1e-4, atol=1e-8)
+short, counted = settle(cost, 1.0, tolerance=1e-5, most=7), settle(cost, 1.0, 7)
+assert short.sweeps == 7
+torch.testing.assert_close(short.plan(cost), counted.plan(cost))
 """
 
 
