@@ -97,6 +97,7 @@ def serve(
     from privot.federated.flower.keys import read_nodes
     from privot.federated.flower.server_app import conduct
     from privot.federated.running import begin, terms_for, traces
+    from privot.federated.soundness import longest_message
     from privot.runtime import Runtime
 
     settings, runtime, known = _settings(config, sets, rounds), Runtime(device), read_nodes(nodes)
@@ -111,7 +112,7 @@ def serve(
     server = begin(terms, list(known), out, seed=seed, runtime=runtime, record=record, resume=resume)
 
     def run(progress: Progress) -> Traffic:
-        with opened(address, tls, known, traces(out) / "superlink.log") as post:
+        with opened(address, tls, known, traces(out) / "superlink.log", longest_message(terms)) as post:
             say(f"open       {address} for {len(known)} owners: {', '.join(known)}", err_console)
             return conduct(server, post, join=join, patience=patience, progress=progress)
 
@@ -138,7 +139,7 @@ def client(
     from privot.data.held import load_own
     from privot.federated.flower.client_app import client_app
     from privot.federated.flower.node import serve as answer
-    from privot.federated.owner import Owner, Policy
+    from privot.federated.owner import Owner, Policy, vaults
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget
     from privot.runtime import Runtime
@@ -163,11 +164,15 @@ def client(
         app_ = client_app(lambda context: watched, lambda error: notice(f"an answer failed ({type(error).__name__})"))
         answer(app_, server, ca, key, place / "supernode.log", idle=idle, more=watched.more)
     spent, agreed = float(book.spent().epsilon(delta)) if book.entries() else 0.0, owner.terms
-    facts = {"run": agreed.run if agreed else None, "rounds": watched.rounds, "refused": refused, "ledger": str(book.path), "spent": spent}
+    kept = [str(file) for file in vaults(book).values()]
+    facts = {"run": agreed.run if agreed else None, "rounds": watched.rounds, "refused": refused, "ledger": str(book.path), "spent": spent,
+             "vaults": kept}  # fmt: skip
     if as_json:
         return emit(facts)
     say(f"answered   {watched.rounds} of {agreed.settings.rounds} rounds" if agreed else "answered   nothing: no terms were agreed to")
     say(f"ledger     {book.path}: epsilon {spent:.4g} in all, at delta {delta:g}")
+    for file in kept:
+        say_caution(f"{file} holds what a critic knows of the records, for a run that is not over here; if it is over, remove this file")
 
 
 @verbs.command()
@@ -209,8 +214,9 @@ class _Watched:
         return raw
 
     def more(self) -> bool:
-        """Whether a round is left in the terms that were agreed to."""
-        return self.last < 0 or self.last + 1 < self.owner.terms.settings.rounds
+        """Whether a turn of this owner is left in the terms that were agreed to."""
+        agreed = self.owner.terms
+        return self.last < 0 or self.last + agreed.settings.groups(agreed.owners) < agreed.settings.rounds
 
 
 def _settings(config: Path | None, sets: list[str] | None, rounds: int | None) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from privot.errors import SettingError
 from privot.families.adversarial import KINDS
 from privot.families.critics import waves
 from privot.families.prior import STARTS
+from privot.nets.critic import Critic, Sketch
 
+COPIES = 8  # of a critic's weights and of a batch while it learns: Adam's means, slopes, what lies between
 MOST = 10**6  # of anything that is counted: settings may come from a stranger
 
 
@@ -95,3 +97,18 @@ class Federation:
         """The shape of one slope: (channels, h, w)."""
         h, w = (waves(side, self.detail, self.window).shape[1] for side in spec.shape[1:])
         return spec.shape[0], h, w
+
+    def memory(self, spec: Spec) -> float:
+        """Bytes of one owner's critics with what training holds, of records laid out for them, of a batch and of a round's rows; nearly.
+
+        >>> [round(Federation(unit=unit).memory(Spec((1, 28, 28), 62)) / 1e9, 2) for unit in ("client", "record")]
+        [0.05, 1.14]
+        """
+        critic, sketch = Critic(spec.shape, spec.classes, self.width), Sketch(spec.shape, spec.classes)
+        convolutions = [shape[0] for name, shape in critic.shapes.items() if name.startswith("conv")]
+        maps = sum(width * math.prod(side) for width, side in zip(convolutions, critic.sides[1:], strict=True))
+        numbers = sum(math.prod(shape) for net in (critic, sketch) for shape in net.shapes.values())
+        pixels, rows = math.prod(spec.shape), self.rows * spec.classes
+        critics = self.parts * (COPIES * (numbers + self.critic_batch * (pixels + maps)) + self.records * pixels)
+        # All rows of a round are answered at once; where each draws its critic, it holds all that this one knows.
+        return 4.0 * (critics + rows * (COPIES * (pixels + maps) + (4 * numbers if self.parts > 1 else 0)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import os
 import secrets
@@ -72,7 +73,9 @@ class Owner:
             told = str(error) if isinstance(error, PrivotError) else f"{FAILED} ({type(error).__name__})"
             self._working = None  # what lies on disk is what counts
             if isinstance(error, QueryError):
-                self._close()
+                # privacy: that a query failed may say something of the records; it is said once, by whatever process.
+                with contextlib.suppress(OSError, PrivotError):
+                    self.leave()
         self._notice(told)
         return pack(Refusal(run, number, "".join(each for each in reason if " " <= each <= "~")[:200] or FAILED))
 
@@ -99,9 +102,7 @@ class Owner:
         agreed = self.terms
         if agreed is None:
             self._fitting(terms)
-            # privacy: with its traces gone it would answer the same rounds anew: charged twice, but more than a release says of the run.
-            if any(each["kind"] == "reserve" and each["method"] == _called(terms) for each in self._ledger.entries()):
-                raise MessageError("this owner was in this run before, and what it answered is not here")
+            self._alone_in(terms, None)
             plan = terms.plan()
             if not self._wall.allows(plan.cost()):
                 raise BudgetError("these terms cost more than this owner allows for a run")
@@ -128,6 +129,9 @@ class Owner:
             return self._kept(file, digest)
         if (last := self._last()) > request.round:
             raise MessageError(f"rounds do not go back: round {last} was answered")
+        between = terms.settings.groups(terms.owners)  # rounds from one turn of an owner to its next
+        if last >= 0 and (request.round - last) % between:
+            raise MessageError(f"this owner was asked in round {last}, so its next turn is round {last + between}")
         if (self._folder / "closed").exists():
             raise QueryError("a query has failed before: this run is over for this owner")
         gate, owners = self._opened(terms, last)
@@ -137,11 +141,13 @@ class Owner:
         values = owners.answers([0], request.images[None].to(self._runtime.target))[0].float()
         answer = pack(Answer(request.run, request.round, values))
         assert gate.ticket is not None
+        # privacy: by now the ledger knows of these slopes, so of two folders that were asked at once one is found not to be the first.
+        self._alone_in(terms, gate)
         self._ledger.commit(gate.ticket, stage, done, hashlib.sha256(answer).hexdigest())
         gate.store()
         self._write(file, digest + hashlib.sha256(answer).digest() + answer)
         self._working = gate, owners, request.round
-        if gate.left(stage) < rows or request.round + 1 == terms.settings.rounds:  # nothing can be asked after it
+        if gate.left(stage) < rows or request.round + between >= terms.settings.rounds:  # nothing can be asked after it
             gate.forget()
             self._working = None
         return answer
@@ -159,12 +165,16 @@ class Owner:
         """The gate of this run with its critic; another process may have answered meanwhile, and then its word counts."""
         working = self._working if self._working is not None and self._working[2] == last else None
         gate = working[0] if working else self._gate(terms)
+        self._alone_in(terms, gate)
         if gate.left(terms.settings.stage) < terms.classes * terms.settings.rows:
+            gate.forget()
             raise MessageError("all that the terms allow to be asked was asked")
         if working:
             return gate, working[1]
         # What the critic is shown, and in which order, nobody outside needs to know.
         streams, warm = Streams(secrets.randbits(48), self._runtime), (self._folder / "warm").exists()
+        if warm and gate.ticket not in vaults(self._ledger):
+            raise QueryError("what this owner's critic knew was removed: this run is over for this owner")
         owners = Owners(gate, terms.settings, streams, begun=warm)  # charges the ledger, then reads
         if not warm:
             gate.store()
@@ -176,6 +186,19 @@ class Owner:
         plan, name = terms.plan(), _called(terms)
         return Gate(self._data, plan, self._ledger, self._wall, method=name, runtime=self._runtime, folder=self._folder)
 
+    def _alone_in(self, terms: Terms, gate: Gate | None) -> None:
+        """Refuse a run of which slopes were marked under another charge than this gate's: what was sent lies in another folder, or nowhere.
+
+        privacy: it would answer the same rounds anew: charged twice, but more than a release says of the run.
+        """
+        lines, ticket = self._ledger.entries(), gate.ticket if gate else None
+        charged = {each["n"] for each in lines if each["kind"] == "reserve" and each["method"] == _called(terms)}
+        first = next((each["ticket"] for each in lines if each["kind"] == "ask" and each["ticket"] in charged), ticket)
+        if first != ticket:
+            if gate:
+                gate.forget()
+            raise MessageError("this owner was in this run before, and what it answered is not here")
+
     def _fitting(self, terms: Terms) -> None:
         if (terms.shape, terms.classes) != (self._data.spec.shape, self._data.spec.classes):
             raise MessageError(f"this owner has images {list(self._data.spec.shape)} of {self._data.spec.classes} classes")
@@ -184,11 +207,6 @@ class Owner:
     def _last(self) -> int:
         """The last round that was answered, or -1."""
         return max((int(each.name.removeprefix("answer-")) for each in self._folder.glob("answer-*[0-9]")), default=-1)
-
-    def _close(self) -> None:
-        # privacy: that a query failed may say something of the records; it is said once, by whatever process.
-        with contextlib.suppress(OSError):
-            self._write("closed", b"")
 
     def _write(self, name: str, raw: bytes) -> None:
         """Whole or not at all, and the disk has said so."""
@@ -209,6 +227,12 @@ class Owner:
         with open(self._folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def vaults(ledger: Ledger) -> dict[int, Path]:
+    """What critics know in runs that are not over, by the ticket of each. Whoever removes one ends this owner's part in that run."""
+    found = ledger.path.parent.glob(f"{glob.escape(ledger.path.name)}.vault*.safetensors")
+    return {int(each.suffixes[-2].removeprefix(".vault")): each for each in found}
 
 
 def _called(terms: Terms) -> str:

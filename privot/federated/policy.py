@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from privot.errors import MessageError
 from privot.federated.messages import Terms
-from privot.nets.critic import Critic, Sketch
+from privot.nets.critic import Critic
 
 STEP = 1e9  # floating-point operations in the time that the smallest step of a critic takes
-COPIES = 8  # of a critic's weights and of a batch while it learns: Adam's means, slopes, what lies between
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Policy:
             raise MessageError(f"this owner agrees to terms that protect a {self.unit}, and these protect a {settings.unit}")
         if not settings.noise:
             raise MessageError("terms without noise protect nobody")
-        if not (work(terms) <= self.work and memory(terms) <= self.memory):
+        if not (work(terms) <= self.work and settings.memory(terms.spec) <= self.memory):
             raise MessageError("these terms take more of this owner's machine than it lends: fewer rounds or lessons, smaller critics")
 
 
@@ -39,16 +37,3 @@ def work(terms: Terms) -> float:
     return (
         steps * max(STEP, 14.0 * critic.work * settings.critic_batch) + 3.0 * critic.work * settings.rounds * settings.rows * terms.classes
     )
-
-
-def memory(terms: Terms) -> float:
-    """Bytes of one owner's critics with what training holds, of records laid out for them, of a batch and of a round's rows; nearly."""
-    settings, critic = terms.settings, Critic(terms.shape, terms.classes, terms.settings.width)
-    convolutions = [shape[0] for name, shape in critic.shapes.items() if name.startswith("conv")]
-    maps = sum(width * math.prod(side) for width, side in zip(convolutions, critic.sides[1:], strict=True))
-    sketch = Sketch(terms.shape, terms.classes)
-    numbers = sum(math.prod(shape) for net in (critic, sketch) for shape in net.shapes.values())
-    pixels, rows = math.prod(terms.shape), settings.rows * terms.classes
-    critics = settings.parts * (COPIES * (numbers + settings.critic_batch * (pixels + maps)) + settings.records * pixels)
-    # All rows of a round are answered at once; where each draws its critic, it holds all that this one knows.
-    return 4.0 * (critics + rows * (COPIES * (pixels + maps) + (4 * numbers if settings.parts > 1 else 0)))

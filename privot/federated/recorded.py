@@ -2,7 +2,8 @@
 
     MAGIC, then for each message:  way (1 byte, ">" sent or "<" seen), length of the name (2), of the message (4, big-endian), name, message
 
-What came is written before it is looked at, so a lie is in the record too. `Answer`s in it are what gates released.
+What came is written before it is looked at, so a lie is in the record too; only of one longer than any message can be stands that it came,
+without its bytes. `Answer`s in it are what gates released.
 """
 
 from __future__ import annotations

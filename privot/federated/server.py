@@ -55,7 +55,7 @@ class Server:
         self.terms, self.names, self.offences = terms, tuple(names), []  # type: Terms, tuple[str, ...], list[Offence]
         self.round, self.taken = 0, 0  # rounds closed, and answers that counted
         self._offer, self._folder = pack(terms), folder
-        self._room = longest_message(terms)
+        self._room = longest_message(terms)  # bytes of anything that is read or kept
         self._streams = dataclasses.replace(streams, folder=folder)
         self._state = dict.fromkeys(names, OFFERED)
         self._refused = dict.fromkeys(names, 0)
@@ -167,7 +167,7 @@ class Server:
     def _heard(self, name: str, raw: bytes, number: int, use: Any) -> Offence | None:
         """Anything may come from anyone: what is no use is named, and a liar's further words are not even read."""
         if self._record and isinstance(raw, bytes):
-            self._record.seen(name, raw)
+            self._record.seen(name, raw if len(raw) <= self._room else b"")  # no stranger fills this disk
         if self._state.get(name, GONE) == GONE:
             return Offence(name, number, "takes no part in this run")
         try:

@@ -62,6 +62,7 @@ class FederatedGsWgan(Federation):
             # Of one owner in a round: bytes of the pixels that it is sent, and float32 slopes that it sends.
             "bytes_down": per_round * spec.pixels,
             "bytes_up": 4 * per_round * math.prod(self.numbers(spec)),
+            "memory_of_an_owner": round(self.memory(spec)),  # bytes, on its own machine
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:

@@ -116,6 +116,15 @@ def test_imitated_owners_say_what_an_owner_says(record):
     assert torch.cosine_similarity(one.flatten(2), two.flatten(2), 2).mean() > 0.7
 
 
+def test_each_imitation_has_draws_of_its_own(record):
+    """As owners have, so that what an attacker learns from many is not the luck of one."""
+    heard, own = tapped(record), one_of_each()._take(slice(None))
+    images, labels = own.images[None].expand(2, -1, -1, -1, -1), own.labels.expand(2, -1)
+    found, _ = imitated(heard.terms, heard.images[:1], images, labels, seeded())
+    one, two = bounded(heard.terms, found)[:, 0]
+    assert not torch.allclose(one, two, atol=1e-3)
+
+
 def test_imitations_begin_where_owners_begin(record):
     """The first weights of a critic are public, so an imitation of the same records differs from the owner by its draws alone."""
     heard, own = tapped(record), one_of_each()._take(slice(None))

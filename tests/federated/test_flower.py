@@ -13,19 +13,32 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra federated is not installed")
 
-from federation import Ward, serving, terms, wards
+from federation import ROOMY, RUN, Ward, images, serving, terms, wards
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privot.errors import DataError, ReleaseError, SettingError
+from privot.federated import Request, pack, unpack
 from privot.federated.flower import server_app
 from privot.federated.flower.client_app import client_app
 from privot.federated.flower.deployment import split_address
 from privot.federated.flower.envelope import opened, wrapped
 from privot.federated.flower.keys import make_keys, read_nodes
+from privot.federated.flower.line import Line
 from privot.federated.flower.node import check_key
 from privot.federated.flower.processes import HEADER, OnlyNodes
 from privot.federated.flower.server_app import Post, conduct
+from privot.federated.owner import vaults
+from privot.privacy.ledger import Ledger
+from privot.runtime import silent
+
+TERMS = terms()
 
 
 @pytest.fixture(autouse=True)
@@ -221,17 +234,50 @@ def test_a_stop_is_heard_between_two_looks():
         list(post.exchange({"one": b"x"}, 60.0))
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_when_a_simulation_is_over_no_critic_is_left(tmp_path):
+    """One that missed its last turn, say."""
+    from privot.federated.flower.simulation import Cast
+
+    cast = Cast("digits", 3, ROOMY, tmp_path / "run", tmp_path / "ledgers", "cpu", "client")
+    for number in range(2):
+        cast.owner(number).reply(pack(TERMS))
+    asked = Request(RUN, 0, images(TERMS))
+    assert unpack(cast.owner(0).reply(pack(asked))).kind == "answer"
+    book = Ledger(tmp_path / "ledgers" / "owner-0.jsonl")
+    assert vaults(book)
+    cast.over()
+    assert vaults(book) == {}
+    assert not (tmp_path / "ledgers" / "owner-1.jsonl").exists()  # nothing is charged for it
+
+
+@pytest.mark.parametrize(
+    ("owners", "each", "cores", "gigabytes", "count"),
+    [(3, 0, 8, 64, 1), (20, 0, 8, 64, 5), (300, 0, 64, 64, 64), (300, 1.5e9, 64, 64, 16), (300, 0, 64, 4, 4), (300, 1e12, 2, 4, 1)],
+)
+def test_as_many_workers_as_the_machine_can_hold(monkeypatch, owners, each, cores, gigabytes, count):
+    from privot.federated.flower import simulation
+
+    monkeypatch.setattr(simulation.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(simulation.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": gigabytes * 10**6}.get)
+    assert simulation._workers(owners, each) == count
+
+
 # Doors and keys
 
 
-def asked(app, path, headers=(), kind="http"):
+def asked(app, path, headers=(), kind="http", body=()):
     """The status that a call gets."""
-    said = []
+    said, parts = [], iter(body)
+
+    async def receive():
+        part = next(parts, None)
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
     async def send(message):
         said.append(message.get("status"))
 
-    asyncio.run(app({"type": kind, "path": path, "headers": list(headers)}, None, send))
+    asyncio.run(app({"type": kind, "path": path, "headers": list(headers)}, receive, send))
     return said[0] if said else None
 
 
@@ -239,7 +285,7 @@ def test_only_nodes_and_those_who_know_the_secret_come_in():
     async def inner(scope, receive, send):
         await send({"status": 200})
 
-    app = OnlyNodes(inner, "word")
+    app = OnlyNodes(inner, "word", 0)
     right, wrong = [(HEADER.encode(), b"word")], [(HEADER.encode(), b"wor")]
     assert asked(app, "/v1/fleet/pull-messages") == 200
     for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/health", "/v1/fleet"):
@@ -247,8 +293,96 @@ def test_only_nodes_and_those_who_know_the_secret_come_in():
     assert asked(app, "/v1/fleet/x", kind="websocket") is None
     assert asked(app, "", kind="lifespan") == 200
     for word in (b"", b"x"):  # a server without a secret opens nothing, to those who show none either
-        assert asked(OnlyNodes(inner, ""), "/v1/control/start-run", [(HEADER.encode(), word)]) == 404
-    assert asked(OnlyNodes(inner, ""), "/v1/control/start-run") == 404
+        assert asked(OnlyNodes(inner, "", 0), "/v1/control/start-run", [(HEADER.encode(), word)]) == 404
+    assert asked(OnlyNodes(inner, "", 0), "/v1/control/start-run") == 404
+
+
+def test_a_long_call_is_not_read_to_its_end():
+    """Flower would read 2 GiB of it before it asks who is there."""
+    heard, read = [], []
+
+    async def inner(scope, receive, send):
+        heard.append((await receive())["body"])
+        await send({"status": 200})
+
+    def long():
+        for number in range(100):
+            read.append(number)
+            yield bytes(1 << 20)
+
+    app, room = OnlyNodes(inner, "word", 3 << 20), 3 << 20
+    for path, parts in (("push-object", 4), ("push-messages", 1), ("activate-node", 1), ("pull-messages", 1)):
+        read.clear()
+        assert (asked(app, f"/v1/fleet/{path}", body=long()), len(read), heard) == (413, parts, [])
+    assert asked(app, "/v1/fleet/push-object", body=[bytes(room), b"end"]) == 200
+    assert heard == [bytes(room) + b"end"]
+
+
+@pytest.mark.parametrize(
+    ("replies", "parts", "let"), [(["x"], 3, True), (["x"], 1, True), (["x"], 4, False), ([""], 1, False), (["x", ""], 2, False)]
+)
+def test_a_node_announces_replies_of_few_parts(replies, parts, let):
+    """What is announced is what Flower would keep; and a message that answers none would go to other owners."""
+
+    async def inner(scope, receive, send):
+        await send({"status": 200})
+
+    tree = ObjectTree(object_id="0" * 64)
+    for number in range(1, parts):
+        tree.children.append(ObjectTree(object_id=f"{number:064x}"))
+    said = PushMessagesRequest(message_object_trees=[tree])
+    for each in replies:
+        said.messages_list.add().metadata.reply_to_message_id = each
+    status = asked(OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[said.SerializeToString()])
+    assert status == (200 if let else 413)
+    assert asked(OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[b"\xff" * 100]) == 413
+
+
+class Link:
+    """A SuperLink, by Flower's own names: announced replies by the message they answer, and those of their parts that came."""
+
+    def __init__(self):
+        self.replies, self.parts, self.confirmed = {}, {}, []
+
+    def announce(self, asked, message, whole=True):
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self.replies[asked] = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
+        self.replies[asked][0].metadata.reply_to_message_id = asked  # of the announcement; what comes after it may say otherwise
+        found = {number: each.deflate() for number, each in get_all_nested_objects(message).items()}
+        self.parts |= found if whole else {}
+        return found
+
+    def PullMessages(self, request):
+        found = [self.replies.pop(each) for each in list(request.message_ids) if each in self.replies]
+        return types.SimpleNamespace(messages_list=[each for each, _ in found], message_object_trees=[tree for _, tree in found])
+
+    def PullObject(self, request):
+        content = self.parts.get(request.object_id, b"")
+        return types.SimpleNamespace(object_found=True, object_available=bool(content), object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+def test_a_line_waits_for_no_node():
+    """One announces a reply and never sends it, one sends parts that are no message, one says that it answers somebody else."""
+    line, link = Line("127.0.0.1:1", b"", "token"), Link()
+    line._client = link
+    line.set_run(Run.create_empty(1))
+    letters = [Message(wrapped(b"?"), 7, "query", group_id=str(number)) for number in range(4)]
+    for letter in letters:
+        letter.metadata.__dict__["_message_id"] = letter.object_id
+    numbers = [letter.object_id for letter in letters]
+    link.announce(numbers[0], Message(wrapped(b"honest"), reply_to=letters[0]))
+    rest = link.announce(numbers[1], Message(wrapped(b"slow"), reply_to=letters[1]), whole=False)
+    odd = link.announce(numbers[2], Message(wrapped(b"odd"), reply_to=letters[2]))
+    link.parts |= dict.fromkeys(odd, b"ConfigRecord  4\0junk")
+    link.announce(numbers[3], Message(wrapped(b"in her name"), reply_to=letters[0]))
+    found = {each.metadata.reply_to_message_id: opened(each.content) for each in line.pull_messages(numbers)}
+    assert found == {numbers[0]: b"honest", numbers[2]: b"", numbers[3]: b""}
+    assert line.pull_messages(numbers[1:2]) == []
+    link.parts |= rest
+    assert [opened(each.content) for each in line.pull_messages(numbers[1:2])] == [b"slow"]
 
 
 def test_keys_for_a_trial(tmp_path, privot):
@@ -355,6 +489,16 @@ def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
     assert not (tmp_path / "own.jsonl").exists()
+
+
+def test_a_client_ends_when_no_turn_of_its_own_is_left():
+    """Five owners, two a round, four rounds: who was asked in the second is not asked again."""
+    from privot.cli.federating import _Watched
+
+    watched = _Watched(types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4)), silent, 1e-5)
+    for last, more in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
+        watched.last = last
+        assert watched.more() is more
 
 
 def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):

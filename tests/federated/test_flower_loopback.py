@@ -1,5 +1,6 @@
 """A real federation on this machine: a SuperLink and five SuperNodes in processes of their own, with TLS and node keys."""
 
+import contextlib
 import json
 import os
 import signal
@@ -79,6 +80,12 @@ def test_five_hospitals(started, tmp_path):
     trusting = ssl.create_default_context(cafile=str(tmp_path / "keys" / "ca.crt"))
     for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
         assert httpx.post(f"https://{server}{path}", verify=trusting).status_code == 404
+    for path in ("push-object", "push-messages", "activate-node"):  # 100 MB of anybody's, of which next to nothing is read
+        status = 0
+        with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError):  # the line is cut while we speak
+            long = (bytes(1 << 20) for _ in range(100))
+            status = httpx.post(f"https://{server}/v1/fleet/{path}", content=long, verify=trusting).status_code
+        assert status in (0, 413)
     with pytest.raises(httpx.ConnectError):
         httpx.post(f"https://{server}/v1/fleet/activate-node")  # whoever does not know the authority does not talk to it
 

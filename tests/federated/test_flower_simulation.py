@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra federated is not installed")
 
 from privot.federated.messages import Answer, Terms, unpack
+from privot.federated.owner import vaults
 from privot.federated.recorded import SEEN, read
 from privot.privacy.ledger import Ledger
 from privot.release import Release, verify
@@ -47,6 +48,19 @@ def test_three_owners_and_two_rounds(privot, tmp_path):
         assert known == [hashlib.sha256(each).hexdigest() for each in answers]
         assert ledger.spent().epsilon(1e-5) == pytest.approx(20.0)
     print(f"three owners, two rounds: {took:.1f} s")
+
+
+@pytest.mark.slow
+def test_twenty_owners_of_whom_five_are_asked_in_a_round(privot, tmp_path):
+    words = ("federate", "simulate", "--data", "digits", "--clients", 20, "--epsilon", 20, "--rounds", 6, *SMALL, "--set", "cohort=5")
+    code, out, err = privot(*words, "--device", "cpu", "--out", "release", "--ledger", "ledgers", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (6, 30, 20, [])
+    books = [Ledger(tmp_path / "ledgers" / f"owner-{number}.jsonl") for number in range(20)]
+    asked = [sum(each["kind"] == "ask" for each in book.entries()) for book in books]
+    assert asked == [2] * 10 + [1] * 10
+    assert not any(vaults(book) for book in books)
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import torch
 from federation import Ward, plausible, refusal, serving, terms
 from payloads import HOSTILE
 
-from privot.federated import pack
+from privot.federated import messages, pack
+from privot.federated.recorded import read
+from privot.federated.soundness import longest_message
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("ward 0", "ward 1", "mallory")
@@ -81,6 +83,20 @@ def test_late_counts_once(server):
     """The same late answer again is a replay."""
     rounds(server, {0: (), 1: answers(0) * 2, 2: answers(2)}.get)
     assert [each.lie for each in server.offences] == [False, False, True]
+
+
+def test_a_message_of_100_mb_is_neither_parsed_nor_kept(tmp_path, monkeypatch):
+    made = serving(TERMS, NAMES, record=tmp_path / "wire")
+    for name, offer in made.offers().items():
+        made.accept(name, offer)
+    made.ask()
+    monkeypatch.setattr(messages, "_parsed", lambda *_: pytest.fail("it was parsed"))
+    offence = made.take("mallory", bytes(100 << 20))
+    assert (offence.name, offence.round, offence.lie) == ("mallory", 0, True)
+    assert offence.reason == f"a message of {100 << 20} bytes, and {longest_message(TERMS)} are the most here"
+    assert made.take("mallory", bytes(100 << 20)).reason == "takes no part in this run"
+    assert (tmp_path / "wire").stat().st_size < 1 << 17  # of the record, too
+    assert [each.message for each in read(tmp_path / "wire")][-2:] == [b"", b""]
 
 
 def test_a_liars_further_words_are_not_even_counted(server):

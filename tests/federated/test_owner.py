@@ -3,6 +3,9 @@
 import hashlib
 import math
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +17,12 @@ from privot.data.records import Sensitive
 from privot.errors import DataError, LedgerError, QueryError
 from privot.families.owners import Owners
 from privot.federated import Owner, Policy, Request, pack, unpack
-from privot.federated.policy import memory, work
+from privot.federated.owner import vaults
+from privot.federated.policy import work
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
+from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TERMS = terms()
@@ -189,6 +194,45 @@ def test_nor_does_it_stay_where_a_round_was_missed(agreed):
     assert "go back" in refusal(agreed.again().reply(request(1)))
 
 
+def test_nor_where_no_turn_of_a_cohort_is_left(tmp_path):
+    """Five owners, two a round, four rounds: of the second pair none is asked again, though the plan has room for another turn."""
+    few = terms(owners=5, cohort=2, rounds=4)
+    ward = Ward(tmp_path)
+    ward.reply(pack(few))
+    assert unpack(ward.reply(request(1))).kind == "answer"
+    assert ward.rows() < few.plan().stages[0].steps
+    assert vaults(ward.ledger) == {}
+    other = Ward(tmp_path / "first")
+    other.reply(pack(few))
+    other.reply(request(0))
+    assert len(vaults(other.ledger)) == 1
+    assert "next turn is round 3" in refusal(other.reply(request(1)))
+    assert unpack(other.reply(request(3))).kind == "answer"
+    assert vaults(other.ledger) == {}
+
+
+def test_nor_after_a_crash_that_lost_the_last_answer(agreed, monkeypatch):
+    for number in (0, 1):
+        agreed.reply(request(number))
+    with monkeypatch.context() as broken:
+        broken.setattr(Ledger, "commit", lambda *_: (_ for _ in ()).throw(OSError("the machine stopped")))
+        agreed.reply(request(2))
+    assert vaults(agreed.ledger)
+    assert "was asked" in refusal(agreed.again().reply(request(2)))
+    assert vaults(agreed.ledger) == {}
+
+
+def test_whoever_removes_what_a_critic_knows_ends_the_run_for_this_owner(agreed):
+    """Else a critic that knows nothing would go on in its place."""
+    sent = agreed.reply(request(0))
+    (file,) = vaults(agreed.ledger).values()
+    file.unlink()
+    rows = agreed.rows()
+    assert refusal(agreed.again().reply(request(1))) == "this owner has stopped for good"
+    assert (agreed.rows(), vaults(agreed.ledger)) == (rows, {})
+    assert agreed.reply(request(0)) == sent
+
+
 def test_who_leaves_answers_nothing_new(agreed):
     sent = agreed.reply(request(0))
     agreed.owner.leave()
@@ -258,6 +302,81 @@ def test_a_run_whose_traces_are_gone_is_not_joined_again(agreed, tmp_path):
     assert anew.reply(pack(terms(run=OTHER))) == pack(terms(run=OTHER))  # another run is another run
 
 
+# Two clients with one ledger, each with a folder of its own, at the same time
+
+
+def twins(folder, one=TERMS, two=TERMS):
+    """Both have agreed before either has answered."""
+    book = Ledger(folder / "ledger.jsonl")
+    pair = [Owner(box(), ROOMY, Ledger(book.path), folder / name, Runtime("cpu")) for name in ("one", "two")]
+    for owner, agreed in zip(pair, (one, two), strict=True):
+        assert owner.reply(pack(agreed)) == pack(agreed)
+    return book, *pair
+
+
+@pytest.mark.parametrize("moment", ["reserve", "ask", "commit"])
+def test_two_folders_do_not_answer_one_run(tmp_path, monkeypatch, moment):
+    """The second does all of its work at the worst moment of the first: before its charge, before its mark, and after it."""
+    book, one, two = twins(tmp_path)
+    heard, plain = [], getattr(Ledger, moment)
+
+    def overtaken(self, *args):
+        monkeypatch.setattr(Ledger, moment, plain)
+        heard.append(two.reply(request(0)))
+        return plain(self, *args)
+
+    monkeypatch.setattr(Ledger, moment, overtaken)
+    heard.append(one.reply(request(0)))
+    kinds = [unpack(raw).kind for raw in heard]
+    assert sorted(kinds) == ["answer", "refusal"]
+    assert "in this run before" in refusal(heard[kinds.index("refusal")])
+    winner, loser = (one, two) if kinds[1] == "answer" else (two, one)
+    charges = [each for each in book.entries() if each["kind"] == "reserve"]
+    assert float(book.spent().epsilon(1e-5)) >= price() * (1 - 1e-9)
+    assert len(vaults(book)) == 1  # what the other's critic learned is gone
+    for number in (1, 2):
+        assert refusal(loser.reply(request(number)))
+        assert unpack(winner.reply(request(number))).kind == "answer"
+    assert [each for each in book.entries() if each["kind"] == "reserve"] == charges  # the loser pays once at most
+
+
+@pytest.mark.parametrize("run", [RUN, OTHER], ids=["one run", "two runs"])
+def test_clients_at_once_do_not_pass_the_wall(tmp_path, monkeypatch, run):
+    """Both were told at consent that there is room, and there is for one: threads that come to the charge together."""
+    book, one, two = twins(tmp_path, two=terms(run=run))
+    book.limit(Budget(price() * 1.01))
+    gathered, plain = threading.Barrier(2), Ledger.reserve
+
+    def together(self, *args):
+        gathered.wait(60)
+        return plain(self, *args)
+
+    monkeypatch.setattr(Ledger, "reserve", together)
+    with ThreadPoolExecutor(2) as pool:
+        heard = list(pool.map(lambda pair: unpack(pair[0].reply(request(0, run=pair[1]))), [(one, RUN), (two, run)]))
+    assert sorted(each.kind for each in heard) == ["answer", "refusal"]
+    assert float(book.spent().epsilon(1e-5)) == pytest.approx(price())
+
+
+def test_two_runs_may_be_answered_in_turn(tmp_path):
+    book, one, two = twins(tmp_path, two=terms(run=OTHER))
+    for number in range(3):
+        for owner, run in ((one, RUN), (two, OTHER)):
+            assert unpack(owner.reply(request(number, run=run))).kind == "answer"
+    assert float(book.spent().epsilon(1e-5)) > price()
+    assert vaults(book) == {}
+
+
+def test_a_charge_whose_ticket_was_lost_ends_nothing(agreed, monkeypatch):
+    """A crash between charge and ticket: charged again, and it goes on, since nothing was answered under the first."""
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "write_text", lambda *_: (_ for _ in ()).throw(OSError("the machine stopped")))
+        assert refusal(agreed.reply(request(0))) == "this owner cannot answer"
+    assert agreed.spent() == pytest.approx(price())
+    assert unpack(agreed.again().reply(request(0))).kind == "answer"
+    assert agreed.spent() > price()
+
+
 def test_a_request_without_terms(ward):
     assert "no terms" in refusal(ward.reply(request(0)))
     assert ward.ledger.entries() == []
@@ -325,6 +444,7 @@ def test_terms_that_protect_less_than_asked_for(tmp_path):
         {"unit": "record", "critics": 10**6},
         {"rows": 10**5, "rounds": 1},  # of images alone 64 MB, which a message may have, and their maps
         {"rows": 2000, "rounds": 1, "unit": "record", "critics": 2, "width": 32},  # each row with a copy of its critic
+        {"unit": "record", "critics": 20_000, "width": 32, "warm": 0, "rounds": 1},  # little work, but all critics lie in memory
     ],
     ids=str,
 )
@@ -334,7 +454,8 @@ def test_terms_that_would_take_the_whole_machine(tmp_path, change):
 
 def test_work_and_memory_grow_with_the_terms():
     assert work(terms(lessons=50)) > work(TERMS)
-    assert memory(terms(width=64)) > memory(TERMS)
+    for more in ({"width": 64}, {"rows": 9}, {"records": 10**5}, {"unit": "record"}):
+        assert terms(**more).settings.memory(TERMS.spec) > TERMS.settings.memory(TERMS.spec)
 
 
 def test_other_kinds_are_not_heard(agreed):
@@ -393,6 +514,7 @@ def test_a_query_that_failed_ends_the_run_for_good(agreed, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(Owners, "answers", failing)
         assert refusal(agreed.reply(request(0))) == "this owner has stopped for good"
+    assert vaults(agreed.ledger) == {}
     assert refusal(agreed.again().reply(request(1))) == "this owner has stopped for good"
 
 

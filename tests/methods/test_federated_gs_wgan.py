@@ -109,6 +109,9 @@ def test_bytes_of_the_wire_are_told_beforehand():
     assert told["bytes_down"] == 62 * 784
     assert told["bytes_up"] == 62 * 14 * 14 * 4
     assert told["bytes_up"] + told["bytes_down"] < 1.5e5  # the paper's
+    apart = FederatedGsWgan(noise=10.0, unit="record")
+    assert 1e9 < apart.forecast(FEMNIST, apart.plan(FEMNIST))["memory_of_an_owner"] < 4e9  # what an owner lends, unless it says otherwise
+    assert told["memory_of_an_owner"] < 1e8
     assert FederatedGsWgan(window=16).numbers(FEMNIST) == (1, 8, 8)
 
 

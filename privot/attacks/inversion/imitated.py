@@ -1,6 +1,7 @@
 """Owners that an attacker makes up: critics that learn from records of its own, on the very images that a real owner was sent.
 
-All of what an owner computes is known but its records and its draws, so an imitation says what some other owner would have said.
+All of what an owner computes is known but its records and its draws, so an imitation, which has draws of its own, says what some other
+owner would have said.
 """
 
 from __future__ import annotations
@@ -34,26 +35,25 @@ def imitated(
     begun = untaught(critic, sketch, count, beginning(), alike=True)  # from weights that anyone knows
     state = {name: each.to(device) for name, each in begun.items()}
 
-    def uniform(*size: int) -> Tensor:
-        return torch.rand(size, generator=generator).to(device)
+    def uniform(steps: int) -> Tensor:
+        return torch.rand(count, steps, batch, generator=generator).to(device)
 
-    def number(value: int) -> Tensor:
-        return torch.tensor(float(value), device=device)
-
-    def taught(query: Callable[..., State], *given: Any) -> State:
-        return vmap(query, in_dims=(0, 0, 0, *(None for _ in given)))(images, labels, state, *given)
+    def taught(query: Callable[..., State], critic: Critic, other: Any, places: Tensor, drawn: Tensor, mix: Tensor, age: int) -> State:
+        """A lesson of all, each by its own places, draws and mixtures [owners, steps, batch, ...], as real owners have them."""
+        each = vmap(query, in_dims=(0, 0, 0, None, None, 0, 0, 0, None, None))
+        begun = torch.tensor(float(age), device=device)
+        return each(images, labels, state, critic, other, places, drawn, mix, begun, settings.critic_rate)
 
     batch = settings.critic_batch
     for turn in range(settings.warm):
-        codes = torch.randn(STEPS, batch, sketch.code, generator=generator).to(device)
-        state = taught(warmed, critic, sketch, uniform(STEPS, batch), codes, uniform(STEPS, batch), number(turn), settings.critic_rate)
+        codes = torch.randn(count, STEPS, batch, sketch.code, generator=generator).to(device)
+        state = taught(warmed, critic, sketch, uniform(STEPS), codes, uniform(STEPS), turn)
     every = torch.arange(terms.classes, device=device).repeat_interleave(requests.shape[2])
     found = []
     for turn, sent in enumerate(requests):
         fakes, steps = sent.to(device).float() / 255, settings.lessons
-        which = torch.randint(fakes.shape[1], (steps, batch), generator=generator).to(device)
-        age = number(STEPS * settings.warm + turn * steps)
-        state = taught(learned, critic, fakes, uniform(steps, batch), which, uniform(steps, batch), age, settings.critic_rate)
+        which = torch.randint(fakes.shape[1], (count, steps, batch), generator=generator).to(device)
+        state = taught(learned, critic, fakes, uniform(steps), which, uniform(steps), STEPS * settings.warm + turn * steps)
         one = vmap(functools.partial(slope, critic=critic, down=down, across=across), in_dims=(None, 0, 0))
         found.append(vmap(one, in_dims=(0, None, None))(state, fakes.flatten(0, 1), every).unflatten(1, fakes.shape[:2]).cpu())
         progress("imitating owners", turn + 1, len(requests))

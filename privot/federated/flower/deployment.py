@@ -22,10 +22,10 @@ from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_htt
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from privot.errors import SettingError
 from privot.federated.flower import keys
+from privot.federated.flower.line import Line
 from privot.federated.flower.processes import HEADER, interceptors, secret_file, start, stop
 from privot.federated.flower.server_app import Post
 
@@ -66,8 +66,11 @@ def tls_files(folder: Path) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def opened(address: str, tls: Path, nodes: dict[str, bytes], log: Path) -> Iterator[Post]:
-    """Open the port to the nodes whose public keys (PEM) are listed, start a run, and give the way to them; all ends with the block."""
+def opened(address: str, tls: Path, nodes: dict[str, bytes], log: Path, room: int) -> Iterator[Post]:
+    """Open the port to the nodes whose public keys (PEM) are listed, start a run, and give the way to them; all ends with the block.
+
+    ``room``: bytes of the longest message that a node may send.
+    """
     (host, port), files = split_address(address), tls_files(tls)
     # Calls from here to the own SuperLink stay on this machine where it listens to all.
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -77,7 +80,7 @@ def opened(address: str, tls: Path, nodes: dict[str, bytes], log: Path) -> Itera
         words = ["--host", host, "--port", str(port), "--ssl-ca-certfile", str(files[keys.CA]), "--ssl-certfile",
                  str(files[keys.CERTIFICATE]), "--ssl-keyfile", str(files[keys.KEY]), "--enable-supernode-auth", "--isolation", "process",
                  "--superexec-auth-secret-file", str(file), "--disable-runtime-dependency-installation"]  # fmt: skip
-        process = start("superlink", words, log)
+        process = start("superlink", words, log, room)
         stack.callback(stop, process)
         root = files[keys.CA].read_bytes()
         _wait(process, f"https://{where}", files[keys.CA], secret, log)
@@ -101,7 +104,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, ca: Path, secret: str, log
 
 
 @contextlib.contextmanager
-def _grid(where: str, root: bytes, secret: str, control: ControlHttpClient) -> Iterator[HttpGrid]:
+def _grid(where: str, root: bytes, secret: str, control: ControlHttpClient) -> Iterator[Line]:
     """Start a run and take its server's side."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as bundle:
@@ -112,7 +115,7 @@ def _grid(where: str, root: bytes, secret: str, control: ControlHttpClient) -> I
     first.close()
     token = RuntimeTokenHttpInterceptor(claimed.token)
     client = RuntimeHttpClient.from_server_address(where, False, root, [*interceptors(secret, "flwr-serverapp"), token])
-    grid = HttpGrid(where, False, root, token=claimed.token)
+    grid = Line(where, root, claimed.token)
     grid._client = client  # its own would not carry the secret
     begun = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = begun.task_id, begun.run.run_id, begun.context.node_id

@@ -31,6 +31,7 @@ from privot.synthesis import ledger_path
 
 JOIN = 300.0  # seconds until all workers have started and said yes
 FEW = 4  # owners for whom a worker more, which takes ten seconds to start, is not worth it
+WORKER = 5e8  # bytes of a worker before it plays anybody: what it imports, and Ray
 ROUND = 3600.0  # seconds of a round: on one machine nobody is away, only slow
 
 
@@ -51,6 +52,12 @@ class Cast:
         part = held_by(dealt(self.source, self.owners), number)
         book = self.ledgers / f"owner-{number}.jsonl" if self.ledgers else ledger_path(part.name)
         return Owner(part, self.wall, Ledger(book), self.folder / f"owner-{number}", Runtime(self.device), Policy(unit=self.unit))
+
+    def over(self) -> None:
+        """The run is: owners who missed their last turn forget what their critics know, too."""
+        for number in range(self.owners):
+            if (self.folder / f"owner-{number}" / "warm").exists():
+                self.owner(number).leave()
 
 
 @cache  # a worker plays many owners
@@ -79,13 +86,14 @@ def simulate(
         try:
             post = Post(grid, _placed(grid, cast.owners, stopped, join), stopped)
             traffic.append(conduct(server, post, join=join, patience=patience, progress=progress))
+            cast.over()
         except BaseException as error:
             failures.append(error)
 
     def owner_of(context: Context) -> Replies:
         return cast.owner(int(context.node_config["partition-id"]))
 
-    count = max(1, min(workers or os.cpu_count() or 1, cast.owners if workers else cast.owners // FEW))
+    count = min(workers, cast.owners) if workers else _workers(cast.owners, server.terms.settings.memory(server.terms.spec))
     share = 1.0 / count if Runtime(cast.device).target.type == "cuda" else 0.0
     with _quiet(), _guarded(), _interrupted() as stopped:
         run_simulation(
@@ -98,6 +106,12 @@ def simulate(
     if failures:
         raise failures[0]
     return traffic[0]
+
+
+def _workers(owners: int, each: float) -> int:
+    """Up to one a core, not one for a few owners, and as many as fit into half of the memory with an owner of ``each`` bytes in play."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, owners // FEW, int(memory / 2 / (WORKER + each))))
 
 
 def names(owners: int) -> tuple[str, ...]:
