@@ -41,7 +41,8 @@ def read_table(source: str | Path) -> Table:
     path = existing(str(source))
     if path.suffix not in (".npz", ".csv"):
         raise DataError(f"{path}: a table is an .npz with an array x, or a .csv of numbers")
+    rows = readers.read_rows(path)
     try:
-        return Table(readers.read_rows(path), name=str(path.resolve()))
+        return Table(rows, name=str(path.resolve()))
     except DataError as error:
-        raise DataError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        raise DataError(f"{path}: {error}") from None

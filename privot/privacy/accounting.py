@@ -184,7 +184,7 @@ def renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
 
 def _grid(sampled: list[tuple[float, float, int]], mu: float) -> float | None:
     """The finest grid whose composed distribution stays under `MOST_POINTS`, judged by the moments of one step."""
-    width, spread = 0.0, (mu**2)
+    width, spread = 0.0, mu**2
     for rate, noise, count in sampled:
         shift = 1 / noise
         x = np.linspace(-10, shift + 10, 4001)
@@ -209,7 +209,7 @@ def _symmetric(rate: float, noise: float, grid: float) -> pld.PrivacyLossDistrib
     relation is symmetric, so :math:`\delta(-\epsilon)=1-e^{-\epsilon}+e^{-\epsilon}\delta(\epsilon)`. See docs/methods/sampling.md.
     """
     one = _gaussian(1 / noise)
-    top = math.ceil((one.epsilon(1e-21) if rate == 1 else math.log1p(rate * math.expm1(min(one.epsilon(1e-21), 600)))) / grid)
+    top = math.ceil(math.log1p(rate * math.expm1(min(one.epsilon(1e-21), 600))) / grid)  # what lies beyond counts as lost
     eps = np.arange(top + 1) * grid
     inner = np.log1p(np.expm1(eps) / rate)
     upper = rate * np.maximum(one.delta(inner), 0)

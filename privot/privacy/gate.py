@@ -25,7 +25,7 @@ from privot.data.records import Records, Sensitive
 from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError, refusing
 from privot.privacy import vault
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import Secret, grid_for, noisy
+from privot.privacy.noise import Secret, grid_for, noisy, sent
 from privot.privacy.plan import Plan, Stage, Wall
 from privot.privacy.ranks import Alone
 from privot.privacy.replayed import Replayed
@@ -102,8 +102,8 @@ class Gate:
         lost = [0 if ticket is None else ledger.taken(ticket, name) for name in self._stages]  # asked before a crash
         self._lost = dict(zip(self._stages, self._ranks.told(torch.tensor(lost))[0].tolist(), strict=True))
         self._done = {name: 0 if _short(stage) else self._lost[name] for name, stage in self._stages.items()}
-        owners, dealt = self.spec.owners or 1, [name for name, stage in self._stages.items() if stage.verb == "deal"]
-        self._marked, self._dealt = dict(self._lost), {name: torch.full((owners,), self._done[name]) for name in dealt}  # of each owner
+        self._marked, self._owners, dealt = dict(self._lost), self.spec.owners or 1, (each for each in plan.stages if each.verb == "deal")
+        self._dealt = {stage.name: torch.full((self._owners,), self._done[stage.name]) for stage in dealt}  # to each owner
 
     # The ways out
 
@@ -192,7 +192,7 @@ class Gate:
         A crashed run goes on with the states it stored. Record i lies in shard i mod count; up to count - 1 records are left over. With
         ``most``, a public number, shards are of one owner each, as many for every owner, and show that many records (`Sensitive._laid`).
         """
-        owners = self.spec.owners or 1
+        owners = self._owners
         # privacy: a record must not move others to another shard, so none may come or go, but for those of an owner who has one shard.
         if self.plan.neighbours is not REPLACE and not (self.plan.neighbours is CLIENT and most > 0 and count == owners):
             raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours, unless each is all that one owner holds")
@@ -224,7 +224,7 @@ class Gate:
         Nothing comes back, so it costs nothing beyond the plan. ``looks``: records of a shard that the query sees at a time, if not all.
         """
         (images, labels), state = self._split()
-        places = self._sent(self._ranks.mine(torch.arange(self._many) if some is None else some))
+        places = sent(self._ranks.mine(torch.arange(self._many) if some is None else some), self._device)
         public = self._ranks.told(*public)
         each = torch.func.vmap(query, in_dims=(0, 0, 0, *(None for _ in public)))
 
@@ -256,7 +256,7 @@ class Gate:
 
         def parts(grid: float) -> Tensor:
             drawn, *rest = self._ranks.told(stage.sampling.draw(rows, self._secret), *public)
-            chosen, own = (None if each is None else self._sent(each) for each in self._ranks.asked(drawn))
+            chosen, own = (None if each is None else sent(each, self._device) for each in self._ranks.asked(drawn))
             known = {key: value[chosen] for key, value in state.items()}
             found = self._secretly(torch.func.vmap(query, chunk_size=self._portion), known, *rest)
             steps = _steps(found, bound, grid)
@@ -270,7 +270,7 @@ class Gate:
         All owners are asked, or ``some``, on a public schedule. Each row is clipped to ``bound``: [owners, rows, ...]. So many answers of
         the stage are used up for each who was asked: the plan is that of one owner.
         """
-        everyone = torch.arange(self.spec.owners or 1)
+        everyone = torch.arange(self._owners)
         asked, (many, rows) = everyone if some is None else some.cpu(), public[0].shape[:2]
         if not many or len(asked.unique()) != many or not 0 <= asked.min() <= asked.max() < len(everyone):
             raise PlanError(f"stage {name}: rows for each owner that is asked, once each, are needed")
@@ -287,9 +287,9 @@ class Gate:
         def words(grid: float) -> Tensor:
             known, given, word = state, public, query
             if shards:
-                given = (self._sent(shards.draw(many * rows, self._secret).view(many, rows)), *public)
+                given = (sent(shards.draw(many * rows, self._secret).view(many, rows), self._device), *public)
                 known, word = {key: value.unflatten(0, (-1, shards.count)) for key, value in state.items()}, drawn
-            known = known if some is None else {key: value[self._sent(asked)] for key, value in known.items()}
+            known = known if some is None else {key: value[sent(asked, self._device)] for key, value in known.items()}
             each = torch.func.vmap(word, in_dims=(None, *(0 for _ in given)))
             found = self._secretly(torch.func.vmap(each, chunk_size=max(1, self._portion // rows)), known, *given)
             return _steps(found.flatten(0, 1), bound, grid).view(found.shape)
@@ -321,7 +321,7 @@ class Gate:
     def forget(self) -> None:
         """Remove what `store` kept."""
         if self.ticket is not None:
-            self._vault().unlink(missing_ok=True)
+            vault.remove(self._vault())
         self._shards = None
 
     def privatize(self, channel: Channel) -> Tensor:
@@ -388,11 +388,9 @@ class Gate:
         if not 1e-30 < bound < 1e30:  # squares, of which norms are made, must neither vanish nor overflow
             raise PlanError(f"stage {stage.name}: bound={bound}: a finite number above 0 is needed")
         step = self._done[stage.name] if step is None else step
-        value = self._kept(stage, step)
-        if self._ranks.count > 1:
-            kept = self._ranks.shared(None if value is None else {"value": value})
-            value = None if kept is None else kept["value"].to(self._device)
-        if value is None:
+        if kept := self._ranks.shared(self._kept(stage, step)):
+            value = kept["value"].to(self._device)
+        else:
             noise_std = stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound
             grid = grid or grid_for(bound, noise_std)
             if self._ranks.follows:
@@ -411,7 +409,7 @@ class Gate:
         if step < self._lost[stage.name]:
             raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
         if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
-            stride = 0 if stage.verb == "deal" else stage.steps // MARKS  # an owner's process may end after any message
+            stride = stage.steps // MARKS * (stage.verb != "deal")  # an owner's process may end after any message
             last = min(max(step + count, marked + stride), stage.steps) - 1
             self._ledger.ask(ticket, stage.name, marked, last)
             self._marked[stage.name] = last + 1
@@ -433,7 +431,7 @@ class Gate:
         if _short(stage):
             self._ledger.commit(ticket, stage.name, step, _digest(value))
 
-    def _kept(self, stage: Stage, step: int) -> Tensor | None:
+    def _kept(self, stage: Stage, step: int) -> dict[str, Tensor] | None:
         file = self._file(stage, step)
         if self.ticket is None or file is None or not file.exists():
             return None
@@ -442,7 +440,7 @@ class Gate:
         if self._ledger.digest(self.ticket, stage.name, step) not in (None, _digest(value)):
             raise ReleaseError(altered)
         self._ledger.commit(self.ticket, stage.name, step, _digest(value))
-        return value.to(self._device)
+        return {"value": value}
 
     # The secret side
 
@@ -469,14 +467,9 @@ class Gate:
             self._near = self._data._near(self._device) if self._device.type == "cuda" else []
         if not self._near:
             return self._data._take(where, self._device)
-        places = self._sent(where) if isinstance(where, Tensor) else where
+        places = sent(where, self._device) if isinstance(where, Tensor) else where
         images, labels = (each[places] for each in self._near)
         return Records(images / 255 if images.dtype == torch.uint8 else images, labels)
-
-    def _sent(self, places: Tensor) -> Tensor:
-        """To the device, without waiting for it."""
-        there = self._device.type == "cuda" and not places.is_cuda
-        return places.pin_memory().to(self._device, non_blocking=True) if there else places
 
     def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
         """The query on each record alone: [records, ...]."""

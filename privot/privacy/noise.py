@@ -37,9 +37,7 @@ class Secret:
         """Float64 in (0, 1], on the 53-bit lattice: [count]."""
         if count == 0:
             return torch.empty(0, dtype=torch.float64, device=device)
-        bits = torch.frombuffer(self._bytes(8 * count), dtype=torch.int64)
-        if torch.device(device).type == "cuda":
-            bits = bits.pin_memory().to(device, non_blocking=True)  # the GPU need not be waited for
+        bits = sent(torch.frombuffer(self._bytes(8 * count), dtype=torch.int64), torch.device(device))
         return ((bits >> 11 & (1 << 53) - 1).double() + 1) * 2.0**-53
 
     def normal(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
@@ -77,7 +75,14 @@ class Secret:
         return torch.where(self.coins((128, 0), count), size, -1 - size).view(shape)
 
 
+def sent(value: Tensor, device: torch.device) -> Tensor:
+    """To the device; a GPU is not waited for."""
+    there = device.type == "cuda" and not value.is_cuda
+    return value.pin_memory().to(device, non_blocking=True) if there else value
+
+
 BEYOND = 7  # digits above the scale: the highest has probability exp(-64)
+PRECISION = 120  # decimal digits of a chance while it is computed; 60 of them matter
 
 
 @cache
@@ -88,14 +93,14 @@ def chance(power: int) -> tuple[int, ...]:
     (127, (0, 0))
     """
     with localcontext() as context:
-        context.prec = 120
+        context.prec = PRECISION
         return digits_of(1 / (1 + (Decimal(2) ** power).exp()))
 
 
 def digits_of(share: Decimal) -> tuple[int, ...]:
     """The binary digits of a probability under 1: one byte, then three words of 63; see `Secret.coins`."""
     with localcontext() as context:
-        context.prec = 120
+        context.prec = PRECISION
         whole = int(share * 2**197)
     return whole >> 189, *(whole >> 63 * place & (1 << 63) - 1 for place in (2, 1, 0))
 

@@ -140,16 +140,15 @@ class Plan:
 
     def calibrated(self, wall: Wall) -> Plan:
         """The least noise, in this plan's proportions, that stays inside the wall; found from outside, never rounded inwards."""
-        if getattr(wall, "epsilon", 0) == math.inf:
+        if isinstance(wall, Budget) and wall.epsilon == math.inf:
             return self.scaled(0.0)
         inside, outside = 1.0, 1.0
         while not wall.allows(self.scaled(inside).cost()):
-            inside *= 2
+            inside, outside = 2 * inside, inside
             if inside > 1e12:
                 raise SettingError("no amount of noise fits this budget: ask for a larger epsilon")
         while wall.allows(self.scaled(outside).cost()) and outside > 1e-6:
             inside, outside = outside, outside / 2
-        outside = max(outside, inside / 2)
         exact = self.cost().mu is not None  # a Gaussian costs microseconds to judge, a PLD a second
         while inside / outside > 1 + (1e-10 if exact else 1e-4):
             middle = math.sqrt(inside * outside)

@@ -16,7 +16,7 @@ class ServerGate(Gate):
     def __init__(self, box: Privatized, runtime: Runtime | None = None):
         self.spec, self.plan, self.ticket, self.opened, self.insecure = box.spec, box.channel.plan(), None, "", box.insecure
         self._device = (runtime or Runtime()).target
-        self._box, self._stages, self._shards = box, {}, None
+        self._box, self._stages, self._shards, self._owners, self._dealt = box, {}, None, 1, {}
 
     def privatized(self) -> Privatized:
         """What the clients sent. It is public."""

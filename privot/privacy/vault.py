@@ -24,6 +24,12 @@ def write(file: Path, state: dict[str, Tensor]) -> None:
     part.replace(file)
 
 
+def remove(file: Path) -> None:
+    """With what a crash in the midst of writing may have left beside it."""
+    for each in (file, file.with_suffix(".part")):
+        each.unlink(missing_ok=True)
+
+
 def read(file: Path, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What was written, if it is of the names, shapes and kinds of ``state``."""
     altered = f"{file}: what a crashed run had stored was altered, or is of another split; start anew, at a new charge"

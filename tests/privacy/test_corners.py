@@ -1,11 +1,15 @@
 """Corners of the trusted part that small changes of it had passed unnoticed, or that no other test walks into."""
 
+import hashlib
+import json
 import math
 
 import dp_accounting as dpa
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save
 
 from privot.channels import Laplace, Space
 from privot.data import load
@@ -15,7 +19,7 @@ from privot.data.privatized import Privatized, fresh
 from privot.data.records import Sensitive
 from privot.data.spec import LARGEST, Spec
 from privot.data.tables import Table, read_table
-from privot.errors import DataError, PlanError, SettingError
+from privot.errors import BudgetError, DataError, PlanError, SettingError
 from privot.local import privatize
 from privot.privacy import accounting
 from privot.privacy.accounting import Neighbours, cost
@@ -91,7 +95,7 @@ def test_a_draw_of_few_is_not_walked_as_if_it_were_of_all(ledger):
     """As many portions as the draw fills, and one at least: a portion that nobody is in would still be asked."""
     box = Sensitive(np.zeros((8, 1, 1, 1)), np.zeros(8, int), Spec((1, 1, 1), 1))
     gate = Gate(
-        box, Plan((Stage("it", "sum", 1.0, 1, Poisson(1e-15)),), Neighbours.ADD_REMOVE), ledger, Budget(1e9), runtime=Runtime("cpu", 2)
+        box, Plan((Stage("it", "sum", 1.0, 1, Poisson(1e-15)),), Neighbours.ADD_REMOVE), ledger, Budget(1e9), runtime=Runtime("cpu", 1)
     )
     assert [len(part.labels) for part in gate._draw(gate.plan.stages[0])] == [0]
 
@@ -170,3 +174,35 @@ def test_as_many_answers_as_are_declared(tmp_path):
     made = privatize(Table(np.zeros((3, 2))), channel, ledger=tmp_path / "book.jsonl")
     with pytest.raises(DataError, match="4 records are declared"):
         Privatized(made.values, channel, Spec((1, 1, 2), 1, 4), "x")
+
+
+def test_an_owner_s_folders_are_as_many_as_declared(tmp_path):
+    """Folders are numbered in their order: one that is missing would give the others its number."""
+    for name in ("cat", "dog"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        Image.fromarray(np.full((2, 2), 9, np.uint8)).save(tmp_path / "own" / name / "1.png")
+    assert load_own(tmp_path / "own").spec == Spec((1, 2, 2), 2)
+    assert load_own(tmp_path / "own", classes=2).spec == Spec((1, 2, 2), 2)
+    with pytest.raises(DataError, match="2 class folders, and 3 are declared"):
+        load_own(tmp_path / "own", classes=3)
+
+
+def test_a_sound_file_that_does_not_fit_its_spec_is_refused_by_name(tmp_path):
+    """Whoever can write a file can write its digest, too: what it says is checked all the same."""
+    channel = Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2)))
+    made = privatize(Table(np.zeros((3, 2))), channel, ledger=tmp_path / "book.jsonl")
+    for spec in (Spec((1, 1, 2), 1, 4), Spec((1, 1, 4), 1, 3)):
+        head = {"format": 1, "channel": channel.parameters(), "spec": spec.to_json(), "count": 3}
+        digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode() + made.values.numpy().tobytes()).hexdigest()
+        (tmp_path / "sent.safetensors").write_bytes(save({"values": made.values}, {"privot": json.dumps({**head, "digest": digest})}))
+        with pytest.raises(DataError, match=r"sent\.safetensors: .*(are declared|does not fit)"):
+            Privatized.load(tmp_path / "sent.safetensors")
+
+
+def test_a_channel_uses_up_its_plan(tmp_path, ledger):
+    channel = Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2)))
+    gate = Gate(Table(np.zeros((3, 2))), channel.plan(), ledger, FREE)
+    assert gate.privatize(channel).shape == (3, 2)
+    assert [gate.left(stage.name) for stage in channel.plan().stages] == [0] * len(channel.plan().stages)
+    with pytest.raises(BudgetError, match="used up"):
+        gate.privatize(channel)

