@@ -1,6 +1,7 @@
 """The trusted part is counted, every branch of it is run by its own tests, and those tests notice small changes of it."""
 
 import collections
+import fcntl
 import importlib
 import json
 import os
@@ -46,16 +47,17 @@ def test_the_trusted_part_is_counted(trust):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The tests of the trusted part under coverage: (what was run, {(file, line): tests}, {test: seconds})."""
-    folder = Path(os.environ.get("PRIVOT_MEASURED") or tmp_path_factory.mktemp("covered"))
-    if not (folder / "covered.json").exists():
-        (folder / "rules").write_text(RULES.format(folder=folder, uncounted=",".join(f"*/{name}" for name in UNCOUNTED)))
-        words = ["-m", "not slow", "-q", "-n2", "--dist=worksteal", f"--cov-config={folder}/rules", "--cov-context=test"]
-        words += [f"--cov-report=json:{folder}/covered.json", f"--junit-xml={folder}/times.xml", "-o", "junit_family=xunit1"]
-        words += ["-p", "no:cacheprovider", "--cov=privot.privacy", "--cov=privot.data", "--cov=privot.release"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        env = {name: value for name, value in env.items() if not name.startswith("PYTEST_") and name != "PRIVOT_TRUST"}
-        done = subprocess.run([sys.executable, "-m", "pytest", *words, *TESTS], cwd=ROOT, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, f"the tests of the trusted part do not pass: {done.stdout[-3000:]}"
+    if "PRIVOT_MEASURED" in os.environ:
+        folder = Path(os.environ["PRIVOT_MEASURED"])
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        folder = tmp_path_factory.getbasetemp().parent / "covered"  # of all workers: they are measured once
+    else:
+        folder = tmp_path_factory.mktemp("covered")
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "covered.json").exists():
+            measure(folder)
     import coverage
 
     data = coverage.CoverageData(str(folder / "data"))
@@ -65,6 +67,20 @@ def measured(tmp_path_factory):
         for line, tests in data.contexts_by_lineno(file).items():
             reached[file, line] |= {test.rpartition("|")[0] for test in tests if test}
     return json.loads((folder / "covered.json").read_text()), reached, seconds_of((folder / "times.xml").read_text())
+
+
+def measure(folder):
+    """Run them, and leave what coverage and pytest found in a folder."""
+    (folder / "rules").write_text(RULES.format(folder=folder, uncounted=",".join(f"*/{name}" for name in UNCOUNTED)))
+    words = ["-m", "not slow", "-q", "-n2", "--dist=worksteal", f"--cov-config={folder}/rules", "--cov-context=test"]
+    words += [f"--cov-report=json:{folder}/covered.json", f"--junit-xml={folder}/times.xml", "-o", "junit_family=xunit1"]
+    words += ["-p", "no:cacheprovider", "--cov=privot.privacy", "--cov=privot.data", "--cov=privot.release"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {name: value for name, value in env.items() if not name.startswith("PYTEST_") and name != "PRIVOT_TRUST"}
+    done = subprocess.run([sys.executable, "-m", "pytest", *words, *TESTS], cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        (folder / "covered.json").unlink(missing_ok=True)
+    assert done.returncode == 0, f"the tests of the trusted part do not pass: {done.stdout[-3000:]}"
 
 
 def seconds_of(text):
