@@ -133,3 +133,7 @@ def test_files_of_another_channel_or_twice_the_same_are_not_joined(tmp_path, pla
         joined([sent(2.0, "other") if each == place else box for each, box in enumerate(boxes)])
     with pytest.raises(DataError, match="twice"):
         joined([*boxes, boxes[place]])
+
+
+def test_a_table_is_images_of_one_row_and_one_class():
+    assert Table(np.zeros((5, 3))).spec == Spec((1, 1, 3), 1, 5)

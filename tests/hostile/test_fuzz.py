@@ -120,12 +120,9 @@ def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
     tried, taken, config = [], [], tmp_path / "config.toml"
 
     @settings(max_examples=count, **ANY)
-    @given(
-        st.sampled_from(sorted(methods())),
-        files,
-        st.lists(st.one_of(texts, st.builds("{}={}".format, st.sampled_from(KEYS), texts)), max_size=3),
-    )
-    def holds(name, data, words):
+    @given(asked())
+    def holds(one):
+        name, data, words = one
         config.write_bytes(data or b"")
         with watched(tmp_path / "nowhere") as seen, hurried():
             try:

@@ -69,6 +69,7 @@ EQUIVALENT = {
         ("privacy.gate:_clip", "torch.where(factor != 0", "0.0", "1.0"),  # times a factor of 0
         ("privacy.gate:Gate.privatize", "self._mark(ticket, stage, 0, 1)", "*", "*"),  # such a stage has one step, and none beyond
         ("privacy.gate:Gate.__init__", "self._many, self._replayed = 0", "0", "1"),  # read after a split alone
+        ("privacy.plan:Risk.__post_init__", "Budget(1.0, self.delta)", "1.0", "2.0"),  # it looks at delta
         ("privacy.noise:noisy", "steps = steps +", "steps + *", "steps - *"),  # the law of the noise has two equal sides
     ],
     "how fine a table of a density is, where it ends, and a guard against the rounding of a probability": [
@@ -85,6 +86,8 @@ EQUIVALENT = {
         ("privacy.gate:Gate.update", "places.split(max(1", "self._portion // *", "self._portion * *"),
         ("privacy.gate:Gate.deal", "chunk_size=max(1", "1", "2"),
         ("privacy.gate:Gate.deal", "chunk_size=max(1", "self._portion // rows", "self._portion * rows"),
+        ("privacy.gate:Gate.deal", "known if some is None", "known if some is None *", "known if False *"),  # all of them, as a copy
+        ("data.readers:read_parquet", "file.iter_batches(", "1024", "1025"),
     ],
 }
 SILENT = {  # arguments whose value shows in no result
