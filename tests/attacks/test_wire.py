@@ -79,14 +79,15 @@ def test_what_is_read_off_a_record_is_what_was_sent(record):
     assert heard.bytes[1] == sum(len(each.message) for each in read(record) if each.way == SEEN)
 
 
-def test_raw_gradients_give_images_back(overheard):
+def test_raw_gradients_give_images_back(overheard, trust):
     """In the weights, as federated learning has it, and slopes before clip and noise: the attack that follows is no weak one."""
     assert overheard.tiers[GRADIENTS]["psnr"] >= 20
     assert overheard.tiers[GRADIENTS]["leaked"] == 1
     assert overheard.tiers[SLOPES]["psnr"] >= overheard.tiers[MEAN]["psnr"] + 4
+    trust("F3", "dB of images from raw gradients", round(overheard.tiers[GRADIENTS]["psnr"], 1))
 
 
-def test_answers_as_shipped_give_no_more_than_the_mean_image(overheard):
+def test_answers_as_shipped_give_no_more_than_the_mean_image(overheard, trust):
     assert overheard.gain <= ROOM
     for attack in (ADDED, LEARNED):
         assert overheard.tiers[attack]["psnr"] <= overheard.tiers[MEAN]["psnr"] + 1
@@ -95,6 +96,7 @@ def test_answers_as_shipped_give_no_more_than_the_mean_image(overheard):
     assert overheard.publishable is False
     assert overheard.strip().shape == (6, 2, *SHAPE)
     assert len(overheard.heads()) == 6
+    trust("F3", "dB beyond the mean image from answers as shipped", round(overheard.gain, 2))
 
 
 def test_an_owner_without_noise_is_caught(tmp_path):

@@ -243,11 +243,13 @@ def test_the_gaussian_mechanism_is_seen_as_tightly_as_the_table_says(trials, err
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trials", "error"), LONG)
-def test_the_gaussian_mechanism_with_many_trials(trials, error):
+def test_the_gaussian_mechanism_with_many_trials(trials, error, trust):
     for epsilon, typical in zip((1, 4, 10), LONG[trials, error], strict=True):
         found = proved(epsilon, trials, error, 21)
         assert np.median(found) == pytest.approx(typical, abs=0.03)
         assert (found <= epsilon).all()
+        told = f"{np.median(found):.2f} of {epsilon} by {trials:,} a side"
+        trust("G6", "audits of a Gaussian answer under its claim", len(found), of=len(found), note=told)
 
 
 def test_a_gaussian_claim_is_passed_no_more_often_than_stated():

@@ -30,7 +30,7 @@ class Mortal:
 
 
 @pytest.mark.parametrize(("killed", "moment"), [(0, "never"), *((killed, moment) for killed in range(1, 5) for moment in MOMENTS)])
-def test_the_others_go_on(tmp_path, killed, moment):
+def test_the_others_go_on(tmp_path, trust, killed, moment):
     number = -1 if "terms" in moment else 0
     everyone = wards(tmp_path, 5)
     doomed = {name: Mortal(ward, moment if place < killed else "", number) for place, (name, ward) in enumerate(everyone.items())}
@@ -53,6 +53,7 @@ def test_the_others_go_on(tmp_path, killed, moment):
     # The dead have spent the plan if they were asked at all, and nothing if they died before.
     paid = 0.0 if "terms" in moment or moment == "request comes" else PRICE
     assert [ward.spent() for ward in list(everyone.values())[:killed]] == [pytest.approx(paid)] * killed
+    trust("F2", "0 to 4 of 5 owners dead at a kind of message: the others' epsilon as planned, the run ended", 1, of=1)
 
 
 def test_all_dead_ends_without_a_release(tmp_path):

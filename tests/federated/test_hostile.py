@@ -40,7 +40,7 @@ def answers(number):
 
 @pytest.mark.parametrize("when", range(3))
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_offender_is_named_and_the_run_ends(server, name, when):
+def test_the_offender_is_named_and_the_run_ends(server, trust, name, when):
     payload, words, lie = HOSTILE[name]
 
     def hostile(number):
@@ -56,6 +56,7 @@ def test_the_offender_is_named_and_the_run_ends(server, name, when):
     assert ("mallory" in server.living) != lie
     assert server.taken == (9 if name == "answers twice" else 8 if not lie else 6 + when)
     assert all(value.isfinite().all() for value in made.values())
+    trust("F1", "hostile payloads in a round: offender named, run ended, model finite", 1, of=1)
 
 
 def test_there_are_enough_of_them():

@@ -83,13 +83,14 @@ def exact_epsilon(mu, delta):
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
 @pytest.mark.parametrize("noise", [0.05, 0.25, 1.0, 3.7, 50.0])
-def test_gaussians_in_closed_form(noise, delta):
+def test_gaussians_in_closed_form(trust, noise, delta):
     found = cost(dpa.GaussianDpEvent(noise), REPLACE)
     truth = exact_epsilon(1 / noise, delta)
     assert found.method == "analytic Gaussian"
     assert found.epsilon(delta) == pytest.approx(truth, rel=1e-9, abs=1e-9)
     for epsilon in (0.0, 0.3, truth, 2 * truth + 1):
         assert float(found.delta(epsilon)) == pytest.approx(float(exact_delta(1 / noise, epsilon)), rel=1e-6, abs=1e-15)
+    trust("G4", "closed forms met to 1e-9", 1, of=1)
 
 
 def test_the_classical_formula_is_not_used():
@@ -249,8 +250,9 @@ def test_against_dp_accounting(sampler, noise, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "noise", "steps"), grid_of_events(60))
-def test_sixty_events_against_dp_accounting(sampler, noise, steps):
+def test_sixty_events_against_dp_accounting(trust, sampler, noise, steps):
     check_against_dp_accounting(sampler, noise, steps)
+    trust("G4", "events that cost no less than by another accountant, and at most 2 % more", 1, of=1)
 
 
 def test_coarser_grids_only_cost_more(monkeypatch):

@@ -78,9 +78,10 @@ SAMPLES = [Poisson(rate) for rate in (0.25, 0.03, 1.0)] + [Fixed(drawn, COUNT) f
 
 
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
-def test_law(sampler):
+def test_law(sampler, trust):
     secret, draws = Buffered(), DRAWN if sampler in (Poisson(0.25), Fixed(3, COUNT)) else DRAWN // 10
     assert lawful(table([sampler.draw(COUNT, secret) for _ in range(draws)]), sampler)
+    trust("G5", "draws of the stated law", draws, of=draws)
 
 
 def by_turns(shards, rows):
@@ -155,8 +156,9 @@ def block_of_neighbours():
     ],
     ids=["epochs", "epochs as Poisson", "fixed size", "cycle", "cycled shards", "rate -10 %", "rate +10 %", "empty skipped", "blocks"],
 )
-def test_wrong_samplers_are_rejected(wrong, sampler):
+def test_wrong_samplers_are_rejected(wrong, sampler, trust):
     assert not lawful(table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "count", COUNT)), sampler)
+    trust("G5", "wrong samplers rejected", 1, of=1)
 
 
 def shared_by_a_call(rng, calls, rows):
@@ -180,11 +182,12 @@ def lopsided(rng, calls, rows):
 
 
 @pytest.mark.parametrize("wrong", [shared_by_a_call, the_same_in_every_call, never_twice_in_a_call, last_call_again, lopsided])
-def test_wrong_routes_are_rejected(wrong):
+def test_wrong_routes_are_rejected(wrong, trust):
     """One draw for a whole batch, as in the literature, is the first of them."""
     rng = np.random.default_rng(0)
     assert not rows_lawful(wrong(rng, 8000, 3), 4, 3)
     assert rows_lawful(rng.integers(4, size=24_000), 4, 3)
+    trust("G5", "wrong samplers rejected", 1, of=1)
 
 
 def test_the_right_law_from_another_source_passes():

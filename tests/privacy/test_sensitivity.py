@@ -151,10 +151,11 @@ def worst(monkeypatch, verb, relation, per_class=False, count=PAIRS, query=sprea
 
 
 @pytest.mark.parametrize(("verb", "relation", "per_class"), CASES)
-def test_no_neighbour_moves_more_than_declared(monkeypatch, verb, relation, per_class):
+def test_no_neighbour_moves_more_than_declared(monkeypatch, trust, verb, relation, per_class):
     found = worst(monkeypatch, verb, relation, per_class)
     assert found <= 1 + 1e-6
     assert found > 0.999  # pairs that stay far under the bound would prove nothing
+    trust("G2", "pairs of neighbours through the gate, none beyond the declared bound", PAIRS, of=PAIRS)
 
 
 def test_every_entry_of_the_table_was_measured():
@@ -233,18 +234,20 @@ def zero_divides(parts, bound):
      (nan_passes, "route", REPLACE), (nan_passes, "poll", REPLACE), (zero_divides, "route", REPLACE), (unclipped, "deal", CLIENT),
      (largest_entry, "deal", CLIENT), (nan_passes, "deal", REPLACE), (clipped_by_batch, "poll", CLIENT)],
 )  # fmt: skip
-def test_planted_clips_are_caught(monkeypatch, planted, verb, relation):
+def test_planted_clips_are_caught(monkeypatch, trust, planted, verb, relation):
     monkeypatch.setattr(gate_module, "_clip", clipping(planted))
     assert worst(monkeypatch, verb, relation, count=FEW) > 1 + 1e-6
+    trust("G2", "planted clips and entries of the table caught", 1, of=1)
 
 
 @pytest.mark.parametrize(("verb", "relation", "per_class"), CASES)
-def test_planted_table_entries_are_caught(monkeypatch, verb, relation, per_class):
+def test_planted_table_entries_are_caught(monkeypatch, trust, verb, relation, per_class):
     """C in place of 2C (or half of C); also one that is 1 % short."""
     for factor in (0.5, 0.99):
         with monkeypatch.context() as patch:
             patch.setitem(SENSITIVITY, (verb, relation), SENSITIVITY[verb, relation] * factor)
             assert worst(monkeypatch, verb, relation, per_class, count=FEW) > 1 + 1e-6
+    trust("G2", "planted clips and entries of the table caught", 2, of=2)
 
 
 def test_planted_feature_norm_is_caught(monkeypatch):
