@@ -139,9 +139,10 @@ def client(
     from privot.data.held import load_own
     from privot.federated.flower.client_app import client_app
     from privot.federated.flower.node import serve as answer
-    from privot.federated.owner import Owner, Policy, vaults
+    from privot.federated.owner import Owner, Policy
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget
+    from privot.privacy.vault import vaults
     from privot.runtime import Runtime
     from privot.synthesis import ledger_path
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import hashlib
 import os
 import secrets
@@ -24,6 +23,7 @@ from privot.federated.policy import Policy
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Wall
+from privot.privacy.vault import vaults
 from privot.runtime import Runtime, Streams
 
 NOBODY = "0" * 32  # the run of a refusal to what is no message
@@ -227,12 +227,6 @@ class Owner:
         with open(self._folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def vaults(ledger: Ledger) -> dict[int, Path]:
-    """What critics know in runs that are not over, by the ticket of each. Whoever removes one ends this owner's part in that run."""
-    found = ledger.path.parent.glob(f"{glob.escape(ledger.path.name)}.vault*.safetensors")
-    return {int(each.suffixes[-2].removeprefix(".vault")): each for each in found}
 
 
 def _called(terms: Terms) -> str:

@@ -450,7 +450,7 @@ class Gate:
         return self._shards
 
     def _vault(self) -> Path:
-        return self._ledger.path.with_name(f"{self._ledger.path.name}.vault{self.ticket}.safetensors")
+        return vault.place(self._ledger, self.ticket)
 
     def _draw(self, stage: Stage) -> Iterator[Records]:
         """The drawn records in portions, at least one of them (it may be empty)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from pathlib import Path
@@ -10,8 +11,20 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from privot.errors import ReleaseError, refusing
+from privot.privacy.ledger import Ledger
 
 DIGEST = 32  # bytes of a SHA-256, before the rest
+
+
+def place(ledger: Ledger, ticket: int | None) -> Path:
+    """Where a run's vault lies, by its ticket: beside the ledger that it was paid from."""
+    return ledger.path.with_name(f"{ledger.path.name}.vault{ticket}.safetensors")
+
+
+def vaults(ledger: Ledger) -> dict[int, Path]:
+    """Those of runs that are not over, by the ticket of each. Whoever removes one ends its run."""
+    found = ledger.path.parent.glob(f"{glob.escape(ledger.path.name)}.vault*.safetensors")
+    return {int(each.suffixes[-2].removeprefix(".vault")): each for each in found}
 
 
 def write(file: Path, state: dict[str, Tensor]) -> None:

@@ -34,8 +34,8 @@ from privot.federated.flower.line import Line
 from privot.federated.flower.node import check_key
 from privot.federated.flower.processes import HEADER, OnlyNodes
 from privot.federated.flower.server_app import Post, conduct
-from privot.federated.owner import vaults
 from privot.privacy.ledger import Ledger
+from privot.privacy.vault import vaults
 from privot.runtime import silent
 
 TERMS = terms()

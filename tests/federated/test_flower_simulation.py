@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("flwr", reason="the extra federated is not installed")
 
 from privot.federated.messages import Answer, Terms, unpack
-from privot.federated.owner import vaults
 from privot.federated.recorded import SEEN, read
 from privot.privacy.ledger import Ledger
+from privot.privacy.vault import vaults
 from privot.release import Release, verify
 
 KNOCK = "import sys, ray\ntry: ray.init(address=sys.argv[1], log_to_driver=False)\nexcept Exception: print('shut')"

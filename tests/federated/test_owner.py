@@ -17,11 +17,11 @@ from privot.data.records import Sensitive
 from privot.errors import DataError, LedgerError, QueryError
 from privot.families.owners import Owners
 from privot.federated import Owner, Policy, Request, pack, unpack
-from privot.federated.owner import vaults
 from privot.federated.policy import work
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
+from privot.privacy.vault import vaults
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
