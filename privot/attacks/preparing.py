@@ -85,7 +85,7 @@ def _side_by_side(shadows: Shadows, batch: list[int], members: NDArray[np.bool_]
         own = torch.from_numpy(members[batch]).to(device)
         beside = SideBySide(
             Pool(records, spec.classes), own, begun, spec, Streams(shadows.seed, runtime), batch=maker.batch, augment=maker.augment,
-            rate=maker.rate or usual_rate(maker.init, per_class), width=maker.width, depth=maker.depth,
+            rate=maker.rate or usual_rate(maker.init, per_class, maker.iterations), width=maker.width, depth=maker.depth,
         )  # fmt: skip
 
         last, cost = time.monotonic(), 0.0

@@ -22,6 +22,7 @@ from privot.nets.repeated import Repeated
 from privot.runtime import Progress, Streams
 
 LEGS = 20  # parts of a long run; where it stands is kept after each, so a crash loses a twentieth
+FAR = 2500  # iterations after which a start from noise goes no further for being moved longer: the rate falls instead
 
 
 def class_means(net: ConvNet, images: Tensor, weight: Tensor, portion: int) -> Tensor:
@@ -43,13 +44,15 @@ def distance(net: ConvNet, real: Tensor, weight: Tensor, images: Tensor, portion
     return (goal - class_means(net, images, even, len(images))).square().sum()
 
 
-def usual_rate(init: str, per_class: int) -> float:
-    """The papers': from noise the images of a class (Dong et al.), from real images 1, or 10 above 50 a class (Zhao and Bilen).
+def usual_rate(init: str, per_class: int, iterations: int) -> float:
+    """From real images 1, or 10 above 50 a class (Zhao and Bilen). From noise the images of a class (Dong et al.), less in a long run.
 
-    >>> usual_rate("random", 50), usual_rate("real", 50), usual_rate("real", 100)
-    (50.0, 1.0, 10.0)
+    >>> usual_rate("random", 40, 1000), usual_rate("random", 40, 20_000), usual_rate("real", 50, 20_000), usual_rate("real", 100, 20_000)
+    (40.0, 5.0, 1.0, 10.0)
     """
-    return float(per_class) if init == "random" else 1.0 if per_class <= 50 else 10.0
+    if init == "random":
+        return per_class * min(1.0, FAR / iterations)
+    return 1.0 if per_class <= 50 else 10.0
 
 
 def random_net(spec: Spec, width: int, depth: int, device: torch.device) -> ConvNet:

@@ -4,7 +4,7 @@ r"""DM: a small set whose mean features match those of the data, class by class,
 **Bound** none: no record's influence is limited, and nothing is added. In a linear network the means of set and data become equal.
 **Cost** the records are opened: ``NoGuarantee``. With ``init="real"`` the set is real images, slightly altered.
 **Departs** from the paper: pixels stay in [0, 1] at each step; public constants standardise them; starts from noise unless told otherwise;
-one augmentation a class; bfloat16 on a GPU; from noise the rates of Dong et al. (2022), who take rate = images a class.
+one augmentation a class; bfloat16 on a GPU; from noise the rates of Dong et al. (2022), in long runs less.
 **Notation** minimise E sum over classes of |mean psi(A(T_c)) - mean psi(A(S_c))|², psi a fresh random ConvNet, A one augmentation.
 """
 
@@ -74,7 +74,7 @@ class DistributionMatching(Condensed):
         records = gate.open(reason(self.init))
         per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
         begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
-        pixels = Pixels(begun, spec, self.rate or usual_rate(self.init, per_class))
+        pixels = Pixels(begun, spec, self.rate or usual_rate(self.init, per_class, self.iterations))
         pool, draws, net = Pool(records, spec.classes), streams.generator("draws", device), random_net(spec, self.width, self.depth, device)
         ahead = Augmentations(spec.classes, spec, streams.generator("augment", device), device) if self.augment else None
 
