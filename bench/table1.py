@@ -4,7 +4,8 @@
     python bench/table1.py --rows mnist/real mnist/merf@1
     python bench/table1.py --only is fid cnn    some columns first; the next call adds the others
     python bench/table1.py --table              only the table, from the rows at hand
-    python bench/table1.py --rows mnist/gs-wgan@10#1    another seed: the table then states the mean, and below it the spread
+    python bench/table1.py --rows mnist/gs-wgan@10#1    another seed: the table then states the mean, and below it the deviation
+    python bench/table1.py --rows mnist/gs-wgan@10 --spread .6    a generator's codes drawn less widely; the row says so
 
 A row is a file in bench/table1/; a measure that is in it is not taken again. The data and the Inception weights must be at hand
 (PRIVOT_DATA). The real row is the ruler's own check: IS and accuracies of the training set, FID between its two halves.
@@ -114,7 +115,7 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     return release, facts
 
 
-def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None) -> None:
+def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None, spread: float = 1.0) -> None:
     """Take the measures that the row lacks."""
     seed = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
@@ -136,7 +137,10 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(row)} to start it anew"
                 )
             release, facts = released(row, seed, Runtime(device, microbatch))
-            subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target)
+            if have and taken(row).get("spread", 1.0) != spread:
+                raise SystemExit(f"{row}: its other columns have another spread")
+            subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target, spread)
+            facts |= {"spread": spread} if spread != 1 else {}
         for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
@@ -204,7 +208,8 @@ def table() -> str:
         for name in methods():
             found = [values(f"{data}/{name}@{epsilon}") for data in SETS]
             if any(found):
-                text.append(line(name, epsilon, found, "**privot**"))
+                drawn = {taken(f"{data}/{name}@{epsilon}").get("spread", 1.0) for data in SETS} - {1.0}
+                text.append(line(name + "".join(f", spread {each:g}" for each in sorted(drawn)), epsilon, found, "**privot**"))
         others: dict[tuple[str, str], list[dict[str, float]]] = {}
         for each in published["figures"]:
             if float(each["epsilon"]) == float(epsilon) and each["data"] in SETS:
@@ -213,7 +218,7 @@ def table() -> str:
     return "\n".join(text)
 
 
-def spread() -> str:
+def deviations() -> str:
     """Mean and deviation over seeds, where there are several."""
     text = ["| row | seeds | IS | FID | MLP | CNN | training |", "|---|---|---|---|---|---|---|"]
     for row in rows():
@@ -273,7 +278,7 @@ def write() -> None:
     measured = [each for row in rows() for each in taken(row)["readings"]]
     runs = sorted({(each["date"], each["hardware"], each["commit"]) for each in measured})
     where = f"Measured: {'; '.join(', '.join(each) for each in runs)} (`dirty`: with changes that the next commits hold)."
-    several = f"Over several seeds, each a release of its own:\n\n{found}\n\n" if (found := spread()) else ""
+    several = f"Over several seeds, each a release of its own:\n\n{found}\n\n" if (found := deviations()) else ""
     text = f"{BEGIN}\n\n{table()}\n\n{NOTE}\n\n{several}{where}\n\n![privacy against utility](table1.png)\n\n{END}"
     whole = RESULTS.read_text() if RESULTS.exists() else ""
     if BEGIN in whole:
@@ -291,11 +296,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--microbatch", type=int, help="records at a time while a release is made")
+    parser.add_argument("--spread", type=float, default=1.0, help="of a generator's codes")
     parser.add_argument("--table", action="store_true", help="take no measure")
     asked = parser.parse_args()
     for row in [] if asked.table else asked.rows or rows():
         start = time.perf_counter()
-        run(row, tuple(asked.only), asked.seed, asked.device, asked.microbatch)
+        run(row, tuple(asked.only), asked.seed, asked.device, asked.microbatch, asked.spread)
         print(f"{row}: {time.perf_counter() - start:.0f} s", flush=True)
     write()
 

@@ -65,9 +65,11 @@ class Release:
     spec: Spec
     facts: dict[str, Any]
 
-    def sample(self, count: int, labels: Tensor | None = None, seed: int = 0, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
+    def sample(
+        self, count: int, labels: Tensor | None = None, seed: int = 0, device: str | torch.device = "cpu", spread: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """Images [count, channels, height, width] in [0, 1] and labels [count]; see `Product.sample`. It costs nothing."""
-        return self.product.sample(self.spec, count, labels, seed, device)
+        return self.product.sample(self.spec, count, labels, seed, device, spread)
 
     def save(self, folder: str | Path) -> Path:
         """Write the release, whole or not at all; an existing folder is never overwritten."""

@@ -33,6 +33,7 @@ from privot.cli.terminal import (
     Seed,
     Sets,
     Shape,
+    Spread,
     app,
     emit,
     err_console,
@@ -176,14 +177,14 @@ def sample(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
     count: Annotated[int, typer.Option(help="How many images.")] = 100,
     out: Annotated[Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class.")] = Path("samples.npz"),
-    seed: Seed = 0, as_json: Json = False,
+    spread: Spread = 1.0, seed: Seed = 0, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Draw samples from a release; costs nothing."""
     from privot.export import write
     from privot.release import Release
 
     loaded = Release.load(release)
-    images, labels = loaded.sample(count, seed=seed)
+    images, labels = loaded.sample(count, seed=seed, spread=spread)
     write(images, labels, out, loaded.spec.classes)
     if as_json:
         return emit({"out": str(out), "count": count})

@@ -48,6 +48,7 @@ Microbatch = Annotated[int | None, typer.Option(min=1, help="Records at a time: 
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The ledger that counts this data set.")]
 Shape = Annotated[str | None, typer.Option(help="Declared image shape, such as 1x28x28.")]
 Classes = Annotated[int | None, typer.Option(help="Declared number of classes.")]
+Spread = Annotated[float, typer.Option(help="Of a generator's codes: below 1 images are cleaner and less varied.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the public random stream.")]
 Label = Annotated[str, typer.Option(help="Label column of a parquet file.")]
 Resize = Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")]

@@ -49,7 +49,6 @@ class Adversarial(ABC):
     rate: float = 6e-4  # of Adam, for the generator
     critic_rate: float = 1e-4
     average: float = 0.995  # of the generator's weights over the steps
-    spread: float = 1.0  # of the codes that are drawn from what is released: less gives cleaner images, and less varied ones
 
     def __post_init__(self) -> None:
         for key in ("critics", "steps", "batch", "block", "lessons", "critic_batch", "width", "code", "channels"):
@@ -61,8 +60,6 @@ class Adversarial(ABC):
             raise SettingError(
                 f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1, 0 < detail <= 1 and warm >= 0 are needed"
             )
-        if not 0 < self.spread <= 1:
-            raise SettingError(f"{self.name}.spread={self.spread}: above 0, and 1 at most")
         if self.noise is not None and not 0 <= self.noise < math.inf:
             raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
 
@@ -121,7 +118,4 @@ class Adversarial(ABC):
                 streams.store("generator", pair.kept())
                 streams.show(fakes[:, :10].flatten(0, 1), 10)
                 gate.store()
-        made: Any = pair.settled(lambda mean: drawn(mean, shown))
-        with torch.no_grad():
-            made.dense.weight[:, : self.code] *= self.spread  # whoever samples draws standard codes
-        return Product.generator(KINDS[self.kind], arguments, made)
+        return Product.generator(KINDS[self.kind], arguments, pair.settled(lambda mean: drawn(mean, shown)))

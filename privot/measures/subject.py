@@ -43,13 +43,16 @@ class Subject:
         return self.release.spec.mirror if self.release else None
 
     @classmethod
-    def sampled(cls, release: Release, name: str, count: int, seed: int = 0, device: str | torch.device = "cpu") -> Subject:
+    def sampled(
+        cls, release: Release, name: str, count: int, seed: int = 0, device: str | torch.device = "cpu", spread: float = 1.0
+    ) -> Subject:
         """Samples of a release. A set of no more than ``count`` images is measured as it is, none of them twice, in its own order."""
         product, spec, public = release.product, release.spec, isinstance(release.guarantee, Guarantee)
-        if product.kind == "set" and len(product.tensors["labels"]) <= count:
+        if product.kind == "set" and len(product.tensors["labels"]) <= count and spread == 1:
             drawn, soft = (product.tensors["images"], product.tensors["labels"]), product.tensors.get("soft")
         else:
-            drawn, soft = release.sample(count, seed=seed, device=device), product.tensors.get("soft") if product.kind == "set" else None
+            drawn = release.sample(count, seed=seed, device=device, spread=spread)
+            soft = product.tensors.get("soft") if product.kind == "set" else None
             soft = None if soft is None else soft[product.places(drawn[1])]
         return cls(name, *drawn, spec.classes, spec.class_names, release, public, soft)
 

@@ -230,6 +230,8 @@ def test_samples_replay_by_their_seed(said, release):
     a, b, c = (np.load(f"{name}.npz")["x"] for name in "abc")
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
+    said("sample", release, "--out", "narrow.npz", "--seed", 3, "--spread", 0.01)
+    assert np.load("narrow.npz")["x"].std(0).mean() < a.std(0).mean()
 
 
 def test_a_parquet_has_the_layout_that_others_read(said, release):

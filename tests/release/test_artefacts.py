@@ -143,6 +143,18 @@ def test_a_release_without_a_guarantee_says_so(tmp_path):
         assert result["guarantee"]["reason"]
 
 
+def test_a_smaller_spread_draws_less_varied_images_of_the_same_generator(folders):
+    release = Release.load(folders / "generator")
+    labels = torch.zeros(200, dtype=torch.int64)
+    whole, narrow, hardly = (release.sample(200, labels, spread=spread)[0].std(0) for spread in (1.0, 0.5, 1e-6))
+    assert narrow.mean() < 0.8 * whole.mean()
+    assert hardly.max() < 1e-4, "one image a class is left"
+    assert torch.equal(release.sample(5)[0], release.sample(5, spread=1.0)[0])
+    for place, spread in (("generator", 0.0), ("generator", 1.1), ("generator", math.nan), ("set", 0.5)):
+        with pytest.raises(ReleaseError, match="spread"):
+            Release.load(folders / place).sample(3, spread=spread)
+
+
 def test_a_generator_that_diverged_is_not_sampled(folders):
     release = Release.load(folders / "generator")
     for tensor in release.product.tensors.values():
