@@ -25,7 +25,7 @@ from torch.nn.functional import one_hot, pad
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged
+from privot.nets.averaged import Averaged, faded
 from privot.nets.repeated import Repeated
 from privot.nets.waves import cosines
 from privot.privacy.gate import Gate
@@ -259,7 +259,7 @@ class Training:
     def learn(self, step: int, answer: Tensor) -> None:
         """One step of Adam, on the answer about ``here``; then there are new images."""
         self.answer.copy_(answer)
-        self.pair.ahead(self.method.learning * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.method.steps)) / 2)
+        self.pair.ahead(faded(self.method.learning, step, self.method.steps))
         self._again()
 
     def _follow(self) -> None:

@@ -23,7 +23,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.deconvolution import apportioned, meaning, shares
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged
+from privot.nets.averaged import Averaged, faded
 from privot.nets.repeated import Repeated
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
@@ -156,7 +156,7 @@ class Training:
         self._again = Repeated(self._follow, device, self.draws)
 
     def learn(self, step: int) -> None:
-        self.pair.ahead(self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.method.steps)) / 2)
+        self.pair.ahead(faded(self.rate, step, self.method.steps))
         self._again()
 
     def cost(self, net: Any) -> Tensor:

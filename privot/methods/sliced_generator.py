@@ -26,7 +26,7 @@ from privot.families.sliced import DRAWING, WAVES, Sliced
 from privot.families.slices import TILT, Asked, counted, sized, stages
 from privot.families.spaces import Space
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged
+from privot.nets.averaged import Averaged, faded
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
 from privot.product import Product
@@ -118,7 +118,7 @@ class SlicedGenerator(Sliced):
             # In a learned space the net's codes are the points; nothing need be drawn and encoded again.
             points = net.coded(drawn, labels) if isinstance(here, Coded) else here.point(net(drawn, labels))
             target_loss(points.unflatten(0, (spec.classes, self.batch)), made.frame[basis], made.targets[:, basis]).sum().backward()
-            pair.ahead(self.rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * step / self.steps)) / 2)
+            pair.ahead(faded(self.rate, step, self.steps))
             pair.follow()
             if step % 25 == 24 or step + 1 == self.steps:
                 progress("training the generator", step + 1, self.steps)

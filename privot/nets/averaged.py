@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+RISING = 100  # steps in which a rate that fades comes up first
 SETTLING = 20  # batches over which the running mean's batch-norm statistics are taken anew, at the end
+
+
+def faded(rate: float, step: int, steps: int) -> float:
+    """A rate that rises over the first steps and then falls to 0 along a cosine.
+
+    >>> [round(faded(1.0, step, 1000), 2) for step in (0, 99, 500, 999)]
+    [0.01, 0.98, 0.5, 0.0]
+    """
+    return rate * min(1, (step + 1) / RISING) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def kept(**parts: Any) -> dict[str, Tensor]:
