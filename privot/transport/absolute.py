@@ -3,7 +3,7 @@ r"""The city-block cost :math:`c_{ij} = \sum_k |x_{ik} - y_{jk}|`, and its gradi
 Noise that protects carries most coordinates of y out of the range of the x, and there :math:`|x - y|` is linear: such coordinates are one
 product of matrices. With :math:`s = 1` above the range and :math:`-1` elsewhere
 
-.. math:: c_{ij} = \sum_k s_{jk} (y_{jk} - x_{ik}) + 2 \sum_{k\ inside} (y_{jk} - \min(x_{ik}, y_{jk})),
+.. math:: c_{ij} = \sum_k s_{jk} (y_{jk} - x_{ik}) + 2 \sum_{k\ inside} \max(y_{jk} - x_{ik}, 0),
 
 and only the second sum, over coordinates inside the range, is done one by one, in pieces that a cache holds. On a GPU a kernel does it all.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PIECE = 1024  # rows of x at a time: what lies inside the range then fits into a cache
 FEW = 16  # coordinates up to which one plain pass for each is quickest
 TRITON = find_spec("triton") is not None
 
@@ -72,13 +73,16 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
     low, high = x.amin(0), x.amax(0)
     near, inside = y.clamp(low, high), (y > low) & (y < high)
     side = torch.where(y >= high, 1.0, -1.0).to(x)
-    columns, room = (2 * x.T).contiguous(), x.new_empty(len(y), len(x))
-    total = -side @ x.T  # [m, n]
-    for dim, (places, values) in enumerate(_by_dimension(2 * y, inside)):
-        if len(places):
-            total.index_add_(0, places, torch.minimum(columns[dim], values[:, None], out=room[: len(places)]), alpha=-1)
+    total, found = -side @ x.T, list(_inside(2 * y, inside))  # [m, n]
+    for start in range(0, len(x), PIECE):
+        part, columns = total[:, start : start + PIECE], (2 * x[start : start + PIECE].T).contiguous()
+        room, ones = torch.empty_like(columns), x.new_ones(x.shape[1])
+        for row, (places, values) in enumerate(found):
+            if count := len(places):
+                below = torch.index_select(columns, 0, places, out=room[:count]).sub_(values[:, None])
+                part[row] -= ones[:count] @ below.clamp_(max=0)
     # what lies beyond the range comes last: large noise must not round small differences away
-    total += ((side * near).sum(1) + 2 * torch.where(inside, y, 0).sum(1))[:, None]
+    total += (side * near).sum(1)[:, None]
     total += (y - near).abs().sum(1)[:, None]
     return total.T
 
@@ -99,7 +103,7 @@ def signs(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     total = ((y < low).to(x) - (y > high).to(x)).T @ weights.T  # [dim, n]
     rows, columns, ones = weights.T.contiguous(), x.T.contiguous(), x.new_ones(len(y))
     gaps, taken = x.new_empty(2, len(y), len(x))
-    for dim, (places, values) in enumerate(_by_dimension(y, inside)):
+    for dim, (places, values) in enumerate(_inside(y.T, inside.T)):
         if count := len(places):
             torch.index_select(rows, 0, places, out=taken[:count])
             part = torch.sub(columns[dim], values[:, None], out=gaps[:count]).sign_().mul_(taken[:count])
@@ -107,8 +111,8 @@ def signs(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     return total.T
 
 
-def _by_dimension(y: Tensor, inside: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each coordinate which rows are inside, and their values there."""
-    mask = inside.T.contiguous()
+def _inside(y: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each row of y which places are marked, and the values there."""
+    mask = mask.contiguous()
     counts = mask.sum(1).tolist()
-    return zip(mask.nonzero()[:, 1].split(counts), y.T[mask].split(counts), strict=True)
+    return zip(mask.nonzero()[:, 1].split(counts), y[mask].split(counts), strict=True)
