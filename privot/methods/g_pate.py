@@ -31,7 +31,7 @@ REACH = 3.0  # deviations of a projected slope of norm 1 that the bins cover
 def ballots(state: dict[str, Tensor], images: Tensor, labels: Tensor, frame: Tensor, bins: int, **how: Any) -> Tensor:
     """One vote for each image and direction of ``frame`` [numbers, directions]: [rows, directions, bins], of norm sqrt(rows) together."""
     along = clipped_slopes(state, images, labels, **how).flatten(1) @ frame  # of deviation 1 / sqrt(numbers), were slopes random
-    place = ((along * math.sqrt(len(frame)) / REACH + 1) / 2 * bins).floor().clamp(0, bins - 1).long()
+    place = ((along * math.sqrt(len(frame)) / REACH + 1) / 2 * bins).nan_to_num(0).floor().clamp(0, bins - 1).long()
     return torch.eye(bins, device=images.device)[place] / math.sqrt(frame.shape[1])
 
 

@@ -287,7 +287,7 @@ def test_particles_meet_the_quantiles_of_their_class(settings):
     for label in (0, 1):
         mine, real = (here.point(each) for each in (found[own == label], torch.from_numpy(images[labels == label])))
         far = (quantiles(mine, 10) - quantiles(real, 10)).square().mean() / real.var(0).mean()
-        assert far < 0.05  # of the variance; clamped pixels are part of it
+        assert far < 0.07  # of the variance; clamped pixels are part of it
 
 
 def test_another_size_costs_nothing_and_asks_nothing(tmp_path):

@@ -220,6 +220,14 @@ def test_long_compositions_against_the_closed_form(sampler, steps, mu):
     assert (found.delta(epsilons) >= exact.delta(epsilons)).all()
 
 
+def test_delta_and_epsilon_allow_for_the_same_rounding():
+    """Where what arithmetic may lose is half of delta, an epsilon that forgot it would have half as much delta again."""
+    found = cost(times(20_000, Poisson(1.0).event(math.sqrt(20_000))), ADD_REMOVE)
+    lost = 2.0**-52 * 21_000
+    assert found.epsilon(lost) == math.inf
+    assert found.delta(np.array([found.epsilon(2 * lost)]))[0] == pytest.approx(2 * lost, rel=0.05)
+
+
 def test_drawing_everything_is_no_draw():
     for sampler in (Fixed(7, 7), Shards(1), Poisson(1.0), Poisson(1)):
         found = cost(times(3, sampler.event(1.5)), sampler.neighbours[0]).epsilon(DELTA)
