@@ -14,7 +14,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.critics import Critics
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged, faded
+from privot.nets.averaged import Averaged
 from privot.nets.critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
@@ -47,7 +47,6 @@ class Adversarial(ABC):
     code: int = 16
     channels: int = 64  # of the generator
     rate: float = 6e-4  # of Adam, for the generator
-    fade: bool = False  # it falls to 0 along a cosine; else it stays
     critic_rate: float = 1e-4
     average: float = 0.995  # of the generator's weights over the steps
 
@@ -113,8 +112,7 @@ class Adversarial(ABC):
             labels = torch.randint(spec.classes, (self.batch,), generator=draws, device=device)
             images = drawn(net, labels)
             images.backward(-team.pixels(self.ask(gate, team, images.detach(), labels, draws)) / self.batch)
-            pair.ahead(faded(self.rate, step, self.steps) if self.fade else None)
-            pair.follow()
+            pair.step()
             progress("training the generator", step + 1, self.steps)
             if streams.due(step, self.steps):
                 streams.store("generator", pair.kept())

@@ -15,11 +15,10 @@ from privot.families.critics import Critics, clipped_slopes, learned, slope, war
 from privot.methods import make
 from privot.methods.g_pate import GPate, ballots
 from privot.methods.gs_wgan import GsWgan
-from privot.nets.averaged import Averaged, faded
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, silent
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -191,22 +190,6 @@ def test_full_slopes_are_of_norm_one_and_point_as_before(tmp_path):
     torch.testing.assert_close(torch.cosine_similarity(found[True], found[False]), torch.ones(5, dtype=torch.float64), rtol=1e-3, atol=0)
     with pytest.raises(SettingError, match="full"):
         GsWgan(full=True, routing="step")
-
-
-@pytest.mark.parametrize("fade", [False, True])
-def test_the_rate_fades_if_it_is_told_to(tmp_path, monkeypatch, fade):
-    rates, ahead = [], Averaged.ahead
-
-    def watched(pair, rate=None):
-        ahead(pair, rate)
-        rates.append(pair.rate.item())
-
-    monkeypatch.setattr(Averaged, "ahead", watched)
-    method = GsWgan(**{**TINY, "steps": 6, "noise": 1.0, "fade": fade})
-    gate = gate_for(tmp_path, method, *records())
-    method.fit(gate, Streams(0, Runtime("cpu")), silent)
-    wanted = [faded(method.rate, step, 6) if fade else method.rate for step in range(6)]
-    assert rates == pytest.approx(wanted, rel=1e-6)
 
 
 def test_votes_without_noise_give_back_the_way_most_critics_point(tmp_path):
