@@ -132,10 +132,10 @@ def test_the_honest_one_holds(audit, neighbours):
 
 
 def test_a_part_of_the_noise_is_seen_by_the_gaussian_reading(audit, monkeypatch, tmp_path):
-    """Epsilon 1 has a deviation of 3.7 records: with a twentieth of it 24 runs a side are plainly apart, and with all of it not."""
-    loud = {"epsilon": 1.0, "gaussian": True}
+    """Epsilon 1 has a deviation of 3.7 records: with a fiftieth of it every run is plainly on its side, and with all of it not."""
+    loud = {"epsilon": 1.0, "gaussian": True, "runs": 60, "confidence": 1 - 1e-6}
     assert audit(**loud, folder=tmp_path / "honest").run(CPU).status == "holds"
-    quietened(monkeypatch, 1 / 20)
+    quietened(monkeypatch, 1 / 50)
     assert audit(**loud, folder=tmp_path / "quiet").run(CPU).status == "broken"
 
 
