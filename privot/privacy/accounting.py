@@ -158,6 +158,9 @@ def cost(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
     )
 
 
+_root = functools.lru_cache(4096)(dpa.get_epsilon_gaussian)  # some milliseconds, and the same ones are asked again and again
+
+
 def _gaussian(mu: float) -> Cost:
     if mu == 0:  # no event at all
         return Cost("analytic Gaussian", np.zeros_like, lambda delta: 0.0, 0.0)
@@ -165,7 +168,7 @@ def _gaussian(mu: float) -> Cost:
     def delta(eps: Any) -> Any:
         return norm.cdf(mu / 2 - eps / mu) - np.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
 
-    return Cost("analytic Gaussian", delta, lambda target: float(dpa.get_epsilon_gaussian(1 / mu, target)), mu)
+    return Cost("analytic Gaussian", delta, lambda target: float(_root(1 / mu, target)), mu)
 
 
 def renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:

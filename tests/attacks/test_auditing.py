@@ -83,8 +83,7 @@ def known(monkeypatch):
     """The method; and its price, which is the same in every run and tested elsewhere, is computed once."""
     monkeypatch.setitem(methods(), "mean", Mean)
     monkeypatch.setitem(methods(), "all", All)
-    for name in ("prepare", "versions"):
-        monkeypatch.setattr(synthesis, name, cache(getattr(synthesis, name)))
+    monkeypatch.setattr(synthesis, "prepare", cache(synthesis.prepare))
 
 
 def silenced(monkeypatch):

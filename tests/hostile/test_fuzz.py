@@ -113,7 +113,7 @@ def asked(draw):
     return name, data, words + (draw(st.lists(texts, min_size=1, max_size=2)) if draw(st.integers(0, 9)) == 0 else [])
 
 
-@pytest.mark.parametrize("count", [700, pytest.param(14_300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(14_700, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1200)
 def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
     """From a TOML file or from words, of any method, and then planned: no record is near, nothing is written."""
@@ -210,7 +210,7 @@ def lines(draw):
     return [each.replace("\0", "") for each in said]  # no system hands one over
 
 
-@pytest.mark.parametrize("count", [250, pytest.param(6_750, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(6_900, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
 def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage, no_work, tmp_path, monkeypatch, trust):

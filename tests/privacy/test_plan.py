@@ -40,7 +40,7 @@ def check_calibration(parts, wall, relation):
     assert [(each.name, each.steps, each.sampling) for each in fitted.stages] == [(each.name, each.steps, each.sampling) for each in parts]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stages(), walls(), st.sampled_from([ADD_REMOVE, REPLACE]))
 def test_calibration_never_passes_the_wall_and_is_tight(parts, wall, relation):
     check_calibration(parts, wall, relation)

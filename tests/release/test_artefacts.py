@@ -506,7 +506,7 @@ def nothing_runs(monkeypatch):
     assert tried == []
 
 
-MANY = pytest.mark.parametrize("count", [250, pytest.param(2250, marks=pytest.mark.slow)])  # of two kinds of damage to two kinds of release
+MANY = pytest.mark.parametrize("count", [100, pytest.param(2400, marks=pytest.mark.slow)])  # of two kinds of damage to two kinds of release
 
 
 @MANY
