@@ -5,7 +5,7 @@
     python bench/table1.py --only is fid cnn    some columns first; the next call adds the others
     python bench/table1.py --table              only the table, from the rows at hand
     python bench/table1.py --rows mnist/gs-wgan@10#1    another seed: the table then states the mean, and below it the deviation
-    python bench/table1.py --rows mnist/gs-wgan@10 --spread .6    a generator's codes drawn less widely; the row says so
+    python bench/table1.py --rows mnist/gs-wgan@10~.6#1    the same release with its codes drawn less widely, a row of its own
 
 A row is a file in bench/table1/; a measure that is in it is not taken again. The data and the Inception weights must be at hand
 (PRIVOT_DATA). The real row is the ruler's own check: IS and accuracies of the training set, FID between its two halves.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import tempfile
 import time
 import tomllib
@@ -53,7 +54,16 @@ def rows() -> list[str]:
 
 
 def file_of(row: str) -> Path:
-    return ROWS / f"{row.replace('/', '-').replace('@', '-').replace('#', '-seed')}.json"
+    return ROWS / f"{row.replace('/', '-').replace('@', '-').replace('~', '-spread').replace('#', '-seed')}.json"
+
+
+def whole(row: str) -> str:
+    """The row of the same release whose codes are drawn as wide as they were learned."""
+    return re.sub("~[^#]*", "", row)
+
+
+def spread_of(row: str) -> float:
+    return float(row.split("~")[1].split("#")[0]) if "~" in row else 1.0
 
 
 def taken(row: str) -> dict[str, Any]:
@@ -100,9 +110,9 @@ def declared(data: str, method: str) -> Sensitive:
 
 def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, Any]]:
     """The row's release: made once, so that all its columns are of one and the same."""
-    data, what = row.split("#")[0].split("/")
+    data, what = whole(row).split("#")[0].split("/")
     method, epsilon = what.split("@")
-    place = file_of(row).with_suffix("")
+    place = file_of(whole(row)).with_suffix("")
     if place.exists():
         release = Release.load(place)
         return release, {"guarantee": jsonable(asdict(release.guarantee)), "seed": release.facts["seed"]}
@@ -115,12 +125,12 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     return release, facts
 
 
-def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None, spread: float = 1.0) -> None:
+def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None) -> None:
     """Take the measures that the row lacks."""
     seed = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
     missing = [each for each in only if name_of(each) not in have]
-    data, what = row.split("#")[0].split("/")
+    data, what = whole(row).split("#")[0].split("/")
     if what == "real":
         features = [each for each in missing if each in ("fid", "kid", "precision", "sliced")]
         if features:
@@ -132,15 +142,12 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int
         if what == "real":
             subject = Subject.of(data, 60_000)
         else:
-            if have and not file_of(row).with_suffix("").exists():
+            if (have or taken(whole(row))["readings"]) and not file_of(whole(row)).with_suffix("").exists():
                 raise SystemExit(
-                    f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(row)} to start it anew"
+                    f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(whole(row))} to start it anew"
                 )
             release, facts = released(row, seed, Runtime(device, microbatch))
-            if have and taken(row).get("spread", 1.0) != spread:
-                raise SystemExit(f"{row}: its other columns have another spread")
-            subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target, spread)
-            facts |= {"spread": spread} if spread != 1 else {}
+            subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target, spread_of(row))
         for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
@@ -159,6 +166,12 @@ def halves(train: Public) -> tuple[Subject, Public]:
 def seeds(row: str) -> list[str]:
     """The row and its other seeds, as far as they were run."""
     return [row, *(f"{row}#{seed}" for seed in range(1, MOST) if file_of(f"{row}#{seed}").exists())]
+
+
+def narrower(name: str, epsilon: str) -> list[str]:
+    """The spreads of rows at hand, as their names have them."""
+    known = [json.loads(path.read_text())["row"] for path in sorted(ROWS.glob(f"*-{name}-{epsilon}-spread*.json"))]
+    return sorted({f"~{row.split('~')[1].split('#')[0]}" for row in known}, reverse=True)
 
 
 def values(row: str) -> dict[str, float]:
@@ -206,10 +219,10 @@ def table() -> str:
     text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
     for epsilon in EPSILONS:
         for name in methods():
-            found = [values(f"{data}/{name}@{epsilon}") for data in SETS]
-            if any(found):
-                drawn = {taken(f"{data}/{name}@{epsilon}").get("spread", 1.0) for data in SETS} - {1.0}
-                text.append(line(name + "".join(f", spread {each:g}" for each in sorted(drawn)), epsilon, found, "**privot**"))
+            for drawn in ("", *narrower(name, epsilon)):
+                found = [values(f"{data}/{name}@{epsilon}{drawn}") for data in SETS]
+                if any(found):
+                    text.append(line(name + drawn.replace("~", ", spread "), epsilon, found, "**privot**"))
         others: dict[tuple[str, str], list[dict[str, float]]] = {}
         for each in published["figures"]:
             if float(each["epsilon"]) == float(epsilon) and each["data"] in SETS:
@@ -221,7 +234,8 @@ def table() -> str:
 def deviations() -> str:
     """Mean and deviation over seeds, where there are several."""
     text = ["| row | seeds | IS | FID | MLP | CNN | training |", "|---|---|---|---|---|---|---|"]
-    for row in rows():
+    every = [f"{row}{drawn}" for row in rows() for drawn in ("", *(narrower(*row.split("/")[1].split("@")) if "@" in row else ()))]
+    for row in every:
         if len(each := seeds(row)) > 1:
             found = [one(seed) for seed in each]
             cells = []
@@ -280,12 +294,12 @@ def write() -> None:
     where = f"Measured: {'; '.join(', '.join(each) for each in runs)} (`dirty`: with changes that the next commits hold)."
     several = f"Over several seeds, each a release of its own:\n\n{found}\n\n" if (found := deviations()) else ""
     text = f"{BEGIN}\n\n{table()}\n\n{NOTE}\n\n{several}{where}\n\n![privacy against utility](table1.png)\n\n{END}"
-    whole = RESULTS.read_text() if RESULTS.exists() else ""
-    if BEGIN in whole:
-        whole = whole[: whole.index(BEGIN)] + text + whole[whole.index(END) + len(END) :]
+    page = RESULTS.read_text() if RESULTS.exists() else ""
+    if BEGIN in page:
+        page = page[: page.index(BEGIN)] + text + page[page.index(END) + len(END) :]
     else:
-        whole += f"\n## GS-WGAN's table (`make bench-table1`)\n\n{text}\n"
-    RESULTS.write_text(whole)
+        page += f"\n## GS-WGAN's table (`make bench-table1`)\n\n{text}\n"
+    RESULTS.write_text(page)
     chart()
 
 
@@ -296,12 +310,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--microbatch", type=int, help="records at a time while a release is made")
-    parser.add_argument("--spread", type=float, default=1.0, help="of a generator's codes")
     parser.add_argument("--table", action="store_true", help="take no measure")
     asked = parser.parse_args()
     for row in [] if asked.table else asked.rows or rows():
         start = time.perf_counter()
-        run(row, tuple(asked.only), asked.seed, asked.device, asked.microbatch, asked.spread)
+        run(row, tuple(asked.only), asked.seed, asked.device, asked.microbatch)
         print(f"{row}: {time.perf_counter() - start:.0f} s", flush=True)
     write()
 

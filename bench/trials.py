@@ -1,0 +1,82 @@
+"""Settings of a generator tried on five sixths of the training images and judged by the others: test images are not touched.
+
+    python bench/trials.py mnist gs-wgan@10 --tried "steps=4000 batch=512 rate=3e-4" "full=true"
+    python bench/trials.py mnist gs-wgan@inf gs-wgan@1 --spread 1 .6 --only is fid cnn --out trials
+
+One Markdown row for each release and spread, printed as it is measured; without settings, the method's own. FID is against the images that
+were trained on. With --out the releases are kept there, each with a sheet of samples. One run each: differences of a point are chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from surroundings import commit, hardware
+
+import privot
+from privot.data import Public, Sensitive
+from privot.export import write
+from privot.measures import Subject, Workbench
+from privot.release import Guarantee
+from privot.runtime import Runtime
+
+SAMPLES, APART = 10_000, 6  # one image in so many is held out
+
+
+def split(data: str) -> tuple[Sensitive, Public, Public]:
+    """What is trained on, the same as a reference, and what judges."""
+    box = privot.load(data, public=True)
+    assert isinstance(box, Public)
+    images, labels = (each.cpu() for each in box.records())
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
+    held, rest = order[: len(order) // APART], order[len(order) // APART :]
+
+    def part(kind: type, some: torch.Tensor, name: str) -> Sensitive | Public:
+        return kind(images[some].numpy(), labels[some].numpy(), replace(box.spec, size=len(some), class_sizes=None), name=name)
+
+    return part(Sensitive, rest, "trained on"), part(Public, rest, "the same"), part(Public, held, "held out")  # type: ignore[return-value]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="such as mnist")
+    parser.add_argument("methods", nargs="+", help="such as gs-wgan@10")
+    parser.add_argument("--tried", nargs="+", default=[""], help="settings, those of one trial in quotes")
+    parser.add_argument("--spread", nargs="+", type=float, default=[1.0], help="of a generator's codes")
+    parser.add_argument("--only", nargs="+", default=["is", "fid", "cnn"], help="measures")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--microbatch", type=int, help="records at a time while a release is made")
+    parser.add_argument("--out", type=Path, help="keep the releases here")
+    asked = parser.parse_args()
+    train, reference, judge = split(asked.data)
+    bench = Workbench(judge, reference, runtime=Runtime(asked.device), seed=asked.seed)
+    print(f"{hardware()}, commit {commit()}; {asked.data}, seed {asked.seed}, {SAMPLES:,} samples\n", flush=True)
+    print("| method | settings | epsilon | spread | " + " | ".join(asked.only) + " | seconds |\n" + "|---" * (5 + len(asked.only)) + "|")
+    for way in asked.methods:
+        method, epsilon = way.split("@")
+        for number, trial in enumerate(asked.tried):
+            settings, start = dict(each.split("=", 1) for each in trial.split()), time.perf_counter()
+            out = asked.out / f"{asked.data}-{method}-{epsilon}-{number}" if asked.out else None
+            with tempfile.TemporaryDirectory() as folder:
+                release = privot.synthesize(
+                    train, method, float(epsilon), settings=settings, ledger=f"{folder}/ledger.jsonl", seed=asked.seed,
+                    runtime=Runtime(asked.device, asked.microbatch), out=out,
+                )  # fmt: skip
+            took, claim = time.perf_counter() - start, release.guarantee
+            if out:
+                write(*release.sample(100), out.with_suffix(".png"), 10)
+            for spread in asked.spread:
+                subject = Subject.sampled(release, method, SAMPLES, asked.seed, Runtime(asked.device).target, spread)
+                found = [f"{each.value:.4g}" for each in bench.measure(subject, asked.only)]
+                proved = f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none"
+                print("| " + " | ".join([method, trial or "its own", proved, f"{spread:g}", *found, f"{took:.0f}"]) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
