@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from privot import __version__
 from privot.errors import SettingError
 from privot.show import jsonable
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from privot.privacy.plan import Wall
 
 app = typer.Typer(
-    help="Private synthetic data: train or condense, certify, measure, verify.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -75,6 +75,19 @@ def refuse(text: str) -> NoReturn:
 def say(text: str, console: Console = out_console, style: str | None = None) -> None:
     """One line of text."""
     console.print(plain(text), style=style)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"privot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _whole(
+    version: Annotated[bool, typer.Option("--version", help="Which Privot this is.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Private synthetic data: train or condense, certify, measure, verify."""
 
 
 def plain(text: Any) -> str:

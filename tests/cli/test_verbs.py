@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from privot import demo, files
+from privot import __version__, demo, files
 from privot.cli import main
 from privot.data import catalogue, load, readers
 from privot.data.records import Sensitive
@@ -567,6 +567,10 @@ def test_help(privot, words):
     code, out, err = privot(*words)
     assert (code, err) == (0, "")
     assert out.startswith("Usage: privot")
+
+
+def test_version(privot):
+    assert privot("--version") == (0, f"privot {__version__}\n", "")
 
 
 def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
