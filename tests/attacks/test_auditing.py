@@ -30,7 +30,8 @@ from privot.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 CPU, SHAPE, CLASSES, COUNT = Runtime("cpu"), (1, 2, 2), 2, 12
-WEAK = {"epsilon": 0.05, "runs": 24, "confidence": 0.99}  # 12 runs a side that are counted can prove 0.58 of any mechanism
+# 12 runs a side that are counted can prove 0.12 of any mechanism, and only if all are told right: by chance once in 10^7 audits.
+WEAK = {"epsilon": 0.05, "runs": 24, "confidence": 0.999}
 
 
 def pixels(image, label):
@@ -117,7 +118,7 @@ def test_a_claim_without_its_noise_is_broken(audit, monkeypatch, neighbours):
     silenced(monkeypatch)
     found = audit(settings={"neighbours": neighbours}, box=records(spec=Spec(SHAPE, CLASSES))).run(CPU)
     assert found.status == "broken"
-    assert found.proved == found.ceiling == pytest.approx(many_runs([1.0] * 24, [0.0] * 24, 1e-5, 0.99).ceiling)
+    assert found.proved == found.ceiling == pytest.approx(many_runs([1.0] * 24, [0.0] * 24, 1e-5, 0.999).ceiling)
     assert found.claimed == pytest.approx(0.05, rel=1e-6)
     assert not found.publishable
 
@@ -161,7 +162,7 @@ def test_the_public_seed_is_the_same_in_both_worlds(audit, monkeypatch):
 def test_who_claims_nothing_is_never_broken(audit, monkeypatch, tmp_path):
     found = audit(epsilon=math.inf, folder=tmp_path / "none").run(CPU)
     assert (found.status, found.claimed, found.broken) == ("no claim", None, False)
-    assert found.proved == found.ceiling > 0.5  # though all is proved
+    assert found.proved == found.ceiling > 0.1  # though all is proved
     gaussian = audit(epsilon=math.inf, gaussian=True, folder=tmp_path / "gaussian").run(CPU)
     assert (gaussian.status, gaussian.wall) == ("no claim", "epsilon at delta 1e-05")
     subset = audit(method="real-subset", settings={"per_class": 3}, epsilon=None, folder=tmp_path / "subset").run(CPU)
@@ -342,6 +343,7 @@ def test_the_folder_is_for_one_audit_alone(audit, tmp_path):
 def test_one_run_with_many_canaries(tmp_path):
     box = load("digits")
     given = {"box": box, "method": "private-set", "epsilon": 0.5, "canaries": 60, "kind": "orthogonal", "score": "mean"}
+    given["confidence"] = 1 - 1e-6  # all of 30 guesses right would refute it
     tiny = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
     found = Audit(**given, folder=tmp_path / "one", settings=tiny).run(CPU)
     assert found.status == "holds"
@@ -354,7 +356,7 @@ def test_one_run_tells_who_was_there_if_nothing_hides_it(audit):
     one = audit(method="all", canaries=60, kind="noise", score="nearest", epsilon=None)
     found = one.run(CPU)
     assert found.status == "no claim"
-    assert found.proved == found.ceiling > 1.5
+    assert found.proved == found.ceiling > 1.3
     assert found.wall == "epsilon at delta 1e-05"
 
 

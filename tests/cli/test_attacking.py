@@ -75,7 +75,8 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
 
 
 def test_an_attack_on_public_data_is_for_the_public_page(privot, private):
-    code, out, err = privot("attack", "tracing", "private", *SIDES, "--public", "--json")
+    # The split of the digits tells sides apart a little whatever is released, so the claim is judged with more confidence than usual.
+    code, out, err = privot("attack", "tracing", "private", *SIDES, "--public", "--json", "--confidence", 0.9999)
     assert code == 0
     facts = parsed(out)
     assert facts["publishable"] is True
