@@ -302,7 +302,7 @@ def certificate(asked: argparse.Namespace) -> None:
         sure = certify(clean.problem, clean.images, clean.labels)  # of victim and net alone: one serves every noise
         settle(clean.images.device)
         took = time.perf_counter() - start
-        for std in (1e-3, 3e-3, 1e-2):
+        for std in asked.std:
             each, predicted = case(data, asked, defence=Noise(std)), sure.mse(std)
             searched = run(each, hybrid, asked)
             best = judge(refine(each.problem, searched.found), each.images, each.labels, asked.threshold)
@@ -327,6 +327,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="gradient evaluations at most; else the part's own")
     parser.add_argument("--optimiser", nargs="+", choices=("adam", "l-bfgs"), help="of table2")
     parser.add_argument("--clip", type=float, help="of curve: noise is then a multiplier")
+    parser.add_argument("--std", nargs="+", type=float, default=(1e-3, 3e-3, 1e-2), help="of certificate: the noise")
     parser.add_argument("--alone", type=int, default=3, help="of speed: victims that are attacked one after another")
     parser.add_argument("--threshold", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
