@@ -99,6 +99,44 @@ def run(server, post, **more):
     return conduct(server, post, **({"join": 5.0, "patience": 5.0} | more))
 
 
+# Looking for replies
+
+
+class Clock:
+    """Time that passes only when somebody sleeps, or looks for replies."""
+
+    def __init__(self, grid, look):
+        self.now, self.slept, self.pull = 0.0, [], grid.pull_messages
+        grid.pull_messages = lambda numbers: self.sleep(look, looking=True) or self.pull(numbers)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds, looking=False):
+        self.now += seconds
+        if not looking:
+            self.slept.append(seconds)
+
+
+@pytest.mark.parametrize(("look", "rest"), [(0.001, 0.1), (1.0, 4.0)])
+def test_looking_takes_a_fifth_of_the_time_at_most(look, rest, monkeypatch):
+    grid = Grid({1: lambda message: None})
+    monkeypatch.setattr(server_app, "time", clock := Clock(grid, look))
+    monkeypatch.setattr(server_app, "LOOK", 0.1)
+    assert list(Post(grid, {"silent": 1}).exchange({"silent": b"x"}, 20.0)) == []
+    assert set(clock.slept) == {rest}
+
+
+@pytest.mark.parametrize(("look", "told"), [(0.0, False), (6.0, True)])
+def test_a_round_that_lasts_counts_its_answers(tmp_path, monkeypatch, look, told):
+    server, post, grid, everyone = federation(tmp_path)
+    monkeypatch.setattr(server_app, "time", Clock(grid, look))
+    words = []
+    run(server, post, join=60.0, patience=60.0, progress=lambda *word, **facts: words.append(word))
+    assert sum(stage == "rounds" for stage, *_ in words) == server.terms.settings.rounds
+    assert (("answers in this round", 1, len(everyone)) in words) is told
+
+
 # What Flower carries
 
 

@@ -15,7 +15,8 @@ from privot.federated.flower.envelope import said, wrapped
 from privot.federated.server import Server
 from privot.runtime import Progress, silent
 
-LOOK = 0.1  # seconds between two looks for replies
+LOOK, REST = 0.1, 4.0  # seconds between two looks for replies, at least; and in units of what a look takes, if many are waited for
+SELDOM = 5.0  # seconds after which a round that lasts counts its answers aloud
 LIVE = 3600.0  # seconds for which Flower keeps a message that nobody fetched, beyond those that we wait
 AWAY = 10.0  # seconds of a round for which a node that is not online is waited for, once nobody else is
 SILENT = 3  # times that a round is asked in vain before the run is stopped
@@ -52,14 +53,17 @@ class Post:
                 if number := next(iter(self.grid.push_messages([message])), None):
                     waiting[number] = name
                     del unsent[name]
-            for message in self.grid.pull_messages(list(waiting)) if waiting else ():
+            looked = time.monotonic()
+            replies = self.grid.pull_messages(list(waiting)) if waiting else ()
+            took = time.monotonic() - looked
+            for message in replies:
                 if name := waiting.pop(message.metadata.reply_to_message_id, ""):
                     yield name, message
             passed = time.monotonic() - begun
             if passed > seconds or (not waiting and away is not None and passed > away):
                 return
             if unsent or waiting:
-                time.sleep(LOOK)
+                time.sleep(max(LOOK, REST * took))
 
 
 @dataclass
@@ -90,11 +94,14 @@ def conduct(server: Server, post: Post, *, join: float, patience: float, progres
     tries, rounds, traffic = 0, server.terms.settings.rounds, Traffic()
     away = join  # after a restart of the server its nodes need a while to find their way back
     while not server.done:
-        asked, count = server.ask(), 0
+        asked, count, spoken = server.ask(), 0, time.monotonic()
         for name, raw in post.exchange(asked, patience, away):
             counted = server.take(name, raw) is None
             count, traffic.answers = count + counted, traffic.answers + counted
             traffic.sent, traffic.seen = traffic.sent + len(asked[name]), traffic.seen + len(raw)
+            if time.monotonic() - spoken > SELDOM:
+                spoken = time.monotonic()
+                progress("answers in this round", count, len(asked))
         tries, away = 0 if count else tries + 1, AWAY
         if asked and not count and server.living and tries < SILENT:
             continue
