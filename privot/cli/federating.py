@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,8 +74,12 @@ def simulate(
     # Each simulated owner allows what the terms ask of it, where rounding may not come between; its ledger may still say no.
     own = Budget(float(terms.plan().cost().epsilon(delta)) * (1 + 1e-9), delta)
     cast = Cast(source, clients, own, traces(out).resolve() / "owners", ledger and ledger.resolve(), device, terms.settings.unit)
-    server = begin(terms, names(clients), out, seed=seed, runtime=runtime, record=record, resume=resume)
-    _run(lambda progress: play(cast, server, workers=workers, progress=progress), server, out, delta, as_json)
+
+    def run(progress: Progress) -> tuple[Server, Traffic]:
+        server = begin(terms, names(clients), out, seed=seed, runtime=runtime, record=record, resume=resume, progress=progress)
+        return server, play(cast, server, workers=workers, progress=progress)
+
+    _run(run, out, delta, as_json)
 
 
 @verbs.command("server")
@@ -109,14 +114,14 @@ def serve(
         raise SettingError("declare what the owners hold: --shape (such as 1x28x28) and --classes, or --like a built-in data set")
     spec = describe(like, shape=to_shape(shape), classes=classes) if like else Spec(to_shape(shape), classes)  # type: ignore[arg-type]
     terms = terms_for(settings, _spec(spec, len(known)), to_wall(epsilon, delta, None, _method(settings)))
-    server = begin(terms, list(known), out, seed=seed, runtime=runtime, record=record, resume=resume)
 
-    def run(progress: Progress) -> Traffic:
+    def run(progress: Progress) -> tuple[Server, Traffic]:
+        server = begin(terms, list(known), out, seed=seed, runtime=runtime, record=record, resume=resume, progress=progress)
         with opened(address, tls, known, traces(out) / "superlink.log", longest_message(terms)) as post:
             say(f"open       {address} for {len(known)} owners: {', '.join(known)}", err_console)
-            return conduct(server, post, join=join, patience=patience, progress=progress)
+            return server, conduct(server, post, join=join, patience=patience, progress=progress)
 
-    _run(run, server, out, delta, as_json)
+    _run(run, out, delta, as_json)
 
 
 @verbs.command()
@@ -262,7 +267,7 @@ def _free(box: Any) -> Any:
     return box
 
 
-def _run(run: Any, server: Server, out: Path, delta: float, as_json: bool) -> None:
+def _run(run: Callable[[Progress], tuple[Server, Traffic]], out: Path, delta: float, as_json: bool) -> None:
     """The run with its progress, and what came of it."""
     import time
     from dataclasses import asdict
@@ -271,7 +276,7 @@ def _run(run: Any, server: Server, out: Path, delta: float, as_json: bool) -> No
 
     begun = time.perf_counter()
     with progress_bar(err_console) as progress:
-        traffic = run(progress)
+        server, traffic = run(progress)
     release, took = finish(server, out, delta), time.perf_counter() - begun
     found = Counter((each.name, each.reason, each.lie) for each in server.offences)
     offences = [{"owner": name, "reason": reason, "lie": lie, "times": times} for (name, reason, lie), times in found.items()]

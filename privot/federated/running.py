@@ -20,7 +20,7 @@ from privot.methods.federated_gs_wgan import FederatedGsWgan
 from privot.preflight import prepare
 from privot.privacy.plan import Wall
 from privot.release import Release
-from privot.runtime import Runtime, Streams
+from privot.runtime import Progress, Runtime, Streams, silent
 
 
 def terms_for(settings: dict[str, Any], spec: Spec, wall: Wall | None) -> Terms:
@@ -43,7 +43,7 @@ def terms_for(settings: dict[str, Any], spec: Spec, wall: Wall | None) -> Terms:
 
 def begin(
     terms: Terms, names: Sequence[str], out: Path, *, seed: int = 0, runtime: Runtime | None = None, record: Path | None = None,
-    resume: bool = False,
+    resume: bool = False, progress: Progress = silent,
 ) -> Server:  # fmt: skip
     """A server for these terms, or the one that stopped under the same settings; its traces lie in ``OUT.run`` until it has finished."""
     if os.path.lexists(out):
@@ -70,7 +70,7 @@ def begin(
             (folder / "run.part").replace(file)
         except OSError as error:
             raise ReleaseError(f"{folder} cannot be written ({error.strerror}): name another place for the release") from None
-    return Server(terms, names, Streams(seed, runtime or Runtime()), folder / "server", record)
+    return Server(terms, names, Streams(seed, runtime or Runtime()), folder / "server", record, progress)
 
 
 def finish(server: Server, out: Path, delta: float) -> Release:

@@ -24,7 +24,7 @@ from privot.federated.messages import Answer, Message, Refusal, Request, Terms, 
 from privot.federated.recorded import Recorder
 from privot.federated.soundness import longest_message, sound
 from privot.release import Guarantee, NoGuarantee, Release
-from privot.runtime import Streams
+from privot.runtime import Progress, Streams, silent
 from privot.show import jsonable
 from privot.synthesis import versions
 
@@ -46,10 +46,13 @@ class Offence:
 class Server:
     """One run with the owners ``names``, whose order is public. With a ``folder`` it goes on after a crash, in the round where it was.
 
-    ``record``: where every message is written down that it sent or saw.
+    ``record``: where every message is written down that it sent or saw. ``progress`` hears of what comes before the first message.
     """
 
-    def __init__(self, terms: Terms, names: Sequence[str], streams: Streams, folder: Path | None = None, record: Path | None = None):
+    def __init__(
+        self, terms: Terms, names: Sequence[str], streams: Streams, folder: Path | None = None, record: Path | None = None,
+        progress: Progress = silent,
+    ):  # fmt: skip
         if len(set(names)) != len(names) or len(names) != terms.owners:
             raise SettingError(f"the terms are for {terms.owners} owners, each with a name of its own, and {len(set(names))} are named")
         self.terms, self.names, self.offences = terms, tuple(names), []  # type: Terms, tuple[str, ...], list[Offence]
@@ -65,7 +68,7 @@ class Server:
         self._missed: set[tuple[str, int]] = set()  # rounds in which an owner was asked and did not answer: it may be late
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        self._drawing = Drawing(terms.settings, terms.spec, self._streams)
+        self._drawing = Drawing(terms.settings, terms.spec, self._streams, progress)
         if folder is not None:
             self._resume(folder)
         self._record = Recorder(record) if record is not None else None

@@ -25,8 +25,10 @@ SMALL = ("--set", "lessons=1", "--set", "warm=1", "--set", "width=4", "--set", "
 def test_three_owners_and_two_rounds(privot, tmp_path):
     begun = time.monotonic()
     words = ("federate", "simulate", "--data", "digits", "--clients", 3, "--epsilon", 20, "--rounds", 2, *SMALL, "--device", "cpu")
-    code, out, err = privot(*words, "--out", "release", "--record", "wire", "--ledger", "ledgers", "--json")
+    start = ("--set", "start=glyphs", "--set", "practice=2")
+    code, out, err = privot(*words, *start, "--out", "release", "--record", "wire", "--ledger", "ledgers", "--json")
     assert code == 0, err
+    assert "learning to write: 2 of 2" in err
     took, facts = time.monotonic() - begun, json.loads(out)
     assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (2, 6, 3, [])
     assert facts["guarantee"]["epsilon"] == pytest.approx(20.0)
