@@ -21,6 +21,7 @@ from privot.product import Product
 from privot.runtime import Progress, Streams, silent
 
 LOT = 1024  # images drawn at a time: a batch of the generator's norms, and a bound on its memory
+SETTLED = 320  # images over which batch norm settles at a time
 
 
 class Drawing:
@@ -85,7 +86,8 @@ class Drawing:
 
     def product(self) -> Product:
         """The running mean of the generator."""
-        return Product.generator(KINDS[self.settings.kind], self.arguments, self.pair.settled(lambda mean: self.shown(net=mean)))
+        each = -(-SETTLED // self.spec.classes)
+        return Product.generator(KINDS[self.settings.kind], self.arguments, self.pair.settled(lambda mean: self.shown(each, mean)))
 
     @property
     def _settling(self) -> torch.Generator:
