@@ -277,7 +277,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "counts"), [("gs-wgan", {}, (2, 3)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))]
+    ("method", "settings", "counts"), [("gs-wgan", {}, (3,)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))]
 )
 def test_several_processes_give_the_answers_of_one_to_the_bit(run, method, settings, counts):
     folder, lines = run("fitted", 1, method=method, **settings)
