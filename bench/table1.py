@@ -168,10 +168,10 @@ def seeds(row: str) -> list[str]:
     return [row, *(f"{row}#{seed}" for seed in range(1, MOST) if file_of(f"{row}#{seed}").exists())]
 
 
-def narrower(name: str, epsilon: str) -> list[str]:
-    """The spreads of rows at hand, as their names have them."""
-    known = [json.loads(path.read_text())["row"] for path in sorted(ROWS.glob(f"*-{name}-{epsilon}-spread*.json"))]
-    return sorted({f"~{row.split('~')[1].split('#')[0]}" for row in known}, reverse=True)
+def drawn(what: str) -> list[str]:
+    """Such as gs-wgan@10 itself, then gs-wgan@10~.6 and whatever else of it is at hand with a narrower spread."""
+    known = {json.loads(path.read_text())["row"].split("/")[1].split("#")[0] for path in ROWS.glob("*-spread*.json")}
+    return [what, *sorted((each for each in known if whole(each) == what), reverse=True)]
 
 
 def values(row: str) -> dict[str, float]:
@@ -219,10 +219,10 @@ def table() -> str:
     text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
     for epsilon in EPSILONS:
         for name in methods():
-            for drawn in ("", *narrower(name, epsilon)):
-                found = [values(f"{data}/{name}@{epsilon}{drawn}") for data in SETS]
+            for what in drawn(f"{name}@{epsilon}"):
+                found = [values(f"{data}/{what}") for data in SETS]
                 if any(found):
-                    text.append(line(name + drawn.replace("~", ", spread "), epsilon, found, "**privot**"))
+                    text.append(line(what.replace(f"@{epsilon}", "").replace("~", ", spread "), epsilon, found, "**privot**"))
         others: dict[tuple[str, str], list[dict[str, float]]] = {}
         for each in published["figures"]:
             if float(each["epsilon"]) == float(epsilon) and each["data"] in SETS:
@@ -234,8 +234,7 @@ def table() -> str:
 def deviations() -> str:
     """Mean and deviation over seeds, where there are several."""
     text = ["| row | seeds | IS | FID | MLP | CNN | training |", "|---|---|---|---|---|---|---|"]
-    every = [f"{row}{drawn}" for row in rows() for drawn in ("", *(narrower(*row.split("/")[1].split("@")) if "@" in row else ()))]
-    for row in every:
+    for row in [f"{data}/{each}" for data, what in (row.split("/") for row in rows()) for each in drawn(what)]:
         if len(each := seeds(row)) > 1:
             found = [one(seed) for seed in each]
             cells = []

@@ -158,7 +158,7 @@ def cost(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:
     )
 
 
-_root = functools.lru_cache(4096)(dpa.get_epsilon_gaussian)  # some milliseconds, and the same ones are asked again and again
+_gaussian_epsilon = functools.lru_cache(4096)(dpa.get_epsilon_gaussian)  # a root, some milliseconds, and the same is asked again and again
 
 
 def _gaussian(mu: float) -> Cost:
@@ -168,7 +168,7 @@ def _gaussian(mu: float) -> Cost:
     def delta(eps: Any) -> Any:
         return norm.cdf(mu / 2 - eps / mu) - np.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
 
-    return Cost("analytic Gaussian", delta, lambda target: float(_root(1 / mu, target)), mu)
+    return Cost("analytic Gaussian", delta, lambda target: float(_gaussian_epsilon(1 / mu, target)), mu)
 
 
 def renyi(event: dpa.DpEvent, neighbours: Neighbours) -> Cost:

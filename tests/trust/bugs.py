@@ -78,7 +78,7 @@ BUGS = [
     Bug("accounting", "delta not split", f"{PRICES}:cost", "total.get_epsilon_for_delta(target - slack)",
         "total.get_epsilon_for_delta(target)",
         ("tests/privacy/test_accounting.py::test_delta_and_epsilon_allow_for_the_same_rounding",)),
-    Bug("accounting", "the classical formula at epsilon 10", f"{PRICES}:_gaussian", "float(_root(1 / mu, target))",
+    Bug("accounting", "the classical formula at epsilon 10", f"{PRICES}:_gaussian", "float(_gaussian_epsilon(1 / mu, target))",
         "mu * math.sqrt(2 * math.log(1.25 / target))", ("tests/privacy/test_accounting.py::test_the_classical_formula_is_not_used",)),
     Bug("accounting", "a second run not charged", f"{LEDGER}:Ledger.spent", 'if each["kind"] == "reserve"]',
         'if each["kind"] == "reserve"][-1:]', (f"{GATES}::test_two_gates_pay_twice",)),

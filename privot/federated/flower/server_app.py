@@ -94,7 +94,8 @@ def conduct(server: Server, post: Post, *, join: float, patience: float, progres
     tries, rounds, traffic = 0, server.terms.settings.rounds, Traffic()
     away = join  # after a restart of the server its nodes need a while to find their way back
     while not server.done:
-        asked, count, spoken = server.ask(), 0, time.monotonic()
+        asked, count, begun = server.ask(), 0, time.monotonic()
+        spoken = begun
         for name, raw in post.exchange(asked, patience, away):
             counted = server.take(name, raw) is None
             count, traffic.answers = count + counted, traffic.answers + counted
@@ -102,6 +103,8 @@ def conduct(server: Server, post: Post, *, join: float, patience: float, progres
             if time.monotonic() - spoken > SELDOM:
                 spoken = time.monotonic()
                 progress("answers in this round", count, len(asked))
+        if spoken > begun:
+            progress("answers in this round", count, len(asked))
         tries, away = 0 if count else tries + 1, AWAY
         if asked and not count and server.living and tries < SILENT:
             continue
