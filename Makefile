@@ -20,7 +20,7 @@ coverage: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist worksteal --cov=privot --cov-report=term:skip-covered
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --fresh
 
 # All that shows the promise, fast and slow; writes docs/trust.json and docs/threats.md. ONLY="G1 B2" for some goals.
 trust: $(READY)

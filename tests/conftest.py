@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import steady
 from trust import record
 
 from privot import files
@@ -22,7 +23,12 @@ if BESIDE.is_dir():
     os.environ.setdefault("PRIVOT_DATA", str(BESIDE))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fresh", action="store_true", help="chance from the system, not the same at every run")
+
+
 def pytest_configure(config):
+    config.chance = steady.begin(config.getoption("fresh"))
     config.addinivalue_line("markers", "trust: records a figure for docs/threats.md; every test that asks for the fixture `trust` has it")
 
 
@@ -30,6 +36,19 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "trust" in getattr(item, "fixturenames", ()):
             item.add_marker("trust")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    with item.config.chance(item.nodeid):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    """What several tests share must not depend on which of them comes first."""
+    with request.config.chance(f"{fixturedef.baseid} {fixturedef.argname} {request.param_index}"):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

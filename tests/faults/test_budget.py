@@ -70,7 +70,7 @@ def test_never_more_than_the_wall(examples, tmp_path, monkeypatch, trust):
     monkeypatch.setattr(os, "fsync", lambda file: None)  # that lines are durable is shown elsewhere, and takes most of the time
     asked = []
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=LENIENT, database=None)
+    @settings(max_examples=examples, suppress_health_check=LENIENT)
     @given(budget=budgets, plans=st.lists(plans, min_size=1 if examples < 100 else 5, max_size=8))
     def holds(budget, plans):
         wall_holds(tmp_path, budget, plans)
@@ -80,7 +80,7 @@ def test_never_more_than_the_wall(examples, tmp_path, monkeypatch, trust):
     trust("B3", "random plans asked for under a random wall, none beyond it", sum(asked), of=sum(asked))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(budget=budgets, parts=stages, relation=st.sampled_from([ADD_REMOVE, REPLACE]))
 def test_a_calibrated_plan_fits_and_a_little_less_noise_does_not(budget, parts, relation):
     plan = Plan(

@@ -60,7 +60,7 @@ def test_an_answer_takes_few_bytes():
 
 
 @every
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_changed_byte_passes_unnoticed(name, data):
     """Of a message with any of its bytes changed: refused, or one that says so to the byte, never the old message."""
@@ -71,7 +71,7 @@ def test_no_changed_byte_passes_unnoticed(name, data):
         assert pack(unpack(bytes(raw))) == bytes(raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.one_of(
         st.binary(max_size=300),

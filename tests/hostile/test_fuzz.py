@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import typer.main
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from quick import quick
 from watch import Hangs, hurried, watched
@@ -25,7 +25,7 @@ from privot.methods import make, methods
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
-ANY = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+ANY = {"suppress_health_check": list(HealthCheck)}
 SPEC = Spec((1, 8, 8), 3, 60, (20, 20, 20))
 GIB = 1 << 20  # in the system's units of 1,024 bytes
 
@@ -222,6 +222,7 @@ def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage,
 
     @settings(max_examples=count, **ANY)
     @given(lines())
+    @example(["methods"])  # obeyed; of random lines one in twelve is
     def holds(said):
         with watched(tmp_path.parent) as seen, hurried():  # in it lie what was named, and where that leads
             code, _, err = privot(*said)
@@ -240,6 +241,6 @@ def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage,
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory <= GIB
     changed = [path.name for path, data in before.items() if path.read_bytes() != data and path.suffix not in (".lock", ".head", ".jsonl")]
     assert changed == [], "what was only named was changed"
-    assert 0 in ends
+    assert ends.count(0) > count // 200, "some must be obeyed, or the fuzzer tries too little"
     assert 2 in ends
     trust("D2", "random command lines obeyed or refused in one line", len(ends), of=len(ends))

@@ -28,6 +28,12 @@ SCALES = [(1.0, 0.01), (3.0, 0.5), (1e-3, 1.07), (40.0, 20.0)]  # (bound, noise 
 DRAWS = 1_000_000
 
 
+@pytest.fixture(autouse=True)
+def _from_the_system(monkeypatch):
+    """The source itself is tested here, so nothing stands for it."""
+    monkeypatch.setattr("privot.privacy.noise.os", os)
+
+
 def nothing(image, label):
     return image.new_zeros(DRAWS)
 

@@ -40,7 +40,7 @@ def check_calibration(parts, wall, relation):
     assert [(each.name, each.steps, each.sampling) for each in fitted.stages] == [(each.name, each.steps, each.sampling) for each in parts]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(stages(), walls(), st.sampled_from([ADD_REMOVE, REPLACE]))
 def test_calibration_never_passes_the_wall_and_is_tight(parts, wall, relation):
     check_calibration(parts, wall, relation)
@@ -48,7 +48,7 @@ def test_calibration_never_passes_the_wall_and_is_tight(parts, wall, relation):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(stages(), walls(), st.sampled_from([ADD_REMOVE, REPLACE]))
 def test_three_thousand_calibrations(parts, wall, relation):
     check_calibration(parts, wall, relation)
@@ -82,7 +82,7 @@ def test_the_two_walls_agree():
     assert fitted.cost().tpr(0.01) <= 0.05
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages(0))
 def test_spending_on_top_of_a_wall_is_refused(parts):
     """What a calibrated plan leaves is less than one more look."""

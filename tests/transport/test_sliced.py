@@ -346,7 +346,7 @@ def test_the_host_is_not_asked_for_sizes_twice():
 # ascending rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**31), st.sampled_from([0.0, 0.1, 1.0]), st.booleans())
 def test_the_nearest_ascending_row_is_that_of_scikit_learn(length, rows, seed, slope, coarse):
     values = cloud(rows, length, seed=seed) + slope * torch.arange(length)

@@ -176,7 +176,9 @@ def run(goal):
         lines = Path(folder) / "lines.jsonl"
         env = {"OMP_NUM_THREADS": "1", **os.environ, "PRIVOT_TRUST": str(lines)}
         print(f"\n{goal['id']}: {goal['says']}", flush=True)
-        code = subprocess.run([sys.executable, "-m", "pytest", "-n2", "--dist=worksteal", *goal["tests"]], cwd=ROOT, env=env).returncode
+        code = subprocess.run(
+            [sys.executable, "-m", "pytest", "-n2", "--dist=worksteal", "--fresh", *goal["tests"]], cwd=ROOT, env=env
+        ).returncode
         return code, [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
