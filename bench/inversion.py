@@ -6,9 +6,9 @@
     python bench/inversion.py speed --images 300 --alone 3 | certificate --images 50 | optimisers --images 100
 
 Each part runs alone; on one CPU thread take --images 8. Records are of the test split (of SVHN the training split), drawn by the seed;
-each victim has its own net. Success is a pixel MSE under --threshold after clamping, with its Clopper-Pearson interval (95 %). "To threshold" counts gradient
-evaluations until the true error first falls under it, which an attacker cannot see; "paired" are medians of ratios over victims that both
-attacks solved.
+each victim has its own net. Success is a pixel MSE under --threshold after clamping, with its Clopper-Pearson interval (95 %). "To
+threshold" counts gradient evaluations until the true error first falls under it, which an attacker cannot see; "paired" are medians of
+ratios over victims that both attacks solved.
 """
 
 from __future__ import annotations
