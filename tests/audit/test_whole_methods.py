@@ -58,8 +58,8 @@ def test_the_claim_is_never_broken(name, trust):
     inside, outside, plan = audited(name, 1.0)
     claim = Guarantee.of(plan, DELTA)
     gaussian = claim.accountant == GAUSSIAN
-    # 99.9 %: of a dozen audits of tight claims at 95 % one would fail by chance every other time.
-    found = judge(bound(inside, outside, 0.999, gaussian), claim)
+    # Of a dozen audits of tight claims at 95 % one would fail by chance every other time.
+    found = judge(bound(inside, outside, 1 - 1e-7, gaussian), claim)
     plain = bound(inside, outside)
     assert found.status == "holds", f"{name}: {found.sentence}"
     assert plain.epsilon <= claim.epsilon, f"{name}: proved {plain.epsilon:.2f} of a claim of {claim.epsilon:.2f}"
