@@ -19,7 +19,7 @@ from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import LOCAL
 from privot.transport.sinkhorn import squared_euclidean
 
-TAIL = 8.5  # deviations, where the drawn noise ends
+TAIL = 12.0  # deviations; the drawn noise ends a little beyond
 WIDE = 1e6  # noise for a channel of which only the domain is asked
 
 
@@ -85,5 +85,5 @@ class Gaussian(Additive):
         return self.width * self.noise_std**2
 
     def holds(self, y: Tensor) -> bool:
-        """Whether these can be answers of this channel: noise of 53 bits stays under 8.6 deviations."""
-        return self._near(y, 8.6 * self.noise_std)
+        """Whether these can be answers of this channel: the drawn noise stays under 12.2 deviations."""
+        return self._near(y, 12.2 * self.noise_std)

@@ -10,7 +10,7 @@ from privot.errors import MessageError
 from privot.federated.messages import Terms, pack
 from privot.privacy.gate import SENSITIVITY
 
-FAR = 12.0  # deviations; the noise of a gate ends at 8.5
+FAR = 12.2  # deviations; the noise of a gate ends before
 ROOM = 1 << 10  # bytes that a message may have beyond its tensor
 
 

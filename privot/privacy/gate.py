@@ -150,6 +150,7 @@ class Gate:
             # an empty draw answers noise alone
             value = self._secretly(query, records, *public) if len(records.labels) else torch.zeros(shape, device=self._device)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                self._close()
                 raise QueryError(f"stage {stage.name}: the query's answer does not have its declared shape {list(shape)}")
             return _steps(value[None], bound, grid).view(shape)
 
@@ -241,6 +242,7 @@ class Gate:
         run = partial(self._replayed, lesson, query) if self._replayed else lesson
         for part in places.split(max(1, self._portion // (looks or labels.shape[1]))) if len(places) else ():
             if not self._secretly(run, part, *public):
+                self._close()
                 raise QueryError("an update must give a state of the same names and shapes")
         self._agree()
 
@@ -408,6 +410,8 @@ class Gate:
         """The ledger knows of answers before they are computed."""
         if step < self._lost[stage.name]:
             raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
+        if stage.verb != "deal":  # else owners are asked in turn
+            self._lost[stage.name] = step + count  # until it is given: who asks again after an error gets no second one
         if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
             stride = stage.steps // MARKS * (stage.verb != "deal")  # an owner's process may end after any message
             last = min(max(step + count, marked + stride), stage.steps) - 1
@@ -493,8 +497,14 @@ class Gate:
     ) -> None:
         """Where several processes share the shards, all stop when one has failed."""
         if self._ranks.failed(failed):
-            self._stages.clear()
+            self._close(told=True)
             raise QueryError(why)
+
+    def _close(self, told: bool = False) -> None:
+        """After a failure, of which other processes must hear unless they were ``told``."""
+        self._stages.clear()  # privacy: that it failed may say something of the records; it says it once, then this gate is closed
+        if not told:
+            self._ranks.failed(True)
 
     def _secretly(self, query: Callable[..., Any], *args: Any) -> Any:
         if self.plan.stages and not self._stages:
@@ -505,8 +515,7 @@ class Gate:
                 return query(*args)
         except Exception as error:
             kind = type(error).__name__
-        self._stages.clear()  # privacy: that it failed may say something of the records; it says it once, then this gate is closed
-        self._ranks.failed(True)
+        self._close()
         # privacy: the text of an error can carry records, so it is not even this one's context; its type is public knowledge of the code.
         raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
 

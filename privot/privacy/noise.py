@@ -41,10 +41,13 @@ class Secret:
         return ((bits >> 11 & (1 << 53) - 1).double() + 1) * 2.0**-53
 
     def normal(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-        """Standard Gaussian, float64, by Box-Muller: no rejection loop whose time could tell, tails to 8.5 deviations."""
+        """Standard Gaussian, float64, by Box-Muller: no rejection loop whose time could tell, tails to 12 deviations."""
         half = (math.prod(shape) + 1) // 2
-        radius, angle = self.uniform(2 * half, device).view(2, half)
-        radius, angle = (-2 * radius.log()).sqrt(), 2 * math.pi * angle
+        radius, angle, rest = self.uniform(3 * half, device).view(3, half)
+        # privacy: of 53 bits alone, rare radii would be farther apart than the grid, and an answer would tell of which total it is. So
+        # the distance to the nearer end of (0, 1) has 53 bits more: however rare a radius is, it is as fine as float64.
+        end = torch.minimum(radius - 2.0**-53, 1 - radius) + rest * 2.0**-53
+        radius, angle = (-2 * torch.where(radius > 0.5, (-end).log1p(), end.log())).sqrt(), 2 * math.pi * angle
         return torch.cat([radius * angle.cos(), radius * angle.sin()])[: math.prod(shape)].view(shape)
 
     def order(self, count: int) -> Tensor:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from privot.data.records import Records, Sensitive
 from privot.data.spec import Spec
-from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError
+from privot.errors import BudgetError, LedgerError, PlanError, PrivotError, QueryError, ReleaseError
 from privot.privacy import gate as gate_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import KEPT, MARKS, Gate
@@ -358,6 +358,33 @@ def test_a_lost_answer_is_not_given_twice(box, ledger, tmp_path):
     (tmp_path / "it-0.safetensors").unlink()
     with pytest.raises(BudgetError, match="start anew"):
         make(box, ledger, Stage("it", "sum", 1.0, 2), folder=tmp_path).sum("it", pixels, bound=1.0)
+
+
+def test_an_answer_that_was_broken_off_is_not_asked_again(box, ledger):
+    """Else whoever breaks it off where a record has something, and asks again, would read it for nothing."""
+    gate, times = make(box, ledger, Stage("it", "answer", 1.0, 2)), []
+
+    def broken(records):
+        times.append(1)
+        if len(times) == 1:
+            raise KeyboardInterrupt
+        return records.images.sum((0, 1, 2, 3))[None]
+
+    with pytest.raises(KeyboardInterrupt):
+        gate.answer("it", broken, bound=1.0, shape=(1,))
+    with pytest.raises(BudgetError, match="none is given twice"):
+        gate.answer("it", broken, bound=1.0, shape=(1,))
+    assert times == [1]
+    assert kinds(ledger) == ["reserve", "ask"]
+
+
+def test_an_answer_of_another_shape_closes_the_gate(box, ledger):
+    """Which shape it has may hang on the records: it says so once."""
+    gate, times = make(box, ledger, Stage("it", "answer", 1.0, 2)), []
+    for error in ("declared shape", "no stage"):
+        with pytest.raises(PrivotError, match=error):
+            gate.answer("it", lambda records: (times.append(1), records.images[0])[1], bound=1.0, shape=(1,))
+    assert times == [1]
 
 
 def test_a_long_stage_keeps_nothing_and_goes_on_after_its_marks(box, ledger, tmp_path):
