@@ -43,7 +43,7 @@ class Runtime:
                 if torch.empty(1, device=self.device).device.type not in ("cpu", "cuda"):
                     raise RuntimeError
             except (RuntimeError, AssertionError):
-                raise SettingError(f"device={self.device!r} is not there: use auto, cpu or cuda") from None
+                raise SettingError(f"device={self.device!r} is not there: use auto or cpu, or a GPU that this machine has") from None
         if self.target.index is not None and self.target.type == "cuda":
             if self.target.index >= torch.cuda.device_count():
                 raise SettingError(f"{self.target} is not there: start as many processes on a machine as it has GPUs, or use --device cpu")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich import progress as bars
 from rich.console import Console
+
+QUIET = 30.0  # seconds that a pipe may stay without a line
 
 
 class Progress(Protocol):
@@ -37,10 +40,12 @@ def jsonable(value: Any) -> Any:
 def seconds(value: float) -> str:
     """A duration as people say it.
 
-    >>> seconds(3.21), seconds(95), seconds(9000)
-    ('3.2 s', '1 min 35 s', '2 h 30 min')
+    >>> seconds(0.02), seconds(3.21), seconds(95), seconds(9000)
+    ('under a second', '3.2 s', '1 min 35 s', '2 h 30 min')
     """
     whole = int(value)
+    if value < 1:
+        return "under a second"
     if value < 60:
         return f"{value:.1f} s"
     return f"{whole // 60} min {whole % 60} s" if value < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
@@ -69,14 +74,17 @@ def _words(facts: dict[str, Any]) -> str:
 
 
 def _lines(console: Console) -> Progress:
+    """A line when a stage begins, at each tenth of it, and after half a minute without one."""
     shown: dict[str, int] = {}
+    last = time.monotonic()
 
     def show(stage: str, step: int, of: int, **facts: Any) -> None:
-        tenth = 10 * step // max(of, 1)
-        if step <= 1:
-            shown.pop(stage, None)  # the same stage again, of another output
-        if shown.get(stage, 0) < tenth:
-            shown[stage] = tenth
+        nonlocal last
+        tenth, now = 10 * step // max(of, 1), time.monotonic()
+        if step <= 1 and shown.get(stage, 0) > 1:
+            shown.pop(stage)  # the same stage again, of another output
+        if shown.get(stage, -1) < tenth or now - last > QUIET:
+            shown[stage], last = tenth, now
             console.print(f"{stage}: {step} of {of}  {_words(facts)}", markup=False, highlight=False)
 
     return show

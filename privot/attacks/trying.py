@@ -112,7 +112,7 @@ def proved(name: str, release: Release | None, population: Box | None = None) ->
 def left_out(name: str, prepared: Prepared, confidence: float = 0.95, seed: int = 0) -> Tried:
     """Every shadow is the victim once, with the others as its shadows; rates are those of one victim, drawn by the seed, the AUC of all.
 
-    Candidates of one victim are independent trials, pairs of victims and candidates are not.
+    Candidates of one victim are counted as independent trials; pairs of victims and candidates cannot be.
     """
     proof, members = proved(name, None), prepared.members()
     scores = lira.leave_one_out(prepared.observed("confidence"), members, offline=name == "lira-offline")
@@ -143,7 +143,8 @@ def attempt(
         candidates = together(members, others)
         if prepared.plan["candidates"]["digest"] != digest(candidates):
             raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
-        target = _Target(name, release, runtime, seed, prepared.plan["epochs"], progress)  # a classifier as theirs
+        # a classifier as theirs
+        target = _Target(name, release, runtime, seed, prepared.plan["epochs"], progress, prepared.plan["samples"])
         scores = target.against(prepared, candidates, first)
     else:
         inside, outside = (box._take(slice(None)) for box in (members, others))
@@ -201,9 +202,12 @@ def _population(given: Box | None, others: Records, seed: int) -> tuple[Records,
 class _Target:
     """A release as an attacker holds it."""
 
-    def __init__(self, name: str, release: Release, runtime: Runtime, seed: int, epochs: int, progress: Progress):
-        self.name, self.release, self.runtime, self.seed, self.epochs, self.progress = name, release, runtime, seed, epochs, progress
-        shown, device = Subject.sampled(release, "the release", SAMPLES, seed), runtime.target
+    def __init__(
+        self, name: str, release: Release, runtime: Runtime, seed: int, epochs: int, progress: Progress, samples: int = SAMPLES
+    ):  # fmt: skip
+        self.name, self.release, self.runtime, self.progress = name, release, runtime, progress
+        self.seed, self.epochs, self.samples = seed, epochs, samples
+        shown, device = Subject.sampled(release, "the release", samples, seed), runtime.target
         self.images, self.labels = shown.images.to(device), shown.labels.to(device)
 
     def scores(self, candidates: Records, population: Records | None) -> np.ndarray:
@@ -243,7 +247,7 @@ class _Target:
             spec = Spec(self.release.spec.shape, self.release.spec.classes, mirror=self.release.spec.mirror)
             box = Sensitive(box.images.numpy(), box.labels.numpy(), spec)
         if not hasattr(self, "_victims"):
-            self._victims = victims([self.release], [self.seed], box.spec, self.epochs, SAMPLES, self.runtime, self.progress)
+            self._victims = victims([self.release], [self.seed], box.spec, self.epochs, self.samples, self.runtime, self.progress)
         return observe(self._victims, box, (what,), self.runtime)[what][0]
 
     def _traced(self, candidates: Records, population: Records | None) -> np.ndarray:

@@ -104,7 +104,7 @@ def _verdict(
     else:
         words += f"; claimed {claimed:.4g}"
     if status == BROKEN:
-        words += ": the claim is broken"
+        words += ": the claim is broken" + ("" if what == "epsilon" else ", if the candidates of one release count as independent trials")
     elif claimed is not None and ceiling <= claimed:
         words += ", so they could not have refuted it"
     return Verdict(status, words, wall, proved, ceiling, claimed, confidence, publishable)

@@ -12,6 +12,7 @@ from rich.table import Table
 from privot.cli.terminal import (
     DEFAULT,
     Classes,
+    ClassSizes,
     Config,
     Data,
     Dealt,
@@ -33,6 +34,7 @@ from privot.cli.terminal import (
     Seed,
     Sets,
     Shape,
+    Size,
     Spread,
     app,
     emit,
@@ -45,6 +47,7 @@ from privot.cli.terminal import (
     say_guarantee,
     to_settings,
     to_shape,
+    to_sizes,
     to_wall,
 )
 from privot.errors import SettingError
@@ -69,9 +72,11 @@ def methods(as_json: Json = False) -> None:
 def plan(
     data: Data, method: MethodName = DEFAULT, epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
     sets: Sets = None, config: Config = None, device: Device = "auto", shape: Shape = None, classes: Classes = None,
-    owners: Dealt = None, as_json: Json = False,
+    size: Size = None, class_sizes: ClassSizes = None, owners: Dealt = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
+    import dataclasses
+
     from privot.data import describe
     from privot.data.privatized import Privatized, is_privatized
     from privot.methods import make
@@ -79,7 +84,11 @@ def plan(
 
     maker = make(method, to_settings(config, sets))
     sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
+    sizes = to_sizes(class_sizes)
+    classes = len(sizes) if sizes and classes is None else classes
     spec = sent.spec if sent else describe(data, shape=to_shape(shape), classes=classes, owners=owners)
+    if size or sizes:
+        spec = dataclasses.replace(spec, size=size or sum(sizes or ()), class_sizes=sizes)
     facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
     if as_json:
         return emit(facts)

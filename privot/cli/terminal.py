@@ -48,6 +48,8 @@ Microbatch = Annotated[int | None, typer.Option(min=1, help="Records at a time: 
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The ledger that counts this data set.")]
 Shape = Annotated[str | None, typer.Option(help="Declared image shape, such as 1x28x28.")]
 Classes = Annotated[int | None, typer.Option(help="Declared number of classes.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Declared number of records.")]
+ClassSizes = Annotated[str | None, typer.Option(help="Declared records of each class, such as 200,150,3.")]
 Spread = Annotated[float, typer.Option(help="Of a generator's codes: below 1 images are cleaner and less varied.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the public random stream.")]
 Label = Annotated[str, typer.Option(help="Label column of a parquet file.")]
@@ -146,6 +148,19 @@ def to_shape(text: str | None) -> tuple[int, int, int] | None:
     except ValueError:
         raise SettingError(f"--shape {text!r}: write it as channels x height x width, such as 1x28x28") from None
     return channels, height, width
+
+
+def to_sizes(text: str | None) -> tuple[int, ...] | None:
+    """``200,150,3`` as numbers."""
+    if text is None:
+        return None
+    try:
+        sizes = tuple(map(int, text.split(",")))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise SettingError(f"--class-sizes {text!r}: write a number for each class, such as 200,150,3")
+    return sizes
 
 
 def say_caution(text: str) -> None:

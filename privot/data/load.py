@@ -73,8 +73,7 @@ def load(
     else:
         name = str(existing(source).resolve())
         arrays = _read(Path(source), label=label, resize=resize)
-    if arrays.labels.size == 0 or arrays.labels.dtype.kind not in "iu":
-        raise DataError(f"{source}: labels must be whole numbers, and there must be some")
+    whole_numbers(arrays.labels, source)
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
         size = len(arrays.images) if public_size else None
@@ -87,8 +86,18 @@ def load(
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
     if len(missing := np.flatnonzero(np.bincount(box._labels, minlength=spec.classes) == 0)):
-        raise DataError(f"{source}: class {missing[0]} has no records; declare only the classes that are there")
+        mend = "number them from 0 without gaps (numpy.unique(labels, return_inverse=True)[1]), or leave out empty classes"
+        raise DataError(f"{source}: class {missing[0]} has no records; {mend}")
     return box
+
+
+def whole_numbers(labels: np.ndarray, source: Any) -> None:
+    """Refuse labels of another kind, with the mend."""
+    if labels.size == 0:
+        raise DataError(f"{source}: there are no labels in it")
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        mend = "number the classes 0, 1, 2, ... (numpy.unique(labels, return_inverse=True)[1])"
+        raise DataError(f"{source}: labels are {labels.dtype} {list(labels.shape)}, and a whole number for each image is needed: {mend}")
 
 
 def existing(source: str) -> Path:

@@ -136,7 +136,8 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
     with refusing(DataError, f"{path}: cannot be read as a parquet of images; is it whole?"), parquet.ParquetFile(path) as file:
         columns = ["image", label, *([where[0]] if where else [])]
         if missing := [each for each in columns if each not in file.schema_arrow.names]:
-            raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)[:200]}")
+            hint = "; name the labels' column with --label" if missing[0] == label else ""
+            raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)[:200]}{hint}")
         for batch in file.iter_batches(1024, columns=columns):
             for row in batch.to_pylist():
                 if where is None or row[where[0]] == where[1]:
@@ -167,7 +168,12 @@ def stack(images: list[np.ndarray], name: Any) -> np.ndarray:
     if not images:
         raise DataError(f"{name}: there are no images in it")
     if len(shapes) != 1:
-        raise DataError(f"{name}: images of {len(shapes)} different shapes, such as {sorted(shapes)[:2]}; give one size with resize")
+        mend = (
+            "some are grey and some in colour: convert all to one"
+            if len({each[1:] for each in shapes}) == 1
+            else "give one size with --resize"
+        )
+        raise DataError(f"{name}: images of {len(shapes)} different shapes, such as {sorted(shapes)[:2]}; {mend}")
     return np.stack(images)
 
 

@@ -41,7 +41,9 @@ class _Box:
         if images.dtype != np.uint8 and images.dtype.kind != "f":
             raise DataError(f"images are {images.dtype}: uint8 (0 to 255) or float (0 to 1) is needed")
         if labels.min() < 0 or labels.max() >= spec.classes:
-            raise DataError(f"labels go outside 0 to {spec.classes - 1}: declare the right number of classes")
+            raise DataError(
+                f"labels go outside 0 to {spec.classes - 1}: number them from 0 without gaps, or declare as many classes as there are"
+            )
         labels = labels.astype(np.int64)
         if spec.size not in (None, len(images)):
             raise DataError("the number of records is not the declared size")
@@ -116,7 +118,9 @@ def _bounded(images: np.ndarray, repair: bool) -> np.ndarray:
         elif not finite.all():
             raise DataError(f"record {start + int(np.argmin(finite))} holds NaN or infinite values: remove it, or load with repair")
         elif part.min() < 0 or part.max() > 1:
-            raise DataError("images go outside 0 to 1: scale them, or load with repair to clip them")
+            raise DataError(
+                "images go outside 0 to 1: divide by 255 if they go to 255, or save them as uint8; --repair clips the few that stray"
+            )
     return fixed
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.critics import Critics
-from privot.nets import NETS, initialise
+from privot.nets import NETS, drawing, initialise
 from privot.nets.averaged import Averaged
 from privot.nets.critic import Critic
 from privot.privacy.gate import Gate
@@ -73,7 +73,11 @@ class Adversarial(ABC):
         learnt = self.steps * min(self.block, self.critics) * self.lessons + 5 * self.warm * self.critics
         # A row goes forward and back; in a critic's step two images do, and one twice over.
         passes = 3.0 * self.rows() + 14.0 * learnt * self.critic_batch
-        return {"floating_point_operations": critic.work * passes}
+        drawn = 3.0 * self.steps * self.batch * drawing(KINDS[self.kind], self._arguments(spec))
+        return {"floating_point_operations": critic.work * passes + drawn}
+
+    def _arguments(self, spec: Spec) -> dict[str, Any]:
+        return {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
 
     def rows(self) -> int:
         """Slopes that critics compute for the generator."""
@@ -85,7 +89,7 @@ class Adversarial(ABC):
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
-        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
+        arguments = self._arguments(spec)
         net = initialise(NETS[KINDS[self.kind]](**arguments), streams.generator("weights")).to(device)
         pair = Averaged(net, self.rate, (0.5, 0.9), self.average)
         whole = gate.plan.stages[0].steps

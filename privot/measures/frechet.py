@@ -83,7 +83,8 @@ def kernel(real: Tensor, fake: Tensor, generator: torch.Generator, subsets: int 
     """KID (unbiased squared MMD, cubic kernel) of features [n, d] and [m, d], by torchmetrics' kernel: value and standard error.
 
     The mean over ``subsets`` random subsets of ``size``, at most half of the smaller set. Subsets of s out of m spread as
-    :math:`1/s-1/m`, fresh samples as 1/m: from the one the other is read (NaN under 3 samples, of which no half can be taken).
+    :math:`1/s-1/m`, fresh samples as 1/m: from the one the other is read, and the chance in the subsets is added (NaN under 3 samples, of
+    which no half can be taken).
     """
     kid = torchmetrics("kid")
     least = min(len(real), len(fake))
@@ -93,7 +94,7 @@ def kernel(real: Tensor, fake: Tensor, generator: torch.Generator, subsets: int 
         left, right = (each[torch.randperm(len(each), generator=generator)[:size].to(each.device)] for each in (real, fake))
         found.append(float(kid.poly_mmd(left.double(), right.double())))
     values = torch.tensor(found, dtype=torch.float64)
-    return values.mean().item(), values.std().item() / (least / size - 1) ** 0.5 if least > size else math.nan
+    return values.mean().item(), values.std().item() * (1 / (least / size - 1) + 1 / subsets) ** 0.5 if least > size else math.nan
 
 
 def torchmetrics(name: str) -> Any:

@@ -24,7 +24,7 @@ from torch.nn.functional import one_hot, pad
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.nets import NETS, initialise
+from privot.nets import NETS, drawing, initialise
 from privot.nets.averaged import Averaged, faded
 from privot.nets.repeated import Repeated
 from privot.nets.waves import cosines
@@ -174,11 +174,16 @@ class DPSinkhorn:
         ratio = math.sqrt(self.steps) * each / (noise * math.sqrt(spec.classes * low)) if noise else None
         looked = self.rate * (spec.size or 0) / spec.classes if self.clip == "record" else self.room
         pairs = looked * self.batch * low * (3 + 3 * bool(self.absolute))
-        return {"signal_to_noise_of_class_means": ratio, "floating_point_operations": 2 * self.steps * pairs}
+        # A step learns from a batch, three passes, and draws the next; others of the class are drawn to be compared with.
+        drawn = self.batch * (4 + 2) * drawing("DeepConvGenerator", self._arguments(spec))
+        return {"signal_to_noise_of_class_means": ratio, "floating_point_operations": self.steps * (2 * pairs + drawn)}
+
+    def _arguments(self, spec: Spec) -> dict[str, Any]:
+        return {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.width}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
-        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.width}
+        arguments = self._arguments(spec)
         net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(device)
         training = Training(self, net, spec, streams)
         for step in range(self.steps - gate.left("pull"), self.steps):

@@ -155,15 +155,16 @@ class PrivateSet:
         later = len(self._shares(spec)) - 3
         moved = images * self.at_once * self._size(spec, "steps") * (later + 1) * len(rounds)
         taught = images * self._size(spec, "trained") * self._size(spec, "lessons") * later
+        taught += KINDS * EACH * LOOKING * self.seeing * bool(self._shares(spec)[2])
         work = outline.work * (read + 3 * (moved + taught))
         return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
         self._rehearse(spec, streams)
+        seeing = self._seeing(spec, streams, progress) if self._shares(spec)[2] else None  # long, and before anything is charged
         means, counts = self._means(gate, device)
         images, labels = self._start(means, streams)
-        seeing = self._seeing(spec, streams, progress) if self._shares(spec)[2] else None
         rounds: dict[str, Round] = {}
         for name, (_, share) in self._rounds(spec).items():
             if name == "random":

@@ -1,5 +1,9 @@
 """Networks that several methods share. A release names one of these and its arguments, so that loading runs no foreign code."""
 
+from typing import Any
+
+import torch
+
 from privot.nets.autoencoders import ConvDecodedGenerator
 from privot.nets.convolutional import ConvGenerator, initialise
 from privot.nets.deep_convolutional import DeepConvGenerator
@@ -19,7 +23,21 @@ NETS = {
     "ResidualGenerator": ResidualGenerator,
 }
 
+
+def drawing(name: str, arguments: dict[str, Any]) -> int:
+    """Floating-point operations of one image that such a generator draws; nothing is computed.
+
+    >>> drawing("DeepConvGenerator", {"shape": [1, 28, 28], "classes": 10, "code": 16, "width": 64})
+    232766464
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        NETS[name](**arguments).eval()(torch.empty(1, arguments["code"]), torch.empty(1, dtype=torch.int64))
+    return counter.get_total_flops()
+
+
 __all__ = [
     "NETS", "ConvDecodedGenerator", "ConvGenerator", "DecodedGenerator", "DeepConvGenerator", "DenseGenerator", "LeNet",
-    "RecordGenerator", "ResidualGenerator", "initialise",
+    "RecordGenerator", "ResidualGenerator", "drawing", "initialise",
 ]  # fmt: skip

@@ -176,6 +176,7 @@ class _Run:
     def all(self, generator: torch.Generator | Sequence[torch.Generator], progress: Callable[[str, int, int], None], stage: str) -> None:
         """Every epoch of the recipe."""
         recipe = self.recipe
+        progress(stage, 0, recipe.epochs)
         for epoch in range(recipe.epochs):
             self.rate(recipe.rate * 0.1 ** sum(epoch >= drop for drop in recipe.drops))
             self.epoch(generator)

@@ -8,7 +8,10 @@ from typing import Any
 
 from privot.report.words import measured, number
 
-BROKEN = "Implementation broken: a measured attack is stronger than the certificate allows"
+BROKEN = (
+    "Implementation broken: a measured attack is stronger than the certificate allows, by a bound that counts the candidates of one "
+    "release as independent trials; an audit of the method settles it"
+)
 PRICE = "paid, with an epsilon of its own on the test data"
 NOISE = "Gaussian noise from operating-system entropy, in double precision, rounded to a public grid"
 

@@ -43,11 +43,7 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
         }
     factor = math.exp(min(claim.epsilon, 700))
     times = f"{up(factor, 3)} times" if factor < 1e6 else "more than a million times"
-    rest = (
-        f"; a remaining probability of {up(claim.delta)} ({share(claim.delta)}) is outside this bound"
-        if claim.delta
-        else ", with no exception"
-    )
+    rest = f", plus {up(claim.delta)} ({share(claim.delta)})" if claim.delta else ""
     attack, found = "membership attack finds", "the records that were used"
     if claim.neighbours == "local":
         attack, found = "test whether a given record was sent finds", "the times that it was"
@@ -55,8 +51,8 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
         attack, found = "test whether an owner holds given records finds", "the owners that do"
     promise = [
         f"The unit of privacy is {clean(claim.unit, 40)}.",
-        f"Whatever is seen in this release is at most {times} (e to the power epsilon) as likely as it would be on a neighbouring data set"
-        f"{rest}.",
+        f"Whatever someone looks for in this release has at most {times} (e to the power epsilon) the probability that it would have on a "
+        f"neighbouring data set{rest}.",
         f"At false-alarm rates of {_listed(map(percent, map(float, claim.max_tpr)))}, no {attack} more than "
         f"{_listed(map(percent, claim.max_tpr.values()))} of {found}.",
     ]

@@ -175,3 +175,14 @@ def test_values_outside_the_box_are_clamped_and_other_boxes_are_brought_to_one()
     assert judge(found_of(images * torch.nan, labels), images, labels).mse.isfinite().all()
     with pytest.raises(DataError, match="alike"):
         judge(found_of(images[:, :, :, 1:], labels), images, labels)
+
+
+def test_an_exact_copy_leaks_whatever_it_is_matched_with():
+    """The assignment of least total error gives the copy of one image to another where that helps more."""
+    true, found = torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.0])
+    images, guess = (each.view(1, 2, 1, 1, 1).expand(1, 2, 1, 11, 11).clone() for each in (true, found))
+    images[0, :, :, 0], guess[0, :, :, 0] = 0.0, 0.0
+    guess[0, 1, :, 1:] = 0.45
+    seen = judge(Found(guess, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1), torch.zeros(1)), images, torch.zeros(1, 2).long())
+    assert seen.nearest[0, 0] == 0
+    assert seen.leaked == 1.0

@@ -121,8 +121,8 @@ def test_synthesize(privot, said, tmp_path):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["release", "guarantee", "ledger"]
     lines = [line for line in err.splitlines() if not line.startswith("caution: ")]
-    assert [line.split(":")[0] for line in lines] == ["embedding the records"] + ["training the generator"] * 4
-    assert all("epsilon 5" in line for line in lines)  # in a pipe: whole lines, no bars, no escapes
+    assert [line.split(":")[0] for line in lines] == ["embedding the records"] * 2 + ["training the generator"] * 4
+    assert all("epsilon 5" in line for line in lines[1:])  # in a pipe: whole lines, no bars, no escapes
     assert err.isascii()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["home", "one"]
 
@@ -599,8 +599,8 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines():
         return console.file.getvalue()
 
     lines = shown(False).splitlines()
-    assert len(lines) == 11
-    assert lines[0] == "training: 10 of 100  epsilon 1.23  note on"
+    assert len(lines) == 12
+    assert lines[:2] == ["training: 1 of 100  epsilon 1.23  note on", "training: 10 of 100  epsilon 1.23  note on"]
     bar = shown(True)
     assert "\x1b[" in bar
     assert "100/100" in bar
@@ -628,3 +628,18 @@ def test_a_reader_that_goes_away_is_no_crash(release):
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_takes_declared_sizes(privot):
+    """It reads no record, so what needs class sizes must be told them."""
+    words = ("plan", "digits", "--method", "sliced-flow", "--epsilon", 10, "--json")
+    code, _, err = privot(*words)
+    assert code == 2
+    assert "--class-sizes" in err
+    code, out, err = privot(*words, "--class-sizes", ",".join(["179"] * 10))
+    assert code == 0, err
+    assert json.loads(out)["forecast"]["signal_to_noise_per_class"] > 0
+    for wrong in ("179", "a,b", "5,-1", ""):
+        code, _, err = privot(*words, "--class-sizes", wrong)
+        assert code == 2, err
+    assert privot("plan", "digits", "--method", "merf", "--epsilon", 1, "--size", 100)[0] == 0

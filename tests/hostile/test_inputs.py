@@ -142,7 +142,7 @@ def infinite_record(root):
     return npz(root, x=x, y=LABELS)
 
 
-@case("x.npz", "0 to 1", "scale")
+@case("x.npz", "0 to 1", "divide by 255")
 def values_of_bytes_as_floats(root):
     return npz(root, x=images().astype(float), y=LABELS)
 
@@ -167,7 +167,7 @@ def labels_all_negative(root):
     return with_labels(root, np.full(20, -1))
 
 
-@case("x.npz", "labels must be whole numbers")
+@case("x.npz", "a whole number for each image is needed")
 def labels_of_floats(root):
     return with_labels(root, np.arange(20) % 2 + 0.5)
 
@@ -616,12 +616,12 @@ def parquet_that_names_a_file_outside(root):
     return table(root, image=[str(root / "secret.png")] * 20, label=LABELS)
 
 
-@case("x.parquet", "labels must be whole numbers")
+@case("x.parquet", "a whole number for each image is needed")
 def parquet_with_words_for_labels(root):
     return table(root, image=[png()] * 20, label=["cat", "dog"] * 10)
 
 
-@case("x.parquet", "labels must be whole numbers")
+@case("x.parquet", "a whole number for each image is needed")
 def parquet_with_a_null_label(root):
     return table(root, image=[png()] * 20, label=[None, 0, 1, 0] * 5)
 

@@ -200,5 +200,5 @@ def _tried(
     except PrivotError as error:
         return Tier(name, None, str(error)), None
     seen = judge(found, images, labels, threshold, bounds=bounds)
-    place = int(seen.mse[0].argmin())
-    return Tier(name, float(seen.mse[0, place]), f"SSIM {float(seen.ssim[0, place]):.3f}, residual {float(found.loss[0]):.1e}"), found
+    similar = float(seen.ssim[0, seen.mse[0].argmin()])
+    return Tier(name, float(seen.nearest[0].min()), f"SSIM {similar:.3f}, residual {float(found.loss[0]):.1e}"), found

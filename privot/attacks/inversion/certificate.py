@@ -54,7 +54,10 @@ class Certificate:
         return torch.where(self.hidden.sum(1) < 0.5, noise_std**2 * self.variance.mean(1), torch.inf)
 
     def mse(self, noise_std: float | Tensor) -> Tensor:
-        """[N], the error to expect of the best attack that knows the box, or a guess of mid-grey where that is better."""
+        """[N], the error to expect of least squares within the box, or a guess of mid-grey where that is better.
+
+        Whoever knows more of images than the box does better.
+        """
         noise_std = torch.as_tensor(noise_std, dtype=self.images.dtype, device=self.images.device).view(-1, 1, 1)
         truth = self.images[..., None]
         aim = truth + noise_std * self.errors + self.offset[..., None]
@@ -71,7 +74,7 @@ class Certificate:
         return decibels(self.mse(noise_std) / (self.bounds[1] - self.bounds[0]) ** 2)
 
     def noise_for(self, psnr: float) -> Tensor:
-        """[N], the noise that brings the best attack down to ``psnr``, give or take half a decibel; the largest is enough for all.
+        """[N], the noise that brings that attack down to ``psnr``, give or take half a decibel; the largest is enough for all.
 
         0 where the update tells too little anyway; infinite where a guess of mid-grey is as good.
         """
