@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from privot.data import readers
-from privot.data.records import Public, Sensitive
+from privot.data.records import CHECKED, Public, Sensitive
 from privot.data.spec import LARGEST, Spec
 from privot.errors import DataError, SettingError
 from privot.files import fetch, find, home
@@ -74,6 +74,11 @@ def load(
         name = str(existing(source).resolve())
         arrays = _read(Path(source), label=label, resize=resize)
     whole_numbers(arrays.labels, source)
+    if repair and not _fits(arrays.images):
+        raise DataError(
+            f"{source}: most images go outside 0 to 1, so they are of another scale, and --repair would spoil them: divide by 255 if they go "
+            "to 255, or save them as uint8"
+        )
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
         size = len(arrays.images) if public_size else None
@@ -89,6 +94,15 @@ def load(
         mend = "number them from 0 without gaps (numpy.unique(labels, return_inverse=True)[1]), or leave out empty classes"
         raise DataError(f"{source}: class {missing[0]} has no records; {mend}")
     return box
+
+
+def _fits(images: np.ndarray) -> bool:
+    """Whether a repair would clip no more than half of the images: it is for those that stray."""
+    strays = 0
+    for start in range(0, len(images) if images.dtype.kind == "f" else 0, CHECKED):
+        part = images[start : start + CHECKED]
+        strays += int(((part < 0) | (part > 1)).any(axis=tuple(range(1, part.ndim))).sum())
+    return 2 * strays <= len(images)
 
 
 def whole_numbers(labels: np.ndarray, source: Any) -> None:

@@ -12,7 +12,6 @@ from privot.data.spec import Spec
 from privot.errors import DataError
 
 CHECKED = 8192  # records looked at in one go, so that a memory-mapped file never comes in whole
-STRAYS = 0.5  # of the records that a repair may clip; more are of another scale
 
 
 class Records(NamedTuple):
@@ -109,21 +108,19 @@ def _held(owners: Any, count: int, declared: int | None) -> np.ndarray:
 
 
 def _bounded(images: np.ndarray, repair: bool) -> np.ndarray:
-    scale = "divide by 255 if they go to 255, or save them as uint8"
-    fixed, strays = np.empty(images.shape, np.float32) if repair else images, 0
+    fixed = np.empty(images.shape, np.float32) if repair else images
     for start in range(0, len(images), CHECKED):
         part = images[start : start + CHECKED]
         finite = np.isfinite(part).all(axis=(1, 2, 3))
         if repair:
             with np.errstate(invalid="ignore", over="ignore"):
-                strays += int(((part < 0) | (part > 1))[finite].any(axis=(1, 2, 3)).sum())
                 fixed[start : start + CHECKED] = np.where(finite[:, None, None, None], np.clip(part, 0, 1), 0)
         elif not finite.all():
             raise DataError(f"record {start + int(np.argmin(finite))} holds NaN or infinite values: remove it, or load with --repair")
         elif part.min() < 0 or part.max() > 1:
-            raise DataError(f"images go outside 0 to 1: {scale}; --repair clips the few that stray")
-    if strays > STRAYS * len(images):
-        raise DataError(f"most images go outside 0 to 1, so they are of another scale, and clipping would spoil them: {scale}")
+            raise DataError(
+                "images go outside 0 to 1: divide by 255 if they go to 255, or save them as uint8; --repair clips the few that stray"
+            )
     return fixed
 
 

@@ -147,6 +147,11 @@ def values_of_bytes_as_floats(root):
     return npz(root, x=images().astype(float), y=LABELS)
 
 
+@case("x.npz", "--repair", "another scale", "divide by 255")
+def repair_of_values_of_bytes(root):
+    return npz(root, x=images().astype(float), y=LABELS), "--repair"
+
+
 @case("x.npz", "int16", "uint8")
 def wide_integers(root):
     return npz(root, x=images().astype(np.int16), y=LABELS)
