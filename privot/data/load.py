@@ -76,8 +76,8 @@ def load(
     whole_numbers(arrays.labels, source)
     if repair and not _fits(arrays.images):
         raise DataError(
-            f"{source}: most images go outside 0 to 1, so they are of another scale, and --repair would spoil them: divide by 255 if they go "
-            "to 255, or save them as uint8"
+            f"{source}: most images go outside 0 to 1, so they are of another scale, and --repair would spoil them: divide by 255 if they "
+            "go to 255, or save them as uint8"
         )
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
