@@ -119,8 +119,8 @@ class Plan:
         events = [stage.event() for stage in self.stages]
         return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
 
-    def cost(self) -> Cost:
-        return accounting.cost(self.event(), self.neighbours)
+    def cost(self, roughly: bool = False) -> Cost:
+        return accounting.cost(self.event(), self.neighbours, roughly)
 
     def scaled(self, factor: float) -> Plan:
         """The same plan with every noise multiplied."""
@@ -142,18 +142,31 @@ class Plan:
         """The least noise, in this plan's proportions, that stays inside the wall; found from outside, never rounded inwards."""
         if isinstance(wall, Budget) and wall.epsilon == math.inf:
             return self.scaled(0.0)
-        inside, outside = 1.0, 1.0
-        while not wall.allows(self.scaled(inside).cost()):
-            inside, outside = 2 * inside, inside
+        if self.cost(roughly=True).mu is not None:  # a Gaussian costs microseconds to judge, a PLD a second
+            return self.scaled(self._least(wall, 1.0, 2.0, 1 + 1e-10))
+        near = self._least(wall, 1.0, 2.0, 1.001, roughly=True)  # not far above what the fine grid allows
+        return self.scaled(self._least(wall, near, 1.001, 1 + 1e-4))
+
+    def _least(self, wall: Wall, start: float, stride: float, within: float, roughly: bool = False) -> float:
+        """The least factor on all noise that the wall allows, sought from ``start`` in growing strides, then halved."""
+
+        def allowed(factor: float) -> bool:
+            return wall.allows(self.scaled(factor).cost(roughly))
+
+        inside = outside = start
+        step = stride
+        while not allowed(inside):
+            inside, outside, step = inside * step, inside, min(2.0, step * step)
             if inside > 1e12:
                 raise SettingError("no amount of noise fits this budget: ask for a larger epsilon")
-        while wall.allows(self.scaled(outside).cost()) and outside > 1e-6:
-            inside, outside = outside, outside / 2
-        exact = self.cost().mu is not None  # a Gaussian costs microseconds to judge, a PLD a second
-        while inside / outside > 1 + (1e-10 if exact else 1e-4):
+        if inside == outside:  # allowed where it began, so less may do
+            outside = start / stride
+            while outside > 1e-6 and allowed(outside):
+                inside, outside, step = outside, outside / step, min(2.0, step * step)
+        while inside / outside > within:
             middle = math.sqrt(inside * outside)
-            inside, outside = (middle, outside) if wall.allows(self.scaled(middle).cost()) else (inside, middle)
-        return self.scaled(inside)
+            inside, outside = (middle, outside) if allowed(middle) else (inside, middle)
+        return inside
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the manifest; `from_json` gives the same plan back."""

@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import norm
 
 from privot.errors import PlanError
@@ -145,6 +146,16 @@ def mixtures(rate, shift, others):
 
 
 GRID = [-1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.06, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("noise", [0.3, 1.0, 20.0])
+def test_poisson_draws_are_priced_as_dp_accounting_does(rate, noise):
+    """Its own distribution, made without a loop over the grid: alone and composed."""
+    theirs = pld.from_gaussian_mechanism(noise, value_discretization_interval=1e-2, sampling_prob=rate)
+    ours, eps = accounting._poisson(rate, noise, 1e-2), np.linspace(-2, 5, 50)
+    for one, other in ((ours, theirs), (ours.self_compose(200), theirs.self_compose(200))):
+        assert one.get_delta_for_epsilon(eps) == pytest.approx(other.get_delta_for_epsilon(eps), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0)])
