@@ -23,7 +23,7 @@ class Unwritten:
 class Unpriced(Plan):
     """Prices of sampled answers take seconds, and nobody asks."""
 
-    def cost(self):
+    def cost(self, roughly=False):
         return None
 
 

@@ -190,9 +190,9 @@ _cost, _of = accounting.cost, Guarantee.of
 _prices: dict = {}
 
 
-def _priced(event, relation):
-    if (key := (str(event), relation)) not in _prices:
-        cost = _cost(event, relation)
+def _priced(event, relation, roughly=False):
+    if (key := (str(event), relation, roughly)) not in _prices:
+        cost = _cost(event, relation, roughly)
         _prices[key] = dataclasses.replace(cost, epsilon=functools.cache(cost.epsilon))
     return _prices[key]
 

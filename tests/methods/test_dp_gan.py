@@ -251,7 +251,7 @@ def test_labels_are_drawn_as_often_as_is_declared():
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
     box, ledger = Sensitive(*blobs(40), Spec((1, 8, 8), 2), name="blobs"), Ledger(tmp_path / "blobs.jsonl")
     method, fresh, real, taken = DpGan(**TINY, noise=3.0, steps=steps), [], gate_module.noisy, []
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours: accounting._gaussian(1.0))  # prices are not what this is about
+    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
     monkeypatch.setattr(dp_gan, "take_up", lambda found, **parts: taken.append(int(found["step"])) or take_up(found, **parts))
 

@@ -48,7 +48,7 @@ def loud():
 
 def unpriced(monkeypatch):
     """Prices of sampled answers take a second each, and are not what most of these are about."""
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours: accounting._gaussian(1.0))
+    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
 
 
 # The bounds

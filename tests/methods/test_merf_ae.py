@@ -216,7 +216,7 @@ def test_the_release_draws_with_the_decoder_that_was_taught(monkeypatch):
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, lessons, stage):
     box, ledger = Sensitive(*blobs(40), SPEC, name="blobs"), Ledger(tmp_path / "blobs.jsonl")
     method, fresh, real, encoders = MerfAe(**TINY, noise=3.0, lessons=lessons, steps=25), [], gate_module.noisy, []
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours: accounting._gaussian(1.0))  # prices are not what this is about
+    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
     taught = MerfAe._taught
     monkeypatch.setattr(MerfAe, "_taught", lambda self, *given: encoders.append(taught(self, *given)) or encoders[-1])

@@ -366,7 +366,7 @@ def test_gaps_vanish_where_particles_have_the_quantiles():
 def test_a_resampled_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
     images, labels = blobs(60)
     box, ledger, fresh, real = sealed(images, labels, Spec(SHAPE, 2, 60)), Ledger(tmp_path / "blobs.jsonl"), [], gate_module.noisy
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours: accounting._gaussian(1.0))  # prices are not what this is about
+    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
     method = SlicedFlow(**{**TINY, "steps": steps}, mode="resampled", noise=2.0, drawn=20)
 

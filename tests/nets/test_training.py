@@ -235,7 +235,7 @@ def test_half_precision_is_for_devices_that_have_it():
 def test_progress_counts_epochs_under_the_stage_named():
     seen = []
     train(Linear, *some(), 3, Recipe(3, 0.1), CPU, progress=lambda *step, **facts: seen.append((step, facts)), stage="here")
-    assert seen == [(("here", epoch, 3), {}) for epoch in (1, 2, 3)]
+    assert seen == [(("here", epoch, 3), {}) for epoch in (0, 1, 2, 3)]
 
 
 def test_a_recipe_says_all_of_itself():

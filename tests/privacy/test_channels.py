@@ -127,7 +127,7 @@ def test_a_ball_of_many_values_is_kept_though_norms_are_rounded():
     [
         lambda: Laplace.calibrated(140.0, space=SQUARE), lambda: Laplace.calibrated(64.1, space=Space(shape=(1,)), low=-7.0, high=3.0),
         lambda: Laplace.calibrated(70.0, space=SPACES["one wave"]), lambda: Laplace.calibrated(70.0, space=SPACES["plain"], radius=0.4),
-        lambda: Gaussian.calibrated(50.0, 1e-5, space=SQUARE), lambda: Gaussian.calibrated(50.0, 1e-5, space=SPACES["one wave"]),
+        lambda: Gaussian.calibrated(150.0, 1e-5, space=SQUARE), lambda: Gaussian.calibrated(150.0, 1e-5, space=SPACES["one wave"]),
         lambda: RandomizedResponse.calibrated(100.0, categories=3), lambda: Unary.calibrated(200.0, categories=3),
         lambda: OptimizedUnary.calibrated(100.0, categories=3),
     ],
