@@ -43,10 +43,10 @@ def warm():
     torch.optim.Adam([weight]).step()
 
 
-def priced(event, relation, cost=accounting.cost, known={}):  # noqa: B006 (meant to be shared)
+def priced(event, relation, roughly=False, cost=accounting.cost, known={}):  # noqa: B006 (meant to be shared)
     """What an event costs, worked out once; a fork inherits it."""
-    if (key := (str(event), relation)) not in known:
-        known[key] = cost(event, relation)
+    if (key := (str(event), relation, roughly)) not in known:
+        known[key] = cost(event, relation, roughly)
     return known[key]
 
 

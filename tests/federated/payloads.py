@@ -62,7 +62,7 @@ def steep(factor):
         answer = plausible(terms, number)
         numbers = answer.values[0, 0].numel()
         one = torch.zeros_like(answer.values)
-        one[3, 0] = factor * (1 / numbers**0.5 + 12 * 2 * terms.settings.noise)  # of norm factor * longest
+        one[3, 0] = factor * (1 / numbers**0.5 + 12.2 * 2 * terms.settings.noise)  # of norm factor * longest
         return pack(replace(answer, values=one))
 
     return payload

@@ -116,6 +116,8 @@ def test_a_lesson_that_fails_or_does_not_fit_is_refused(ledger):
     def fails(images, labels, state):
         raise ValueError("secret 0.123")
 
+    gate = gate_for(ledger, True)  # the other is closed
+    gate.split(SHARDS, {"it": torch.zeros(SHARDS, 3)})
     with pytest.raises(QueryError, match="with ValueError") as caught:
         gate.update(fails)
     assert "0.123" not in str(caught.value)

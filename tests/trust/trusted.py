@@ -41,18 +41,20 @@ COUNTED = {
 # of several such places on the line, counted from 1).
 EQUIVALENT = {
     "where the search for the least noise begins, how far it strides and when it gives up: it ends within its tolerance of the same wall": [
-        ("privacy.plan:Plan.calibrated", "inside, outside = 1.0, 1.0", "1.0", "2.0"),
-        ("privacy.plan:Plan.calibrated", "inside, outside = 2 * inside, inside", "2", "3"),
-        ("privacy.plan:Plan.calibrated", "if inside > 1e12", "inside > 1000000000000.0", "inside >= 1000000000000.0"),
-        ("privacy.plan:Plan.calibrated", "if inside > 1e12", "1000000000000.0", "1000000000001.0"),
-        ("privacy.plan:Plan.calibrated", "and outside > 1e-6", "outside > 1e-06", "outside >= 1e-06"),
-        ("privacy.plan:Plan.calibrated", "inside, outside = outside, outside / 2", "2", "3"),
-        ("privacy.plan:Plan.calibrated", "while inside / outside > 1", "inside / outside > *", "inside / outside >= *"),
-        ("privacy.plan:Plan.calibrated", "while inside / outside > 1", "1e-10 if exact else 0.0001", "1e-10 if True else 0.0001"),
-    ],
-    "a bound is the least over some points, and each of them gives one": [
-        ("privacy.accounting:Cost.tpr", "np.linspace(0, min(", "50.0", "51.0"),
-        ("privacy.accounting:Cost.tpr", "np.linspace(0, min(", "500", "501"),
+        ("privacy.plan:Plan.calibrated", "if self.cost(roughly=True)", "True", "False"),
+        ("privacy.plan:Plan.calibrated", "1 + 1e-10", "1.0", "2.0"),
+        ("privacy.plan:Plan.calibrated", "1 + 1e-10", "2.0", "3.0"),
+        ("privacy.plan:Plan.calibrated", "near = self._least", "1.0", "2.0"),
+        ("privacy.plan:Plan.calibrated", "near = self._least", "2.0", "3.0"),
+        ("privacy.plan:Plan.calibrated", "near = self._least", "1.001", "2.001"),
+        ("privacy.plan:Plan.calibrated", "near = self._least", "True", "False"),
+        ("privacy.plan:Plan.calibrated", "self._least(wall, near", "1.001", "2.001"),
+        ("privacy.plan:Plan._least", "inside, outside, step = inside * step", "2.0", "3.0"),
+        ("privacy.plan:Plan._least", "inside, outside, step = outside, outside / step", "2.0", "3.0"),
+        ("privacy.plan:Plan._least", "if inside > 1e12", "inside > 1000000000000.0", "inside >= 1000000000000.0"),
+        ("privacy.plan:Plan._least", "if inside > 1e12", "1000000000000.0", "1000000000001.0"),
+        ("privacy.plan:Plan._least", "while outside > 1e-6", "outside > 1e-06", "outside >= 1e-06"),
+        ("privacy.plan:Plan._least", "while inside / outside > within", "inside / outside > within", "inside / outside >= within"),
     ],
     "a margin five times as wide as the rounding that was seen, and one part in a thousand of it": [
         ("privacy.accounting:cost", "slack = 2.0**-52", "1000", "1001"),
