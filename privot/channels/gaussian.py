@@ -14,12 +14,12 @@ from torch import Tensor
 
 from privot.channels.additive import Additive
 from privot.errors import SettingError
-from privot.privacy.noise import Secret, grid_for, noisy
+from privot.privacy.noise import FARTHEST, Secret, grid_for, noisy
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import LOCAL
 from privot.transport.sinkhorn import squared_euclidean
 
-TAIL = 12.0  # deviations; the drawn noise ends a little beyond
+TAIL = 12.0  # deviations that drawn noise does reach
 WIDE = 1e6  # noise for a channel of which only the domain is asked
 
 
@@ -85,5 +85,5 @@ class Gaussian(Additive):
         return self.width * self.noise_std**2
 
     def holds(self, y: Tensor) -> bool:
-        """Whether these can be answers of this channel: the drawn noise stays under 12.2 deviations."""
-        return self._near(y, 12.2 * self.noise_std)
+        """Whether these can be answers of this channel."""
+        return self._near(y, FARTHEST * self.noise_std)

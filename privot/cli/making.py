@@ -75,8 +75,6 @@ def plan(
     size: Size = None, class_sizes: ClassSizes = None, owners: Dealt = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
-    import dataclasses
-
     from privot.data import describe
     from privot.data.privatized import Privatized, is_privatized
     from privot.methods import make
@@ -84,11 +82,8 @@ def plan(
 
     maker = make(method, to_settings(config, sets))
     sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
-    sizes = to_sizes(class_sizes)
-    classes = len(sizes) if sizes and classes is None else classes
-    spec = sent.spec if sent else describe(data, shape=to_shape(shape), classes=classes, owners=owners)
-    if size or sizes:
-        spec = dataclasses.replace(spec, size=size or sum(sizes or ()), class_sizes=sizes)
+    declared = {"shape": to_shape(shape), "classes": classes, "owners": owners, "size": size, "class_sizes": to_sizes(class_sizes)}
+    spec = sent.spec if sent else describe(data, **declared)  # type: ignore[arg-type]
     facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
     if as_json:
         return emit(facts)

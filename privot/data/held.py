@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privot.data.load import _read, existing, whole_numbers
+from privot.data.load import _read, existing, usable
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
@@ -32,7 +32,7 @@ def load_own(
 ) -> Sensitive:  # fmt: skip
     """A path as `load` reads it, but of an owner who need not have a record of every class: how many there are is declared."""
     arrays = _read(existing(str(source)), label=label, resize=resize)
-    whole_numbers(arrays.labels, source)
+    usable(arrays, source, repair)
     if classes is None and not arrays.names:
         raise SettingError(f"{source}: declare --classes, as all owners agreed; this one may not have a record of each")
     if classes is not None and arrays.names and len(arrays.names) != classes:

@@ -27,12 +27,15 @@ def catalogue() -> dict[str, Any]:
 
 def describe(
     source: str, split: str = "train", *, shape: tuple[int, int, int] | None = None, classes: int | None = None, owners: int | None = None,
+    size: int | None = None, class_sizes: tuple[int, ...] | None = None,
 ) -> Spec:  # fmt: skip
-    """What is public about a data set, without reading a record of it. ``owners``: see `load`.
+    """What is public about a data set, without reading a record of it; ``size`` and ``class_sizes`` if declared. ``owners``: see `load`.
 
     >>> describe("mnist").size
     60000
     """
+    if class_sizes:
+        size, classes = size or sum(class_sizes), len(class_sizes) if classes is None else classes
     if entry := catalogue().get(source):
         if split not in ("train", "test"):
             raise SettingError(f"split={split!r}: train or test")
@@ -42,11 +45,12 @@ def describe(
             known = "x".join(map(str, entry["shape"]))
             raise SettingError(f"{source} has {known} pixels and {entry['classes']} classes, not those declared: declare these, or none")
         facts = {key: entry.get(key) for key in ("shape", "classes", "class_names", "mirror")}
-        return Spec.from_json(facts | {"size": found.get("size", part["size"]), "owners": owners or part.get("owners")})
+        counts = {"size": size or found.get("size", part["size"]), "class_sizes": class_sizes}
+        return Spec.from_json(facts | counts | {"owners": owners or part.get("owners")})
     existing(source)
     if shape is None or classes is None:
         raise SettingError(f"{source}: no record is read for this, so declare --shape (such as 1x28x28) and --classes")
-    return Spec(shape, classes, owners=owners)
+    return Spec(shape, classes, size, class_sizes, owners=owners)
 
 
 def load(
@@ -73,12 +77,7 @@ def load(
     else:
         name = str(existing(source).resolve())
         arrays = _read(Path(source), label=label, resize=resize)
-    whole_numbers(arrays.labels, source)
-    if repair and not _fits(arrays.images):
-        raise DataError(
-            f"{source}: most images go outside 0 to 1, so they are of another scale, and --repair would spoil them: divide by 255 if they "
-            "go to 255, or save them as uint8"
-        )
+    usable(arrays, source, repair)
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
         size = len(arrays.images) if public_size else None
@@ -105,13 +104,19 @@ def _fits(images: np.ndarray) -> bool:
     return 2 * strays <= len(images)
 
 
-def whole_numbers(labels: np.ndarray, source: Any) -> None:
-    """Refuse labels of another kind, with the mend."""
+def usable(arrays: readers.Arrays, source: Any, repair: bool) -> None:
+    """Refuse what no declaration can mend, and say what does: labels that are no whole numbers, a repair of images of another scale."""
+    labels = arrays.labels
     if labels.size == 0:
         raise DataError(f"{source}: there are no labels in it")
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         mend = "number the classes 0, 1, 2, ... (numpy.unique(labels, return_inverse=True)[1])"
         raise DataError(f"{source}: labels are {labels.dtype} {list(labels.shape)}, and a whole number for each image is needed: {mend}")
+    if repair and not _fits(arrays.images):
+        raise DataError(
+            f"{source}: most images go outside 0 to 1, so they are of another scale, and --repair would spoil them: divide by 255 if they "
+            "go to 255, or save them as uint8"
+        )
 
 
 def existing(source: str) -> Path:

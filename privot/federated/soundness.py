@@ -9,8 +9,8 @@ from torch import Tensor
 from privot.errors import MessageError
 from privot.federated.messages import Terms, pack
 from privot.privacy.gate import SENSITIVITY
+from privot.privacy.noise import FARTHEST
 
-FAR = 12.2  # deviations; the noise of a gate ends before
 ROOM = 1 << 10  # bytes that a message may have beyond its tensor
 
 
@@ -28,7 +28,7 @@ def longest_slope(terms: Terms) -> float:
     """What no honest slope is longer than: the bound, and noise beyond the end of its law in every number."""
     plan = terms.plan()
     deviation = SENSITIVITY[plan.stages[0].verb, plan.neighbours] * plan.stages[0].noise
-    return 1.0 + FAR * deviation * math.sqrt(math.prod(shape_of(terms)[2:]))
+    return 1.0 + FARTHEST * deviation * math.sqrt(math.prod(shape_of(terms)[2:]))
 
 
 def sound(values: Tensor, terms: Terms) -> Tensor:

@@ -411,7 +411,7 @@ class Gate:
         if step < self._lost[stage.name]:
             raise BudgetError("a crash lost an answer that is paid for, and none is given twice: start anew, at a new charge")
         if stage.verb != "deal":  # else owners are asked in turn
-            self._lost[stage.name] = step + count  # until it is given: who asks again after an error gets no second one
+            self._lost[stage.name] = step + count  # privacy: whoever asks again after an error gets no second one
         if step + count > (marked := self._marked[stage.name]):  # part of them may lie in the last stride
             stride = stage.steps // MARKS * (stage.verb != "deal")  # an owner's process may end after any message
             last = min(max(step + count, marked + stride), stage.steps) - 1

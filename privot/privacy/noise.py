@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FARTHEST = 12.2  # deviations that drawn Gaussian noise never passes: it ends at sqrt(2 * 106 * log 2) = 12.12
+
 
 class Secret:
     """The secret stream: noise and sampling. It is never stored, and two of them never agree.

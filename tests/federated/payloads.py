@@ -10,6 +10,7 @@ import torch
 from federation import OTHER, plausible
 
 from privot.federated import Refusal, Request, pack
+from privot.privacy.noise import FARTHEST
 
 PICKLE = b"\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."  # runs a command
 
@@ -62,7 +63,7 @@ def steep(factor):
         answer = plausible(terms, number)
         numbers = answer.values[0, 0].numel()
         one = torch.zeros_like(answer.values)
-        one[3, 0] = factor * (1 / numbers**0.5 + 12.2 * 2 * terms.settings.noise)  # of norm factor * longest
+        one[3, 0] = factor * (1 / numbers**0.5 + FARTHEST * 2 * terms.settings.noise)  # of norm factor * longest
         return pack(replace(answer, values=one))
 
     return payload

@@ -19,7 +19,7 @@ from privot.data.spec import Spec
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import Secret, grid_for, noisy
+from privot.privacy.noise import FARTHEST, Secret, grid_for, noisy
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Shards
 from privot.runtime import Runtime
@@ -326,7 +326,7 @@ def test_grid_keeps_every_sum_exact(bound, ratio):
     assert math.frexp(grid)[0] == 0.5
     assert grid <= 2.0**-24 * min(bound, std or bound) or grid <= 2.0**-30 * max(bound, std)
     assert bound / grid * 2**22 <= 2**53
-    assert 12.2 * std / grid < 2**52
+    assert FARTHEST * std / grid < 2**52
     steps = torch.tensor([math.floor(bound / grid), 0.0, -1.0], dtype=torch.float64)
     for value, before in zip(noisy(steps, std, grid, Secret()), steps * grid, strict=True):
         noise = Fraction(value.item()) - Fraction(before.item())

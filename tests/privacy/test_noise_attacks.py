@@ -19,7 +19,7 @@ from privot.data.spec import Spec
 from privot.methods import make, methods
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
-from privot.privacy.noise import Secret, grid_for
+from privot.privacy.noise import FARTHEST, Secret, grid_for
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.synthesis import synthesize
 
@@ -146,7 +146,7 @@ def ours(values, true):
     """Reachable here: a multiple of the grid away from the truth, which is on it, and no farther than the noise goes."""
     bound = SHIFT * math.sqrt(values.numel()) * (1 + 1e-6)
     steps = (values - true) / grid_for(bound, 1.0)
-    return (steps == steps.round()) & ((values - true).abs() <= 12.2)
+    return (steps == steps.round()) & ((values - true).abs() <= FARTHEST)
 
 
 def naive(kind):

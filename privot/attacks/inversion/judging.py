@@ -65,8 +65,9 @@ def judge(
         )
     low, high = bounds
     guess, truth = (((each.detach().double() - low) / (high - low)).nan_to_num(nan=0.5).clamp(0, 1) for each in (found.images, images))
-    costs = _costs(guess, truth)
-    order = matched(guess, truth, costs).to(guess.device)
+    # not by a product of matrices, which would round small distances away: [N, true, found]
+    costs = torch.cdist(truth.flatten(2), guess.flatten(2), compute_mode="donot_use_mm_for_euclid_dist").square()
+    order = matched(costs).to(guess.device)
     guess = torch.stack([one[place] for one, place in zip(guess, order, strict=True)])
     one, two, count = guess.flatten(0, 1), truth.flatten(0, 1), images.shape[:2]
     error = mse(one, two).view(count)
@@ -81,20 +82,12 @@ def judge(
     )  # fmt: skip
 
 
-def _costs(guess: Tensor, truth: Tensor) -> Tensor:
-    """Squared distances [N, batch of truths, batch of guesses], not by a product of matrices, which would round small ones away."""
-    return torch.cdist(truth.flatten(2), guess.flatten(2), compute_mode="donot_use_mm_for_euclid_dist").square()
+def matched(costs: Tensor) -> Tensor:
+    """[N, batch]: for each true image the place of its match among the found ones, by assignment of least total ``costs`` [N, true, found].
 
-
-def matched(guess: Tensor, truth: Tensor, costs: Tensor | None = None) -> Tensor:
-    """[N, batch]: for each true image the place of its match among the guesses, by assignment of least total squared error.
-
-    >>> matched(torch.tensor([[[0.0], [1.0]]]), torch.tensor([[[0.9], [0.2]]]))
+    >>> matched(torch.tensor([[[0.81, 0.01], [0.04, 0.64]]]))
     tensor([[1, 0]])
     """
-    if guess.shape[1] == 1:
-        return torch.zeros(guess.shape[:2], dtype=torch.long)
-    costs = _costs(guess, truth) if costs is None else costs
     return torch.stack([torch.as_tensor(linear_sum_assignment(each)[1]) for each in costs.cpu().numpy()])
 
 
