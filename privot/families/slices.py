@@ -161,7 +161,7 @@ def tight_frame(here: Space | Coded, channels: int, bases: int, patch: int, gene
         return made
     high, wide = here.weight.shape
     places = torch.arange(dim).view(channels, high, wide)
-    left, _, right = torch.linalg.svd(here.small().double())
+    left, _, right = torch.linalg.svd(here.small().double().cpu())  # the frame is drawn on the CPU, wherever points are made
     small = torch.block_diag(*[left @ right] * channels)  # orthonormal to the last digit
     for which in range(1, bases, 2):
         shift = torch.randint(max(high, wide), (2,), generator=generator).tolist()

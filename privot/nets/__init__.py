@@ -33,7 +33,7 @@ def drawing(name: str, arguments: dict[str, Any]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        NETS[name](**arguments).eval()(torch.empty(1, arguments["code"]), torch.empty(1, dtype=torch.int64))
+        NETS[name](**arguments).eval()(torch.zeros(1, arguments["code"]), torch.zeros(1, dtype=torch.int64))
     return counter.get_total_flops()
 
 

@@ -83,7 +83,7 @@ class Secret:
 def sent(value: Tensor, device: torch.device) -> Tensor:
     """To the device; a GPU is not waited for."""
     there = device.type == "cuda" and not value.is_cuda
-    return value.pin_memory().to(device, non_blocking=True) if there else value
+    return value.pin_memory().to(device, non_blocking=True) if there else value.to(device)
 
 
 BEYOND = 7  # digits above the scale: the highest has probability exp(-64)

@@ -34,10 +34,10 @@ def rank(values: Tensor, bits: int = 32) -> Tensor:
     """
     if bits <= HALF and not (values.is_cuda and values.shape[-1] <= SHORT):
         keys = coarse(values)
-        if values.is_cuda:
+        if not values.is_cpu:
             return torch.sort(keys, dim=-1).indices
         return torch.from_numpy(by_rows(by_radix, keys.numpy()))
-    if values.is_cuda or values.dtype != torch.float32:
+    if not values.is_cpu or values.dtype != torch.float32:
         return torch.sort(values, dim=-1).indices
     return packed(values).bitwise_and_(2**SPARE - 1)
 
@@ -89,7 +89,7 @@ def by_rows(work: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.nd
 class _Ordered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        if values.is_cuda or values.dtype != torch.float32:
+        if not values.is_cpu or values.dtype != torch.float32:
             result, order = torch.sort(values, dim=-1)
         else:
             keys = packed(values)
@@ -112,7 +112,7 @@ def ordered(values: Tensor) -> Tensor:
     """
     if torch.is_grad_enabled() and values.requires_grad:
         return _Ordered.apply(values)
-    if values.is_cuda:
+    if not values.is_cpu:
         return torch.sort(values, dim=-1).values
     result = values.detach().contiguous().numpy().copy()
     return torch.from_numpy(by_rows(in_place, result))

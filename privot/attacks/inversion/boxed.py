@@ -24,7 +24,7 @@ def boxed(information: Tensor, aim: Tensor, bounds: tuple[float, float], steps: 
     unit = torch.eye(information.shape[1], dtype=information.dtype, device=information.device)
     pull = 1 / (ones.double() * variance).mean(1).clamp(1.0, 1e5) if variance is not None else torch.full_like(ones[:, 0], 0.1)
     pull = pull.to(information)[:, None, None]
-    inverse = pull * torch.linalg.inv(scale * information * scale.mT + pull * unit)
+    inverse = pull * inverses(scale * information * scale.mT + pull * unit)
     aim, low, high = aim / scale, bounds[0] / scale, bounds[1] / scale
     copy = torch.minimum(torch.maximum(aim, low), high)
     parted = torch.zeros_like(copy)
@@ -33,3 +33,13 @@ def boxed(information: Tensor, aim: Tensor, bounds: tuple[float, float], steps: 
         copy = torch.minimum(torch.maximum(estimate + parted, low), high)
         parted = parted + estimate - copy
     return copy * scale
+
+
+def inverses(matrices: Tensor) -> Tensor:
+    """[N, n, n] one after another: on a GPU the routine for many at once is made for small ones, and says so on standard output.
+
+    >>> inverses(torch.eye(2)[None] * 4)
+    tensor([[[0.2500, 0.0000],
+             [0.0000, 0.2500]]])
+    """
+    return torch.stack([torch.linalg.inv(each) for each in matrices])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from privot.attacks.inversion.boxed import boxed
+from privot.attacks.inversion.boxed import boxed, inverses
 from privot.attacks.inversion.certificate import information
 from privot.attacks.inversion.closed_form import doubled
 from privot.attacks.inversion.victims import Found, Problem, gradients
@@ -42,7 +42,7 @@ def refine(problem: Problem, found: Found, rounds: int = 3) -> Found:
         curve = information(exact, x, found.labels)
         slope = pull(seen - value)[0].flatten(1)[..., None]
         lean = 1e-12 * curve.diagonal(dim1=1, dim2=2).amax(1)[:, None, None] * torch.eye(curve.shape[1]).to(curve)
-        inverse = torch.linalg.inv(curve + lean)
+        inverse = inverses(curve + lean)
         aim = x.flatten(1)[..., None] + inverse @ slope
         step = boxed(curve, aim, problem.bounds, variance=inverse.diagonal(dim1=1, dim2=2))[..., 0].view(x.shape) - x
         left = (seen - value).square().sum(1)
