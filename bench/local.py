@@ -4,7 +4,8 @@ python bench/local.py half-disk            W2 to clean points, by loss, batch an
 python bench/local.py categories           total variation of shares: k-RR and unary encoding, beside the unbiased estimator
 python bench/local.py rate                 error against the number of records over two decades, with its slope
 python bench/local.py mnist                noised MNIST (PRIVOT_DATA), one row: epsilon 348.4 is the paper's Laplace noise, 4.5 on [-1, 1],
-                                           so 2.25 on [0, 1]. For an honest epsilon: --space pooled:4 --epsilon 20
+                                           so 2.25 on [0, 1]. For an honest epsilon:
+                                           --channel gaussian --radius 2 --centre .2 --space pooled:4 --epsilon 10 --net dense
 """
 
 from __future__ import annotations

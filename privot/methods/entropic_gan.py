@@ -33,6 +33,7 @@ from privot.transport.entropic import entropic, likelihood, settle, sweeps
 
 SIDE = 8  # pixels; smaller records are taken as numbers, not pictures
 RECORDS, IMAGES = 2e-3, 5e-4  # rates of Adam
+WAVES = 20  # a side, of the dense net
 ENOUGH = 1e-4  # relative error of the plan's weights with which a step of Adam is content
 PATIENCE = 100  # sweeps of a step at most, where faint noise makes them many; the residual is taken with all it needs
 ROUNDS = 8  # batches over which the residual is taken
@@ -75,6 +76,7 @@ class EntropicGAN:
     net: str = "auto"  # "records" for numbers and categories; "dense" or "conv" for images, of which auto takes conv
     code: int = 16
     hidden: int = 128
+    waves: int | None = None  # a side, of which the dense net draws; None: as many numbers a side as were sent, 20 where all were
     width: int = 32  # channels of the convolutional net at full resolution
     learning: float | None = None  # rate of Adam, after a warm-up, falling to zero; None: 2e-3, or 5e-4 for images
     average: float = 0.995  # of the generator's weights over the steps
@@ -88,9 +90,9 @@ class EntropicGAN:
             raise SettingError(f"entropic-gan.loss={self.loss!r}: eot or nll")
         if self.net not in ("auto", "records", "dense", "conv"):
             raise SettingError(f"entropic-gan.net={self.net!r}: auto, records, dense or conv")
-        for key in ("steps", "code", "hidden", "width"):
-            if getattr(self, key) < 1:
-                raise SettingError(f"entropic-gan.{key}={getattr(self, key)}: at least 1 is needed")
+        for key in ("steps", "code", "hidden", "width", "waves"):
+            if (given := getattr(self, key)) is not None and given < 1:
+                raise SettingError(f"entropic-gan.{key}={given}: at least 1 is needed")
         if self.batch < 2:
             raise SettingError(f"entropic-gan.batch={self.batch}: at least 2 are needed")
         rate = RECORDS if self.learning is None else self.learning
@@ -203,7 +205,10 @@ def described(method: EntropicGAN, spec: Spec, channel: Any, labelled: bool) -> 
     if kind == "conv":
         return "DeepConvGenerator", {**shared, "width": method.width}
     if kind == "dense":
-        return "DenseGenerator", {**shared, "hidden": method.hidden}
+        # What was not sent has no say in the loss: finer waves than that would be noise.
+        sent = parts[0].space
+        waves = method.waves or (WAVES if sent.kind == "plain" else max(sent.small[1:]))
+        return "DenseGenerator", {**shared, "hidden": method.hidden, "waves": waves}
     columns = [[each.categories] if hasattr(each, "categories") else [each.columns, *each.domain] for each in parts]
     return "RecordGenerator", {**shared, "hidden": method.hidden, "columns": columns}
 

@@ -15,6 +15,7 @@ from privot.families.deconvolution import apportioned, meaning, shares
 from privot.local import channel_for, privatize
 from privot.methods import make
 from privot.methods.entropic_gan import EntropicGAN
+from privot.nets.dense import cosines
 from privot.nets.records import RecordGenerator
 from privot.privacy.noise import Secret
 from privot.privacy.server import ServerGate
@@ -144,6 +145,21 @@ def test_pictures_from_a_file_to_a_certificate(tmp_path, net, name):
     kept = Release.load(tmp_path / "out").facts["diagnostics"]  # what it says of itself is in the manifest
     assert kept["meaning"] == made.facts["diagnostics"]["meaning"]
     assert 0 < kept["over_noise"] < 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "given", "waves"), [("pooled", 4, None, 2), ("waves", 3, None, 3), ("plain", 0, None, 8), ("pooled", 4, 5, 5)]
+)
+def test_the_dense_net_draws_no_finer_than_what_was_sent(tmp_path, kind, size, given, waves):
+    images, labels = records()
+    box = sealed(images, labels, Spec((1, 8, 8), 3, len(labels)))
+    answers = privatize(box, channel_for(box.spec, "gaussian", 20.0, space=kind, size=size), ledger=tmp_path / "book.jsonl")
+    drawn = learned(answers, net="dense", steps=2, batch=8, waves=given).sample(5)[0].double()
+    basis = cosines(8, 8).double() / math.sqrt(8)
+    found = basis.T @ drawn.clamp(1e-9, 1 - 1e-9).logit() @ basis  # before the net's last step, which makes pixels of them
+    finer = torch.cat([found[..., waves:, :].flatten(), found[..., :, waves:].flatten()])
+    assert not len(finer) or finer.abs().max() < 1e-2
+    assert found[..., :waves, :waves].abs().amax((0, 1)).min() > 1e-2
 
 
 def test_a_box_of_records_is_refused(tmp_path):
