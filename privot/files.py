@@ -1,11 +1,12 @@
-"""Where data sets and metric weights lie: the user's folder, the cache, the system's folder, or a verified download."""
+"""Where data sets and metric weights lie (a folder of the user or the system, or a verified download), and whether files can be written."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
-from privot.errors import DataError
+from privot.errors import DataError, ReleaseError
 
 
 def folders() -> list[Path]:
@@ -24,6 +25,23 @@ def find(*names: str) -> Path | None:
     """The first folder's file of this name."""
     places = (folder.joinpath(*names) for folder in folders())
     return next((place for place in places if place.exists()), None)
+
+
+def vacant(out: Path) -> None:
+    """Nothing is there yet, and something can be written: said before the work, not after it."""
+    if os.path.lexists(out):
+        raise ReleaseError(f"{out} is there already: name another folder, or remove it")
+    writable(out)
+
+
+def writable(out: Path) -> None:
+    """A file or folder of this name can be made."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ReleaseError(f"{out} cannot be written ({error.strerror or type(error).__name__}): name another place") from None
 
 
 def fetch(what: str, url: str, wanted: dict[str, str]) -> Path:

@@ -25,6 +25,7 @@ from privot.data.boxes import load
 from privot.data.privatized import Privatized
 from privot.data.tables import Table
 from privot.errors import BudgetError, ReleaseError, SettingError, refusing
+from privot.files import vacant
 from privot.methods import Method, Resizing, make, methods
 from privot.preflight import cautions, forecast, prepare, received
 from privot.privacy.gate import Gate
@@ -125,7 +126,7 @@ def synthesize(
 
     def watched(stage: str, step: int, of: int, **more: Any) -> None:
         if leads:
-            progress(stage, step, of, epsilon=0.0 if gate.ticket is None and not sent else price, **more)
+            progress(stage, step, of, epsilon=0.0 if gate.ticket is None and not gate.opened and not sent else price, **more)
 
     free = ", ".join(getattr(maker, "free", ())) or "none are free"
     diverged = "what was made has values that are not finite: its training diverged"
@@ -134,6 +135,10 @@ def synthesize(
         product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
     except LinAlgError:  # of a matrix with such values; on the secret side it would be a QueryError
         raise ReleaseError(diverged) from None
+    except KeyboardInterrupt as stop:
+        if gate.ticket is not None and not stop.args:
+            stop.add_note(f"what was asked stays charged{', and --resume goes on from here' * bool(folder)}")
+        raise
     if leads and not product.fits(box.spec):
         raise ReleaseError(diverged)
     book_facts = {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))} if leads and not sent else {}
@@ -159,8 +164,8 @@ def resize(
     which one it was made.
     """
     made, name = (release, "the release") if isinstance(release, Release) else (Release.load(release), str(release))
-    if out is not None and os.path.lexists(out):
-        raise ReleaseError(f"{out} is there already: name another folder, or remove it")
+    if out is not None:
+        vacant(Path(out))
     with refusing(ReleaseError, BROKEN.format(name)):
         plan, _ = proved(made, name)
         maker = _maker_of(made, {**(settings or {}), "per_class": per_class}, name)

@@ -228,13 +228,13 @@ class Audit:
         """The folder, for this process alone, and how many runs of this audit are there."""
         plan, path = self.plan(), self.folder / "plan.json"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists() and any(not each.name.startswith(("lock", "plan.json")) for each in self.folder.iterdir()):
+            raise SettingError(f"{self.folder} holds something else: name another folder")
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends, however it ends
             except OSError:
                 raise SettingError(f"{self.folder}: another audit is at work there") from None
-            if not path.exists() and any(not each.name.startswith(("lock", "plan.json")) for each in self.folder.iterdir()):
-                raise SettingError(f"{self.folder} holds something else: name another folder")
             if path.exists() and json.loads(path.read_text()) != plan:
                 raise SettingError(f"{self.folder} holds another audit: name another folder")
             if not path.exists():

@@ -123,6 +123,9 @@ class Shadows:
         """The folder with its plan, for this run alone."""
         plan = self.plan()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # as secret as the candidates
+        ours, known = ("lock", "plan.json", "members.npz"), (self.folder / "plan.json").exists()
+        if strange := [each.name for each in self.folder.iterdir() if not known and not each.name.startswith(ours)]:
+            raise SettingError(f"{self.folder} holds something else ({strange[0]}): name another folder")
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends, however it ends
@@ -131,8 +134,6 @@ class Shadows:
             if (self.folder / "plan.json").exists():
                 if other := sorted(key for key in plan.keys() | prepared.plan.keys() if plan.get(key) != prepared.plan.get(key)):
                     raise SettingError(f"{self.folder} holds shadows of another plan ({', '.join(other)} differ): name another folder")
-            elif strange := [each.name for each in self.folder.iterdir() if not each.name.startswith(("lock", "plan.json", "members.npz"))]:
-                raise SettingError(f"{self.folder} holds something else ({strange[0]}): name another folder")
             else:
                 write(self.folder / "members.npz", {"members": self.members()})
                 write(self.folder / "plan.json", json.dumps(plan, indent=1).encode())  # last: it vouches for the rest

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import typer.core
 
-from privot.cli.terminal import FOLLOWS, Usage, app, err_console, refuse, say
+from privot.cli.terminal import FOLLOWS, Stopped, Usage, app, refuse
 from privot.errors import DataError, PrivotError
 
 typer.core.HAS_RICH = False  # its older versions put backslashes before the brackets of a help without markup
@@ -25,6 +25,8 @@ def main() -> None:
         warnings.simplefilter("ignore")  # Python's warnings are for developers
     try:
         code = app(standalone_mode=False, prog_name="privot")
+    except Stopped as stop:
+        refuse(str(stop), 130)
     except PrivotError as error:
         if FOLLOWS and not isinstance(error, DataError):  # the first process says it, too; but what can be read may differ
             sys.exit(2)
@@ -38,5 +40,4 @@ def main() -> None:
             raise
         refuse("not enough memory for these settings: ask for fewer samples, a smaller model, or fewer records at a time (--microbatch)")
     if code:
-        say("privot: stopped; what was asked stays charged, and --resume goes on from here", err_console)
         sys.exit(code)

@@ -28,6 +28,7 @@ from privot.cli.terminal import (
     say_caution,
 )
 from privot.errors import SettingError
+from privot.files import vacant
 from privot.show import jsonable, progress_bar, seconds
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def invert(
         from privot.attacks.inversion.wire import Wire
 
         attacks = Wire(images=images, shadows=shadows, checked=checked, attack=attack or "hybrid", threshold=threshold, seed=seed)
-        _free(out)
+        if out is not None:
+            vacant(out)
         heard = _overheard(attacks, data, tapped(wire, owner), aside, Runtime(device), download=download, label=label, resize=resize)
         return _tell(dataclasses.replace(heard, publishable=public), data, out, as_json)
     experiment = Experiment(
@@ -86,7 +88,8 @@ def invert(
         training=_training(training),
     )  # fmt: skip
     experiment.search()  # settings are refused before anything is read
-    _free(out)
+    if out is not None:
+        vacant(out)
     runtime = Runtime(device)
     box = load(data, public=public, label=label, resize=resize, download=download)
     with progress_bar(err_console) as progress:
@@ -120,11 +123,6 @@ def _held(data: str, heard: Tapped, download: bool) -> Any:
         raise SettingError(f"--data {data}: which records has {heard.name!r}? Give its own file, or an owner whose name ends in a number")
     box: Any = load(data, download=download, owners=None if (describe(data).owners or 0) >= owners else owners)
     return held_by(box, int(number[0]))
-
-
-def _free(out: Path | None) -> None:
-    if out is not None and out.exists():
-        raise SettingError(f"{out} is there already: name another folder, or remove it")
 
 
 def _tell(found: Any, data: str, out: Path | None, as_json: bool) -> None:

@@ -36,6 +36,7 @@ from privot.cli.terminal import (
     say_guarantee,
 )  # fmt: skip
 from privot.errors import ReleaseError, SettingError
+from privot.files import writable
 from privot.show import Progress, jsonable, progress_bar
 
 if TYPE_CHECKING:
@@ -129,14 +130,14 @@ def measure(
         else:
             found, readings = _paid(subject, test, only, count, public, pay, delta, ledger, device, seed, label, resize, download)
         _show(found, readings, as_json)  # first of all: what was paid for is seen, whatever the disk does next
-        keep(json.dumps(_json(found, readings), indent=1))
+        keep(json.dumps(_json(found, readings), indent=1), all(each.publishable for each in readings))
 
 
 @contextmanager
-def _held(out: Path | None) -> Iterator[Callable[[str], None]]:
-    """A file that can be written when the work is done: what stands against it is said before."""
+def _held(out: Path | None) -> Iterator[Callable[[str, bool], None]]:
+    """A file that can be written when the work is done: what stands against it is said before. What is not public is the user's alone."""
     if out is None:
-        yield lambda text: None
+        yield lambda text, public: None
         return
     if os.path.lexists(out):
         raise SettingError(f"--out {out} is there already: name another file, or remove it")
@@ -145,7 +146,9 @@ def _held(out: Path | None) -> Iterator[Callable[[str], None]]:
     try:
         part.touch()
 
-        def keep(text: str) -> None:
+        def keep(text: str, public: bool) -> None:
+            if not public:
+                part.chmod(0o600)
             part.write_text(text)
             part.replace(out)
 
@@ -183,7 +186,7 @@ def compare(
     from privot.report import comparison, folder
     from privot.report.spending import recorded
 
-    folder.check(out, comparison.FILES, "comparison.json")
+    writable(folder.check(out, comparison.FILES, "comparison.json"))
     for each in subjects:  # a claim that nothing proves is refused before the work
         if (Path(each) / "manifest.json").exists():
             recorded(Release.load(each), plain(each))

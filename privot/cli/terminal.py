@@ -10,16 +10,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 from rich.console import Console
 
 from privot import __version__
-from privot.errors import SettingError
+from privot.errors import PrivotError, SettingError
 from privot.show import jsonable
 
 if TYPE_CHECKING:
     from privot.privacy.plan import Wall
 
+
+class Stopped(PrivotError):  # noqa: N818
+    """Somebody pressed Ctrl-C."""
+
+
+class Verbs(typer.core.TyperGroup):
+    """All verbs; what an interrupt says of itself is not lost on the way."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Stopped("; ".join(["stopped", *map(str, stop.args), *getattr(stop, "__notes__", [])])) from None
+
+
 app = typer.Typer(
+    cls=Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -65,13 +82,13 @@ IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is
 Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")]
 
 
-def refuse(text: str) -> NoReturn:
-    """One line in red, in JSON too where that was asked for, and exit code 2."""
+def refuse(text: str, code: int = 2) -> NoReturn:
+    """One line in red, in JSON too where that was asked for, and an exit code."""
     err_console.quiet = False  # errors that the first process cannot know of
     say(f"privot: {text}", err_console, "red")
     if "--json" in sys.argv:
         emit({"error": text})
-    sys.exit(2)
+    sys.exit(code)
 
 
 def say(text: str, console: Console = out_console, style: str | None = None) -> None:

@@ -31,6 +31,7 @@ from privot.privacy.ranks import Alone
 from privot.privacy.replayed import Replayed
 from privot.privacy.sampling import ADD_REMOVE, CLIENT, LOCAL, REPLACE, Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
+from privot.unbroken import unbroken
 
 if TYPE_CHECKING:
     from privot.channels import Channel
@@ -399,9 +400,10 @@ class Gate:
                 value = self._summed(mechanism(grid))
             else:
                 ticket = self._charge()
-                self._mark(ticket, stage, step, count)
-                value = noisy(self._summed(mechanism(grid)), noise_std, grid, self._secret)
-                self._keep(ticket, stage, step, value)
+                with unbroken():
+                    self._mark(ticket, stage, step, count)
+                    value = noisy(self._summed(mechanism(grid)), noise_std, grid, self._secret)
+                    self._keep(ticket, stage, step, value)
             (value,) = self._ranks.told(value)
         self._done[stage.name] = max(self._done[stage.name], step + count)
         return value

@@ -42,7 +42,8 @@ def compare(subjects: Sequence[Measured], out: Path) -> Path:
     grids = [_grid(each, BYTES // len(subjects)) for each, _ in subjects]
     html = render("comparison.html.j2", "Comparison", f=facts, grids=grids, chart=chart, points=points)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    return folder.replace(out, {"comparison.html": html, "comparison.json": text}, FILES, "comparison.json")[0]
+    private = not all(each.publishable for _, readings in subjects for each in readings)
+    return folder.replace(out, {"comparison.html": html, "comparison.json": text}, FILES, "comparison.json", private=private)[0]
 
 
 def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:

@@ -329,6 +329,7 @@ def test_the_folder_is_for_one_audit_alone(audit, tmp_path):
     (tmp_path / "audit" / "letters").touch()
     with pytest.raises(SettingError, match="holds something else"):
         audit().run(CPU)
+    assert [each.name for each in (tmp_path / "audit").iterdir()] == ["letters"]  # nothing of ours was left there
     (tmp_path / "audit" / "letters").unlink()
     with open(tmp_path / "audit" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

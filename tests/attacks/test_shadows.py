@@ -156,6 +156,7 @@ def test_a_folder_has_one_plan(tmp_path):
     (tmp_path / "plan" / "mine.txt").write_text("mine")
     with pytest.raises(SettingError, match=r"something else .mine.txt"):
         replace(shadows, folder=tmp_path / "plan").prepare(CPU)
+    assert [each.name for each in (tmp_path / "plan").iterdir()] == ["mine.txt"]  # nothing of ours was left there
     with open(tmp_path / "here" / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SettingError, match="another run is at work"):

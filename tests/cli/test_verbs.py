@@ -384,6 +384,7 @@ PUBLIC = ["report.html", "report.json", "registry.yaml", "README.md"]
 def test_report(privot, said, release, tmp_path):
     said("measure", release, "--test", "digits", "--only", "lda", "--count", 50, "--public", "--out", "public.json")
     said("measure", release, "--test", "digits", "--only", "gaussian_nb", "--count", 50, "--out", "internal.json")
+    assert (os.stat("public.json").st_mode & 0o004, os.stat("internal.json").st_mode & 0o777) == (0o004, 0o600)
     words = ("report", release, "--readings", "public.json", "--readings", "internal.json")
     code, out, err = privot(*words)
     assert code == 0
@@ -583,10 +584,29 @@ def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
         privot("sample", release, "--out", "a.npz")
 
 
+LONG = [("resize", "{images}", "--per-class", "3"), ("compare", "{release}", "--test", "digits"), ("invert", "--data", "digits")]
+
+
+@pytest.mark.parametrize("words", LONG)
+def test_what_cannot_be_written_is_said_before_the_work(words, privot, release, images, monkeypatch):
+    for name in ("privot.synthesis._again", "privot.measures.Workbench.measure", "privot.attacks.inversion.experiment.invert"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("the work began"))
+    Path("file").touch()
+    code, _, err = privot(*(each.format(release=release, images=images) for each in words), "--out", "file/deeper")
+    assert (code, err.count("\n"), "cannot be written" in err) == (2, 1, True), err
+
+
+def test_once_records_are_open_epsilon_is_not_0(privot):
+    _, _, err = privot("synthesize", "digits", "--method", "real-subset", "--epsilon", "inf", "--set", "per_class=1", "--out", "one")
+    assert err.splitlines()[-1].endswith("epsilon inf")
+
+
 def test_an_interrupt_ends_with_130(privot, release, monkeypatch):
     monkeypatch.setattr(Release, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     code, out, err = privot("sample", release, "--out", "a.npz")
-    assert (code, out, err.count("\n")) == (130, "", 1)
+    assert (code, out, err) == (130, "", "privot: stopped\n")  # nothing was charged, and there is nothing to resume
+    code, out, _ = privot("sample", release, "--out", "a.npz", "--json")
+    assert (code, json.loads(out)) == (130, {"error": "stopped"})
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines():

@@ -37,6 +37,12 @@ def test_the_best_is_bold_by_the_reading_s_own_word(tmp_path):
     assert page.read_text().count('<span class="best">') == 2
 
 
+@pytest.mark.parametrize("public", [True, False])
+def test_what_may_not_be_published_is_the_user_s_alone(tmp_path, public):
+    page = compare([subject("one", hand(), [reading(publishable=public)])], tmp_path / "out")
+    assert (page.stat().st_mode & 0o777 == 0o600, page.parent.stat().st_mode & 0o777 == 0o700) == (not public, not public)
+
+
 def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
     one, two = subject("one", None, [reading(value=0.8)]), subject("two", None, [reading(value=0.9, ruler="another")])
     page = compare([one, two], tmp_path / "out")

@@ -47,14 +47,16 @@ def imitated(
     batch = settings.critic_batch
     for turn in range(settings.warm):
         codes = torch.randn(count, STEPS, batch, sketch.code, generator=generator).to(device)
+        progress("imitating owners: first lessons", turn, settings.warm)
         state = taught(warmed, critic, sketch, uniform(STEPS), codes, uniform(STEPS), turn)
     every = torch.arange(terms.classes, device=device).repeat_interleave(requests.shape[2])
     found = []
     for turn, sent in enumerate(requests):
+        progress("imitating owners", turn, len(requests))
         fakes, steps = sent.to(device).float() / 255, settings.lessons
         which = torch.randint(fakes.shape[1], (count, steps, batch), generator=generator).to(device)
         state = taught(learned, critic, fakes, uniform(steps), which, uniform(steps), STEPS * settings.warm + turn * steps)
         one = vmap(functools.partial(slope, critic=critic, down=down, across=across), in_dims=(None, 0, 0))
         found.append(vmap(one, in_dims=(0, None, None))(state, fakes.flatten(0, 1), every).unflatten(1, fakes.shape[:2]).cpu())
-        progress("imitating owners", turn + 1, len(requests))
+    progress("imitating owners", len(requests), len(requests))
     return torch.stack(found, 1), state

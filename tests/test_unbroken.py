@@ -1,0 +1,114 @@
+"""Ctrl-C while an answer is computed: the first waits until it is kept, the second gives it up; what is said afterwards is true."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from privot.unbroken import GIVEN_UP, unbroken
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def worked(interrupts, done):
+    with unbroken():
+        for _ in range(interrupts):
+            interrupt()
+        done.append("kept")
+
+
+def test_the_first_interrupt_waits_for_the_end(capfd):
+    done = []
+    with pytest.raises(KeyboardInterrupt) as stop:
+        worked(1, done)
+    assert (done, stop.value.args) == (["kept"], ())
+    assert "Ctrl-C again" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_does_not():
+    done = []
+    with pytest.raises(KeyboardInterrupt) as stop:
+        worked(2, done)
+    assert (done, stop.value.args) == ([], (GIVEN_UP,))
+
+
+def test_nobody_elses_handler_is_touched():
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+    try:
+        with unbroken():
+            interrupt()
+        assert seen == [1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    other = threading.Thread(target=lambda: unbroken().__enter__())  # only the main thread may have handlers
+    other.start()
+    other.join()
+
+
+def test_an_error_within_is_the_one_that_is_seen():
+    with pytest.raises(ValueError, match="no"), unbroken():
+        raise ValueError("no")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+RUN = """
+import os, signal, sys
+from privot.privacy import gate
+from privot.cli import main
+times, real = int(sys.argv.pop(1)), gate.noisy
+def noisy(*given):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(*given)
+if times:
+    gate.noisy = noisy
+main()
+"""
+WORDS = [
+    "synthesize",
+    "digits",
+    "--method",
+    "merf",
+    "--epsilon",
+    "5",
+    "--set",
+    "features=64",
+    "--set",
+    "steps=5",
+    "--set",
+    "hidden=8",
+    "--out",
+    "made",
+    "--json",
+]
+
+
+def said(folder, times, *more):
+    surroundings = {**os.environ, "PRIVOT_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(times), *WORDS, *more], capture_output=True, text=True, cwd=folder, env=surroundings
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_run_that_was_stopped_in_an_answer_goes_on(tmp_path):
+    code, text = said(tmp_path, 1)
+    assert code == 130
+    assert '{"error": "stopped; what was asked stays charged, and --resume goes on from here"}' in text
+    code, text = said(tmp_path, 0, "--resume")
+    assert code == 0, text
+    assert (tmp_path / "made" / "manifest.json").exists()
+
+
+def test_a_run_whose_answer_was_given_up_says_so(tmp_path):
+    code, text = said(tmp_path, 2)
+    assert (code, GIVEN_UP in text, "--resume" in text) == (130, True, False)
+    code, text = said(tmp_path, 0, "--resume")
+    assert (code, "lost an answer" in text) == (2, True)
