@@ -20,6 +20,7 @@ def test_spec_goes_through_json():
     spec = Spec((3, 5, 6), 2, 7, (3, 4), ("cat", "dog"))
     assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.pixels == 90
+    assert (spec.to_json()["shape"], spec.to_json()["class_names"]) == ([3, 5, 6], ["cat", "dog"])  # lists, as JSON has them
 
 
 def test_spec_takes_the_whole_numbers_of_numpy_and_gives_python_ones():

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from privot.data import Public, Sensitive, load, readers
+from privot.data import Public, Sensitive, describe, load, readers
 from privot.data.load import existing
 from privot.errors import DataError, SettingError
 
@@ -222,3 +223,58 @@ def test_parquet_needs_its_extra(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").touch()
     with pytest.raises(DataError, match=r"privot\[parquet\]"):
         load(tmp_path / "a.parquet")
+
+
+def test_a_description_takes_declared_class_sizes(tmp_path):
+    (mine := tmp_path / "mine.npz").touch()  # nothing of it is read
+    found = describe(str(mine), shape=(1, 4, 4), class_sizes=(5, 7))
+    assert (found.size, found.classes, found.class_sizes) == (12, 2, (5, 7))
+    assert describe(str(mine), shape=(1, 4, 4), class_sizes=(5, 7), size=12, classes=2) == found
+
+
+def floats(tmp_path, images, name="floats.npz"):
+    np.savez(tmp_path / name, x=images.astype(np.float32), y=np.arange(len(images)) % 2)
+    return tmp_path / name
+
+
+def test_a_repair_is_for_few_that_stray(tmp_path):
+    images = np.full((6, 3, 4, 4), 0.5)
+    images[:, :, 0, 0], images[:, :, 0, 1] = 0.0, 1.0  # at the ends, and not beyond
+    for strays, value in ((3, 1.5), (3, -0.5), (0, 0.5)):
+        some = images.copy()
+        some[:strays] = value
+        assert len(load(floats(tmp_path, some, f"{strays}{value}.npz"), public=True, repair=True).records().labels) == 6
+    images[:4] = 1.5
+    with pytest.raises(DataError, match="of another scale"):
+        load(floats(tmp_path, images), public=True, repair=True)
+    images[:4, 1:], images[:4, 0] = 0.5, -0.1
+    with pytest.raises(DataError, match="of another scale"):
+        load(floats(tmp_path, images, "below.npz"), public=True, repair=True)
+
+
+def test_a_class_folder_without_images_is_missed_even_if_it_is_the_last(tmp_path):
+    for name in ("cats", "dogs", "owls"):
+        (tmp_path / name).mkdir()
+    for name in ("cats", "dogs"):
+        Image.fromarray(GREY[0]).save(tmp_path / name / "one.png")
+    with pytest.raises(DataError, match=r"class 2|owls"):
+        load(tmp_path, public=True)
+
+
+def test_arrays_of_numpy_s_second_version_are_read(tmp_path):
+    with zipfile.ZipFile(tmp_path / "two.npz", "w") as archive:
+        for name, array in (("x", GREY), ("y", LABELS)):
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array, version=(2, 0))
+    check_grey(tmp_path / "two.npz")
+
+
+def test_a_missing_column_of_labels_says_how_to_name_it(tmp_path):
+    table = {"image": [encoded(GREY[0], tmp_path)], "class": [0]}
+    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="--label"):
+        load(tmp_path / "a.parquet", public=True)
+    parquet.write_table(pa.table({"label": [0]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="no column 'image'") as refused:
+        load(tmp_path / "b.parquet", public=True)
+    assert "--label" not in str(refused.value)

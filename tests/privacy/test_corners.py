@@ -206,3 +206,19 @@ def test_a_channel_uses_up_its_plan(tmp_path, ledger):
     assert [gate.left(stage.name) for stage in channel.plan().stages] == [0] * len(channel.plan().stages)
     with pytest.raises(BudgetError, match="used up"):
         gate.privatize(channel)
+
+
+def test_of_a_folder_only_finished_files_of_ours_are_read(tmp_path):
+    channel = Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2)))
+    (tmp_path / "sent").mkdir()
+    for name in ("a", "b"):
+        privatize(Table(np.zeros((3, 2))), channel, out=tmp_path / "sent" / f"{name}.safetensors", ledger=tmp_path / "book.jsonl")
+    (tmp_path / "sent" / "notes.txt").write_text("mine")
+    (tmp_path / "sent" / ".c.safetensors").write_text("half of it")
+    assert len(Privatized.load(tmp_path / "sent").values) == 6
+
+
+def test_what_a_ledger_spent_is_of_the_relation_of_its_runs(ledger):
+    plan = Plan((Stage("drawn", "sum", 4.0, 3, Poisson(0.25)),), Neighbours.ADD_REMOVE)  # such draws have no price for replace-one
+    ledger.reserve(plan, "mine")
+    assert ledger.spent().epsilon(1e-5) == pytest.approx(plan.cost().epsilon(1e-5))

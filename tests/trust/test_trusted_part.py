@@ -138,8 +138,8 @@ def test_small_changes_of_the_trusted_part_are_noticed(measured, trust):
 
 
 def noticed(seen):
-    """A test failed, or took too long, or the whole process died of it, or tests that are there could not even be read."""
-    return seen["code"] in (1, 71) or (seen["code"] == 4 and seen.get("read"))
+    """A test failed, or took too long, or the whole process or pytest died of it, or tests that are there could not even be read."""
+    return seen["code"] in (1, 3, 71) or (seen["code"] == 4 and seen.get("read"))
 
 
 def met(mutant, module, tests, seconds):

@@ -49,6 +49,7 @@ EQUIVALENT = {
         ("privacy.plan:Plan.calibrated", "near = self._least", "1.001", "2.001"),
         ("privacy.plan:Plan.calibrated", "near = self._least", "True", "False"),
         ("privacy.plan:Plan.calibrated", "self._least(wall, near", "1.001", "2.001"),
+        ("privacy.plan:Plan._least", "outside = start / stride", "start / stride", "start * stride"),
         ("privacy.plan:Plan._least", "inside, outside, step = inside * step", "2.0", "3.0"),
         ("privacy.plan:Plan._least", "inside, outside, step = outside, outside / step", "2.0", "3.0"),
         ("privacy.plan:Plan._least", "if inside > 1e12", "inside > 1000000000000.0", "inside >= 1000000000000.0"),
@@ -63,6 +64,9 @@ EQUIVALENT = {
     "the value is the same on both sides of the change": [
         ("privacy.accounting:_added", "np.where(eps < 0", "eps < 0", "eps <= 0"),  # at 0 both say delta(0)
         ("privacy.accounting:_added", "np.where(eps < 0", "0", "1", 2),  # of np.minimum(eps, 0), which is used below 0 alone
+        ("privacy.accounting:_poisson", "near = np.log1p(np.expm1(np.where(far, 0, eps))", "0", "1"),  # where far, near is not looked at
+        ("data.readers:read_idx", "data = file.read(count + 1)", "1", "2"),  # one byte too many is as bad as two
+        ("data.readers:_member", "data = file.read(max(0, min(", "0", "1"),  # a size under 0 is no file's, and of none a byte is too many
         ("privacy.accounting:_grid", "if rate < 1 else -np.inf", "rate < 1", "rate <= 1"),  # log1p(-1) is -inf, with a warning
         ("privacy.accounting:_grid", "if rate < 1 else -np.inf", "np.log1p(-rate) if rate < 1 else -np.inf", "np.log1p(-rate) if True *"),
         ("privacy.accounting:_grid", "if rate < 1 else -np.inf", "1", "2"),
