@@ -35,10 +35,10 @@ def vacant(out: Path) -> None:
 
 
 def writable(out: Path) -> None:
-    """A file or folder of this name can be made."""
+    """A file or folder of this name can be made; nothing is, not even the folders on the way."""
+    above = next(each for each in out.absolute().parents if os.path.lexists(each))
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
+        with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
         raise ReleaseError(f"{out} cannot be written ({error.strerror or type(error).__name__}): name another place") from None

@@ -136,8 +136,9 @@ def synthesize(
     except LinAlgError:  # of a matrix with such values; on the secret side it would be a QueryError
         raise ReleaseError(diverged) from None
     except KeyboardInterrupt as stop:
-        if gate.ticket is not None and not stop.args:
-            stop.add_note(f"what was asked stays charged{', and --resume goes on from here' * bool(folder)}")
+        if (gate.ticket is not None or gate.opened) and not stop.args:
+            goes_on = folder and not gate.opened  # else all records would be opened, and charged, again
+            stop.add_note(f"what was asked stays charged{', and --resume goes on from here' if goes_on else ''}")
         raise
     if leads and not product.fits(box.spec):
         raise ReleaseError(diverged)

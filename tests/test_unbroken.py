@@ -1,5 +1,6 @@
 """Ctrl-C while an answer is computed: the first waits until it is kept, the second gives it up; what is said afterwards is true."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import threading
 
 import pytest
 
+from privot.synthesis import synthesize
 from privot.unbroken import GIVEN_UP, unbroken
 
 
@@ -47,9 +49,11 @@ def test_nobody_elses_handler_is_touched():
         assert seen == [1]
     finally:
         signal.signal(signal.SIGINT, before)
-    other = threading.Thread(target=lambda: unbroken().__enter__())  # only the main thread may have handlers
+    done = []
+    other = threading.Thread(target=worked, args=(0, done))  # only the main thread may have handlers
     other.start()
     other.join()
+    assert done == ["kept"]
 
 
 def test_an_error_within_is_the_one_that_is_seen():
@@ -71,23 +75,8 @@ if times:
     gate.noisy = noisy
 main()
 """
-WORDS = [
-    "synthesize",
-    "digits",
-    "--method",
-    "merf",
-    "--epsilon",
-    "5",
-    "--set",
-    "features=64",
-    "--set",
-    "steps=5",
-    "--set",
-    "hidden=8",
-    "--out",
-    "made",
-    "--json",
-]
+WORDS = ["synthesize", "digits", "--method", "merf", "--epsilon", "5", "--out", "made", "--json"]
+WORDS += ["--set", "features=64", "--set", "steps=5", "--set", "hidden=8"]
 
 
 def said(folder, times, *more):
@@ -105,6 +94,16 @@ def test_a_run_that_was_stopped_in_an_answer_goes_on(tmp_path):
     code, text = said(tmp_path, 0, "--resume")
     assert code == 0, text
     assert (tmp_path / "made" / "manifest.json").exists()
+
+
+def test_a_run_that_opened_all_records_is_not_said_to_go_on(tmp_path):
+    def stop(stage, step, of, **facts):
+        if step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        synthesize("digits", "real-subset", math.inf, out=tmp_path / "made", ledger=tmp_path / "book.jsonl", progress=stop)
+    assert stopped.value.__notes__ == ["what was asked stays charged"]
 
 
 def test_a_run_whose_answer_was_given_up_says_so(tmp_path):
