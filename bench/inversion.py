@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from privot.attacks.inversion.optimising import Phase
 from privot.attacks.inversion.promises import Training, promise
 from privot.attacks.inversion.refining import refine
 from privot.attacks.inversion.victims import Found, Problem
+from privot.export import picture
 from privot.release import Guarantee
 from privot.runtime import Runtime
 
@@ -48,6 +50,7 @@ TABLE3 = {  # DLG, R-GAP, WDLG
 }  # fmt: skip
 SPLIT = {"svhn": "train"}  # no more of it is in the subset at hand; nets have learned nothing, so either does
 NEVER = 10**9
+SHOWN = 6  # victims in a picture
 NOISES = [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 2.0, 4.0, 10.0]  # of the curve
 
 
@@ -272,6 +275,11 @@ def curve(asked: argparse.Namespace) -> None:
                 f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none",
             )  # fmt: skip
         print(f"{len(everyone)} searches as one: {done.seconds:.0f} s", flush=True)
+        if asked.pictures:
+            few = min(SHOWN, asked.images)
+            strips = [first.images[:few], *done.found.images.view(len(cases), -1, *first.images.shape[1:])[:, :few]]
+            asked.pictures.mkdir(parents=True, exist_ok=True)
+            picture(torch.cat(strips).flatten(0, 1).clamp(0, 1).cpu(), few).save(asked.pictures / f"{data}.png")
 
 
 def speed(asked: argparse.Namespace) -> None:
@@ -338,6 +346,7 @@ def main() -> None:
     parser.add_argument("--clip", type=float, help="of curve: noise is then a multiplier")
     parser.add_argument("--std", nargs="+", type=float, help="of certificate and curve: the noise; else the part's own")
     parser.add_argument("--checked", type=int, default=16, help="of curve: victims with a certificate")
+    parser.add_argument("--pictures", type=Path, help="of curve: a folder; true images above, below what is found at each noise")
     parser.add_argument("--alone", type=int, default=3, help="of speed: victims that are attacked one after another")
     parser.add_argument("--threshold", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)

@@ -51,6 +51,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "resampled-public": ("sliced-flow", {"mode": "resampled", "drawn": 1000, **LEARNED, "inner": 8}),
     "generator": ("sliced-generator", {"net": "conv"}),
     "generator-public": ("sliced-generator", {**LEARNED, "inner": 32}),
+    "generator-records": ("sliced-generator", {"mode": "records", "net": "conv", **FEW}),
+    "generator-records-public": ("sliced-generator", {"mode": "records", **LEARNED, "inner": 8}),
     "merf": ("merf", {}),
 }
 

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.families.autoencoders import Coded, drawn_scenes, lesson_stage, taught, taught_in_public
-from privot.families.slices import Asked, ask, counted
+from privot.families.autoencoders import STAGE, Coded, drawn_scenes, lesson_stage, taught, taught_in_public
+from privot.families.noisy_points import Noisy, ask_points
+from privot.families.slices import TILT, Asked, ask, counted, sized, stages
 from privot.families.spaces import GREY, KINDS, Space, space
 from privot.nets import initialise
 from privot.nets.autoencoders import ConvAutoencoder
 from privot.nets.private_critic import Autoencoder
 from privot.privacy.gate import Gate
-from privot.privacy.plan import Stage
+from privot.privacy.plan import Plan, Stage
 from privot.runtime import Progress, Streams
 
 LEARNED = ("public", "private")
@@ -33,8 +34,12 @@ class Sliced:
 
     name: ClassVar[str]
     trusts: ClassVar[str] = "the data owner"
+    modes: ClassVar[tuple[str, ...]] = ("blocks", "records")
 
     noise: float | None = None
+    mode: str = "blocks"  # moments and sorted blocks of each class; or "records": every record's noisy point
+    labelled: bool = True  # False, as in the papers, where the mode is not blocks: labels are then given out in turn and mean nothing
+    hold: float = 0.5  # length of a label beside the radius, where the mode is not blocks
     space: str = "cosines"  # or "wavelets", "haar"; or learned: "public", "private"
     waves: int = 12  # of each side
     lean: float = 0.5  # weight of fine parts before the ball cuts, see `space`
@@ -53,6 +58,12 @@ class Sliced:
     lesson_bound: float = 1.0  # of a record's gradient in space=private
 
     def __post_init__(self) -> None:
+        if self.mode not in self.modes:
+            raise SettingError(f"{self.name}.mode={self.mode!r}: {', '.join(self.modes)}")
+        if not self.labelled and self.mode == "blocks":
+            raise SettingError(f"{self.name}.labelled=False: blocks are of classes; for data without labels declare one class")
+        if not 0 < self.hold <= 10:
+            raise SettingError(f"{self.name}.hold={self.hold}: above 0 and at most 10 is needed")
         if self.space not in (*KINDS, *LEARNED):
             raise SettingError(f"{self.name}.space={self.space!r}: {', '.join((*KINDS, *LEARNED))}")
         counted(self, "waves", "bases", "blocks", "inner", "lessons")
@@ -83,6 +94,26 @@ class Sliced:
     def radius(self, spec: Spec) -> float:
         """Of the ball that holds the points."""
         return math.sqrt(self.inner) if self.learned else self.reach * math.sqrt(spec.pixels)
+
+    def held(self, spec: Spec) -> float:
+        """Length of a label's corner; 0: there is none."""
+        return self.hold * self.radius(spec) if self.labelled else 0.0
+
+    def questions(self, spec: Spec) -> tuple[Stage, ...]:
+        """All stages of modes blocks and records."""
+        if self.mode == "blocks":
+            sized(spec, self.blocks)
+        elif spec.size is None:
+            raise SettingError(f"{self.name}: mode={self.mode} needs the number of records, declared as public (--public-size)")
+        first, noise = self.opening(spec)
+        return (*first, *(stages(noise, self.share) if self.mode == "blocks" else (Stage("records", "rows", noise),)))
+
+    def signal(self, spec: Spec, plan: Plan) -> float | None:
+        """Of a class's mean, beside its noise; none without noise. It has .6 of the radius, seen on MNIST."""
+        noise = 2 * next(stage.noise for stage in plan.stages if stage.name != STAGE)
+        records = min(spec.class_sizes) if spec.class_sizes else (spec.size or 0) / spec.classes
+        gain = TILT * records if self.mode == "blocks" else math.sqrt(max(records, 1))
+        return 0.6 * gain / (noise * math.sqrt(self.dim(spec))) if noise else None  # noise is taken over all directions of the space
 
     def opening(self, spec: Spec) -> tuple[tuple[Stage, ...], float]:
         """What is asked before the points: the lessons of a private auto-encoder; and the multiplier that the rest has together."""
@@ -141,6 +172,11 @@ class Sliced:
         """The moments and the sorted blocks."""
         how: dict[str, Any] = {key: getattr(self, key) for key in ("bases", "patch", "blocks")}
         return ask(gate, here, **how, radius=self.radius(gate.spec), streams=streams, progress=progress)
+
+    def noisy_points(self, gate: Gate, here: Space | Coded, streams: Streams, progress: Progress) -> Noisy:
+        """Every record's point."""
+        how: dict[str, Any] = {"radius": self.radius(gate.spec), "hold": self.held(gate.spec), "bases": self.bases}
+        return ask_points(gate, here, **how, streams=streams, progress=progress)
 
 
 DECODER = "decoder."

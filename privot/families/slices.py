@@ -82,7 +82,7 @@ def sized(spec: Spec, blocks: int) -> tuple[int, ...]:
     if spec.class_sizes is None:
         raise SettingError(
             "blocks of order statistics need the number of records of each class, declared as public (--public-classes; --class-sizes "
-            "100,120,... for privot plan; Spec(..., class_sizes=...)); sliced-flow with mode=records needs the size alone"
+            "100,120,... for privot plan; Spec(..., class_sizes=...)); mode=records needs the size alone"
         )
     if min(spec.class_sizes) < blocks:
         raise SettingError(f"blocks={blocks}: the smallest class has {min(spec.class_sizes)} records, and a block needs one at least")

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.families.autoencoders import STAGE, Coded, sampled_noise
+from privot.families.autoencoders import Coded, sampled_noise
+from privot.families.noisy_points import corners, encoded, quantiles
 from privot.families.sliced import DECODER, Sliced, to_keep
-from privot.families.slices import TILT, Asked, counted, flow, schedule, sized, stages
+from privot.families.slices import Asked, counted, flow, schedule
 from privot.families.spaces import Space
 from privot.families.strip import STRIP, Strip
 from privot.privacy.gate import Gate
@@ -35,19 +35,8 @@ from privot.privacy.sampling import Fixed
 from privot.product import Product
 from privot.runtime import Progress, Streams
 from privot.transport.sliced import assigned, haar, pushed
-from privot.transport.sorting import ordered
 
-MODES = ("blocks", "records", "resampled")
-QUANTILES = 1000  # of noisy projections, kept of each direction in mode records
 START = 0.3  # of the radius: how far particles start from the grey, in modes records and resampled
-
-
-def encoded(image: Tensor, label: Tensor, space: Space | Coded, radius: float, hold: float, classes: int) -> Tensor:
-    """A record as a point in the ball, and its label as a corner of length ``hold`` beside it, if that is above 0: [dim (+ classes)]."""
-    point = space.point(image)
-    point = point / (point.norm() / radius).clamp(min=1)
-    corner = hold * (label == torch.arange(classes if hold else 0, device=point.device)).to(point.dtype)
-    return torch.cat([point, corner])
 
 
 def gaps(records: Any, space: Space | Coded, radius: float, hold: float, classes: int, frame: Tensor, known: Tensor) -> Tensor:
@@ -55,17 +44,6 @@ def gaps(records: Any, space: Space | Coded, radius: float, hold: float, classes
     each = torch.func.vmap(encoded, in_dims=(0, 0, None, None, None, None))
     points = each(records.images, records.labels, space, radius, hold, classes)
     return quantiles(points @ frame.T, known.shape[1]) - known
-
-
-def quantiles(values: Tensor, blocks: int) -> Tensor:
-    """Columns [n, slices] sorted and averaged in ``blocks`` even runs, the last n mod blocks left out: [slices, blocks].
-
-    >>> quantiles(torch.tensor([[3.0], [1.0], [2.0], [6.0]]), 2)
-    tensor([[1.5000, 4.5000]])
-    """
-    order = ordered(values.mT.contiguous())
-    run = order.shape[1] // blocks
-    return order[:, : run * blocks].unflatten(1, (blocks, run)).mean(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,49 +65,38 @@ class SlicedFlow(Sliced):
   year    = {2025}
 }"""
 
+    modes: ClassVar[tuple[str, ...]] = ("blocks", "records", "resampled")
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("keep",)
 
-    mode: str = "blocks"  # or "records", "resampled"
     neighbours: str = "replace"  # or "local", where every record is released by itself
-    labelled: bool = True  # False, as in the paper, in modes records and resampled: labels are then given out in turn and mean nothing
     per_class: int = 1000  # images; others can be had later at no cost
     steps: int = 200  # of the flow; in mode resampled, answers
     rate: float = 0.5
     wiener: float = 0.0  # of the paper's SDE: noise that smooths and buys nothing
-    hold: float = 0.5  # length of a label beside the radius, in modes records and resampled
     drawn: int = 250  # records of a draw, in mode resampled
     clip: float = 0.5  # length of an answer beside the radius, in mode resampled
     keep: bool = True  # the quantiles, so that sets of other sizes can be made of them, and pictures of the way there
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode not in MODES:
-            raise SettingError(f"sliced-flow.mode={self.mode!r}: {', '.join(MODES)}")
         if self.neighbours not in ("replace", "local") or (self.neighbours == "local" and self.mode != "records"):
             raise SettingError(f"sliced-flow.neighbours={self.neighbours!r}: replace, or local with mode=records")
         if self.neighbours == "local" and self.space == "private":
             raise SettingError("sliced-flow.neighbours=local: space=private's lessons are sums over records, and nobody adds them up there")
-        if not self.labelled and self.mode == "blocks":
-            raise SettingError("sliced-flow.labelled=False: blocks are of classes; for data without labels declare one class")
         counted(self, "per_class", "steps", "drawn")
         if self.mode == "resampled" and self.blocks > self.drawn:
             raise SettingError(f"sliced-flow.blocks={self.blocks}: at most as many as records of a draw, {self.drawn}")
-        if not (0 < self.rate <= 1 and 0 <= self.wiener <= 100 and 0 < self.hold <= 10 and 0 < self.clip <= 10):
-            raise SettingError("sliced-flow: 0 < rate <= 1, 0 <= wiener <= 100, 0 < hold <= 10 and 0 < clip <= 10 are needed")
+        if not (0 < self.rate <= 1 and 0 <= self.wiener <= 100 and 0 < self.clip <= 10):
+            raise SettingError("sliced-flow: 0 < rate <= 1, 0 <= wiener <= 100 and 0 < clip <= 10 are needed")
 
     def plan(self, spec: Spec) -> Plan:
         relation = Neighbours(self.neighbours)
-        if self.mode == "blocks":
-            sized(spec, self.blocks)
-        elif spec.size is None:
-            raise SettingError(f"sliced-flow: mode={self.mode} needs the number of records, declared as public (--public-size)")
+        if self.mode != "resampled":
+            return Plan(self.questions(spec), relation)
+        if spec.size is None:
+            raise SettingError("sliced-flow: mode=resampled needs the number of records, declared as public (--public-size)")
         first, noise = self.opening(spec)
-        if self.mode == "blocks":
-            return Plan((*first, *stages(noise, self.share)), relation)
-        if self.mode == "records":
-            return Plan((*first, Stage("records", "rows", noise)), relation)
-        assert spec.size is not None
         if not first:
             return Plan((Stage("gaps", "answer", noise, self.steps, Fixed(self.drawn, spec.size)),), relation)
         each = Stage("gaps", "answer", sampled_noise(noise, self.steps, self.drawn / spec.size), self.steps, Fixed(self.drawn, spec.size))
@@ -137,11 +104,7 @@ class SlicedFlow(Sliced):
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         dim, images = self.dim(spec), self.per_class * spec.classes
-        noise = 2 * next(stage.noise for stage in plan.stages if stage.name != STAGE)
-        records = min(spec.class_sizes) if spec.class_sizes else (spec.size or 0) / spec.classes
-        # A class's mean has .6 of the radius, seen on MNIST; noise on it is taken over all directions of the space.
-        spread = math.sqrt(dim) / (TILT * records if self.mode == "blocks" else math.sqrt(max(records, 1)))
-        ratio = 0.6 / (noise * spread) if noise and self.mode != "resampled" else None
+        ratio = self.signal(spec, plan) if self.mode != "resampled" else None
         work = 4 * dim * dim * (self.steps * images + self.bases * (spec.size or 0)) + self.opening_work(spec)
         return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work}
 
@@ -181,16 +144,12 @@ class SlicedFlow(Sliced):
 
     # The two mechanisms of the paper
 
-    def _hold(self, spec: Spec) -> float:
-        return self.hold * self.radius(spec) if self.labelled else 0.0
-
     def _particles(self, spec: Spec, streams: Streams) -> tuple[Tensor, Tensor]:
         """Particles around the grey, each with the corner of its label, and the labels: [count, dim (+ classes)], [count]."""
         labels = torch.arange(spec.classes).repeat_interleave(self.per_class)
         noise = torch.randn(len(labels), dim := self.dim(spec), generator=streams.generator("start"))
         points = START * self.radius(spec) / math.sqrt(dim) * noise
-        corners = self._hold(spec) * one_hot(labels, spec.classes)[:, : spec.classes * self.labelled]
-        return torch.cat([points, corners], 1).to(streams.runtime.target), labels
+        return torch.cat([points, corners(labels, self.held(spec), spec.classes)], 1).to(streams.runtime.target), labels
 
     def _some(self, points: Tensor, spec: Spec) -> Tensor:
         """One particle of each label, without the label: [classes, dim]."""
@@ -205,23 +164,13 @@ class SlicedFlow(Sliced):
     def _onto_records(
         self, gate: Gate, here: Space | Coded, points: Tensor, strip: Strip, streams: Streams, progress: Progress
     ) -> Tensor:  # fmt: skip
-        """Every record's noisy point, once; then the flow between smoothed clouds: particles get as much noise as the records did.
-
-        A tight frame's noisy projections say neither more nor less than the noisy point, so that directions are free afterwards.
-        """
-        spec, radius, hold, device, dim = gate.spec, self.radius(gate.spec), self._hold(gate.spec), points.device, points.shape[1]
-        bound, fresh = math.hypot(radius, hold), streams.generator("smoothing", device)
-        progress("reading the records' points", 0, 1)
-        rows = gate.rows("records", encoded, here, radius, hold, spec.classes, bound=bound).float()
-        progress("reading the records' points", 1, 1)
-        noise_std = 2 * bound * gate.plan.stages[-1].noise
+        """Every record's noisy point, once; then the flow between smoothed clouds: particles get as much noise as the records did."""
+        made, spec = self.noisy_points(gate, here, streams, progress), gate.spec
+        fresh = streams.generator("smoothing", points.device)
         strip.see(0, self._some(points, spec))
-        frame = haar(dim, self.bases, streams.generator("frame")).float().to(device).view(self.bases, dim, dim)
-        targets = torch.stack([quantiles(rows @ basis.T, min(len(rows), QUANTILES)) for basis in frame])
         for turn, (basis, pace) in enumerate(schedule(self.bases, self.steps, self.rate, streams)):
-            smoothed = frame[basis] @ points.mT
-            smoothed += noise_std * torch.randn(smoothed.shape, generator=fresh, device=device)
-            moved = pushed(points, assigned(smoothed, targets[basis]).sub_(smoothed), frame[basis], pace)
+            smoothed = made.frame[basis] @ made.smoothed(points, fresh).mT
+            moved = pushed(points, assigned(smoothed, made.targets[basis]).sub_(smoothed), made.frame[basis], pace)
             points = self._stirred(moved, points, pace, spec, fresh)
             strip.see(turn + 1, self._some(points, spec))
             if turn % 10 == 9 or turn + 1 == self.steps:
@@ -232,7 +181,7 @@ class SlicedFlow(Sliced):
         self, gate: Gate, here: Space | Coded, points: Tensor, strip: Strip, streams: Streams, progress: Progress
     ) -> Tensor:  # fmt: skip
         """At each step a fresh draw and a fresh basis; the clipped, noisy gaps between its quantiles and the particles' move these."""
-        spec, radius, hold, device = gate.spec, self.radius(gate.spec), self._hold(gate.spec), points.device
+        spec, radius, hold, device = gate.spec, self.radius(gate.spec), self.held(gate.spec), points.device
         bound = self.clip * radius
         first = self.steps - gate.left("gaps")  # what a crash has used up is gone
         if first and (found := streams.stored("particles")) is not None:

@@ -1,19 +1,19 @@
 r"""The sliced generator (DPSWgen): a network trained until its quantiles along many directions are the noisy ones of the data.
 
-**Released** what the sliced flow in mode blocks releases: per class its moments and, per direction of a tight frame, sums of sorted runs of
-projections, once; in space private, before that, noisy sums of an auto-encoder's gradients.
-**Bound** parts of norm 1 for the moments; 2 radius sqrt(bases) for the blocks: a replaced record moves a sorted vector by |theta v| in L1,
-and a tight frame sees every v alike; gradients: each clipped.
-**Cost** two full-batch Gaussian answers, together one, and an event for each lesson of a private auto-encoder. All training of the
-generator is post-processing.
-**Departs** from the paper: sorted blocks, asked once, in place of noisy projections of every batch; classes; fixed transforms, or
-auto-encoders that learn in public or pay; no failure probability.
+**Released** what the sliced flow releases in the same mode. Blocks (ours): per class its moments and, per direction of a tight frame, sums
+of sorted runs of projections, once. Records: every record's point, once. In space private, before that, noisy sums of an auto-encoder's
+gradients.
+**Bound** blocks: parts of norm 1 for the moments; 2 radius sqrt(bases) for the blocks: a replaced record moves a sorted vector by
+|theta v| in L1, and a tight frame sees every v alike; records: one row changes, 2 bound; gradients: each clipped.
+**Cost** blocks: two full-batch Gaussian answers, together one; records: one; and an event for each lesson of a private auto-encoder.
+All training of the generator is post-processing.
+**Departs** from the paper: one release, asked once, in place of noisy projections of every batch; sorting before the noise; classes; fixed
+transforms, or auto-encoders that learn in public or pay; no failure probability.
 **Notation** as in sliced-flow; the loss is the mean over classes, directions of one basis and ranks of (theta G(code) - target quantile)².
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,9 +21,10 @@ import torch
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.autoencoders import STAGE, Coded
+from privot.families.autoencoders import Coded
+from privot.families.noisy_points import Noisy, corners
 from privot.families.sliced import DRAWING, WAVES, Sliced
-from privot.families.slices import TILT, Asked, counted, sized, stages
+from privot.families.slices import Asked, counted
 from privot.families.spaces import Space
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged, faded
@@ -79,22 +80,18 @@ class SlicedGenerator(Sliced):
             raise SettingError("sliced-generator: batch >= 2, 0 < rate < 1 and 0 <= average < 1 are needed")
 
     def plan(self, spec: Spec) -> Plan:
-        sized(spec, self.blocks)
-        first, noise = self.opening(spec)
-        return Plan((*first, *stages(noise, self.share)), Neighbours.REPLACE)
+        return Plan(self.questions(spec), Neighbours.REPLACE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        dim, noise = self.dim(spec), 2 * next(stage.noise for stage in plan.stages if stage.name != STAGE)
-        # As for the flow: a class's mean has .6 of the radius, and noise on it is taken over all directions of the space.
-        ratio = 0.6 * TILT * min(sized(spec, self.blocks)) / (noise * math.sqrt(dim)) if noise else None
-        drawn = self.steps * self.batch * spec.classes
+        dim, drawn = self.dim(spec), self.steps * self.batch * spec.classes
         work = 4 * drawn * dim * (dim + spec.pixels + self.hidden) + self.opening_work(spec)
-        return {"signal_to_noise_per_class": ratio, "floating_point_operations": work}
+        return {"signal_to_noise_per_class": self.signal(spec, plan), "floating_point_operations": work}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
         here = self.placed(gate, streams, progress)
-        made = self.asked(gate, here, streams, progress)
+        asked = self.asked if self.mode == "blocks" else self.noisy_points
+        made = asked(gate, here, streams, progress)
         kind, arguments = self._net(spec)
         net: Any = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
         if isinstance(here, Coded):
@@ -107,17 +104,22 @@ class SlicedGenerator(Sliced):
         mean = pair.settled(lambda drawn: drawn(torch.randn(len(labels), self.code, generator=draws, device=device), labels))
         return Product.generator(kind, arguments, mean)
 
-    def _fit(self, pair: Averaged, made: Asked, here: Space | Coded, spec: Spec, streams: Streams, progress: Progress) -> None:
+    def _fit(self, pair: Averaged, made: Asked | Noisy, here: Space | Coded, spec: Spec, streams: Streams, progress: Progress) -> None:
         """One basis a step, in an order that takes each equally often."""
         device, bases, net = made.frame.device, len(made.frame), pair.net  # type: tuple[torch.device, int, Any]
         labels = torch.arange(spec.classes, device=device).repeat_interleave(self.batch)
-        codes, turns = streams.generator("codes", device), streams.generator("turns")
+        codes, turns, noise = streams.generator("codes", device), streams.generator("turns"), streams.generator("smoothing", device)
+        beside = corners(labels, self.held(spec), spec.classes)
         order = torch.cat([torch.randperm(bases, generator=turns) for _ in range(-(-self.steps // bases))]).tolist()
         for step, basis in enumerate(order[: self.steps]):
             drawn = torch.randn(len(labels), self.code, generator=codes, device=device)
             # In a learned space the net's codes are the points; nothing need be drawn and encoded again.
             points = net.coded(drawn, labels) if isinstance(here, Coded) else here.point(net(drawn, labels))
-            target_loss(points.unflatten(0, (spec.classes, self.batch)), made.frame[basis], made.targets[:, basis]).sum().backward()
+            if isinstance(made, Asked):
+                points, targets = points.unflatten(0, (spec.classes, self.batch)), made.targets[:, basis]
+            else:  # all classes at once, each point beside its label
+                points, targets = made.smoothed(torch.cat([points, beside], 1), noise), made.targets[basis]
+            target_loss(points, made.frame[basis], targets).sum().backward()
             pair.ahead(faded(self.rate, step, self.steps))
             pair.follow()
             if step % 25 == 24 or step + 1 == self.steps:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 MORE = {  # settings that take another way through a method
     "sliced-flow": ({"mode": "records"}, {"mode": "resampled", "drawn": 12}, {"space": "public"}, {"space": "private"}),
-    "sliced-generator": ({"net": "conv"}, {"space": "public"}, {"space": "private"}),
+    "sliced-generator": ({"net": "conv"}, {"mode": "records"}, {"space": "public"}, {"space": "private"}),
     "gs-wgan": ({"routing": "step"}, {"full": True}),
     "merf": ({"net": "conv"},),
     "kernel-points": ({"zca": True}, {"init": "real"}),

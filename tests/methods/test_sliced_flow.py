@@ -13,10 +13,11 @@ from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.families import slices
+from privot.families.noisy_points import encoded, quantiles
 from privot.families.slices import ask, gaussians, moments, normal_blocks, point, repaired, schedule, spikes, tight_frame
 from privot.families.spaces import KINDS, one_side, space
 from privot.methods import make
-from privot.methods.sliced_flow import SlicedFlow, encoded, gaps, quantiles
+from privot.methods.sliced_flow import SlicedFlow, gaps
 from privot.privacy import accounting
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate

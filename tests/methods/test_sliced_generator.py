@@ -23,15 +23,20 @@ TINY = {"waves": 4, "bases": 2, "patch": 2, "blocks": 5, "code": 4, "hidden": 16
 
 def test_it_asks_and_costs_what_the_flow_does():
     spec, given = Spec(SHAPE, 2, 200, (100, 100)), {"noise": 2.0, "share": 0.3}
-    assert SlicedGenerator(**given).plan(spec) == SlicedFlow(**given).plan(spec)
+    for mode in ("blocks", "records"):
+        one, two = (kind(**given, mode=mode) for kind in (SlicedGenerator, SlicedFlow))
+        assert one.plan(spec) == two.plan(spec)
+        foreseen = [each.forecast(spec, each.plan(spec))["signal_to_noise_per_class"] for each in (one, two)]
+        assert foreseen[0] == foreseen[1]
 
 
-def test_samples_follow_their_label_and_meet_the_quantiles():
+@pytest.mark.parametrize("mode", ["blocks", "records"])
+def test_samples_follow_their_label_and_meet_the_quantiles(mode):
     images, labels = blobs()
-    method = SlicedGenerator(noise=0.0, waves=8, bases=4, patch=3, blocks=10, code=6, hidden=64, batch=40, steps=400, rate=0.01)
+    method = SlicedGenerator(noise=0.0, mode=mode, waves=8, bases=4, patch=3, blocks=10, code=6, hidden=64, batch=40, steps=400, rate=0.01)
     gate = gate_for(method, images, labels)
     made = method.fit(gate, Streams(0, Runtime("cpu")), silent)
-    assert gate.left("moments") == gate.left("blocks") == 0
+    assert not any(gate.left(stage.name) for stage in gate.plan.stages)
     found, own = made.sample(spec_of(labels), 400)
     right, left = found[..., 4:].sum((1, 2, 3)), found[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == own).float().mean() > 0.95
@@ -45,12 +50,33 @@ def test_samples_follow_their_label_and_meet_the_quantiles():
         assert target_loss(mine, torch.eye(64), aims) < 0.35 * target_loss(still, torch.eye(64), aims)
 
 
-@pytest.mark.parametrize("net", ["dense", "conv"])
-def test_a_crash_costs_no_answer_twice(tmp_path, monkeypatch, net):
+def test_records_without_labels_are_met_all_together():
+    images, labels = blobs()
+    method = SlicedGenerator(noise=0.0, mode="records", labelled=False, waves=8, bases=4, code=6, hidden=64, batch=40, steps=400, rate=0.01)
+    found, _ = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent).sample(spec_of(labels), 400)
+    right = found[..., 4:].sum((1, 2, 3)) > found[..., :4].sum((1, 2, 3))
+    assert 0.3 < right.float().mean() < 0.7
+
+
+def test_points_are_smoothed_as_much_as_the_records_were():
+    images, labels = blobs()
+    method = SlicedGenerator(mode="records", noise=3.0, waves=4, bases=2)
+    gate = gate_for(method, images, labels)
+    streams = Streams(0, Runtime("cpu"))
+    made = method.noisy_points(gate, method.here(gate.spec), streams, silent)
+    still = made.smoothed(torch.zeros(4000, made.frame.shape[1]), torch.Generator().manual_seed(0))
+    spread = (made.frame[0] @ still.mT).std(1).mean()
+    assert made.targets.shape == (2, 16 + 2, len(labels))
+    # what the records themselves add to so much noise is small
+    assert spread == pytest.approx(float(made.targets[0].std(1).mean()), rel=0.1)
+
+
+@pytest.mark.parametrize(("net", "mode", "answers"), [("dense", "blocks", 2), ("conv", "blocks", 2), ("dense", "records", 1)])
+def test_a_crash_costs_no_answer_twice(tmp_path, monkeypatch, net, mode, answers):
     images, labels = blobs(60)
     fresh, real = [], gate_module.noisy
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
-    method = SlicedGenerator(**TINY, noise=1.0, steps=50, net=net)
+    method = SlicedGenerator(**TINY, noise=1.0, steps=50, net=net, mode=mode)
 
     def kill(stage, step, of, **facts):
         if stage == "training the generator" and step == 25:
@@ -60,20 +86,36 @@ def test_a_crash_costs_no_answer_twice(tmp_path, monkeypatch, net):
     box = sealed(images, labels, spec_of(labels))
     with pytest.raises(KeyboardInterrupt):
         synthesize(box, method, **given, progress=kill)
-    release = synthesize(box, SlicedGenerator(**TINY, noise=1.0, steps=30, net=net), **given, resume=True)  # how it is trained is free
-    assert len(fresh) == 2
+    release = synthesize(
+        box, SlicedGenerator(**TINY, noise=1.0, steps=30, net=net, mode=mode), **given, resume=True
+    )  # how it is trained is free
+    assert len(fresh) == answers
     assert release.sample(4)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"space": "none"}, {"net": "none"}, {"share": 0.0}, {"reach": 0.0}, {"batch": 1}, {"rate": 1.0}, {"steps": 0}, {"noise": -1.0}],
+    [
+        {"space": "none"},
+        {"mode": "resampled"},
+        {"labelled": False},
+        {"hold": 0.0},
+        {"net": "none"},
+        {"share": 0.0},
+        {"reach": 0.0},
+        {"batch": 1},
+        {"rate": 1.0},
+        {"steps": 0},
+        {"noise": -1.0},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         make("sliced-generator", wrong)
 
 
-def test_class_sizes_must_be_declared():
+def test_sizes_must_be_declared():
     with pytest.raises(SettingError, match="class_sizes"):
         SlicedGenerator().plan(Spec(SHAPE, 2, 10))
+    with pytest.raises(SettingError, match="--public-size"):
+        SlicedGenerator(mode="records").plan(Spec(SHAPE, 2))
