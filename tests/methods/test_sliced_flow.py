@@ -116,10 +116,11 @@ def test_poles_reach_the_bound_of_sorted_blocks():
             assert 0.99 < apart.norm() / (2 * radius * math.sqrt(3)) <= 1
 
 
-def test_random_neighbours_stay_within_the_bound():
+@pytest.mark.parametrize("turns", [150, pytest.param(5000, marks=pytest.mark.slow)])
+def test_random_neighbours_stay_within_the_bound(turns):
     rng, here, radius = np.random.default_rng(1), space("wavelets", SHAPE, 4, lean=0.5, grey=0.3), 1.0
     frame, largest = tight_frame(here, 1, 2, 2, seeded()), 0.0
-    for turn in range(150):  # each is compared with two others
+    for turn in range(turns):  # each is compared with two others
         images, labels = rng.random((12, *SHAPE), np.float32) ** rng.integers(1, 9), np.arange(12) % 2
         if turn % 3 == 0:
             images = images.round()
