@@ -2,19 +2,24 @@
 
     python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --ratio .002 .01 .02 --folder F
     python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --set init=real --ratio .002 --folder F
+    python bench/membership.py leaks --data celeba --ways conditional-gan dp-gan@10 sliced-generator@10 --preparations 3
     python bench/membership.py roc --out lira.png "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
 
 *loss* makes 10 preparations (a random half of the training images is condensed, a ConvNet trained on the set) and states the advantage of
 the loss attack, 2 (accuracy - 50 %), as mean and deviation over them: the threshold is chosen on 1,000 members and 1,000 others and
 judged on as many more (Table 2). Where sets begin from real images, those images are told from as many other members (Table 1). A row
 for a random real subset of the same size stands beside: it protects nobody it shows, and only with it can the others be read.
+*leaks* is GAN-Leaks on generators: of each way, releases made from a random half of the training images (or --size of them), attacked with
+--candidates of its members and as many of the other half.
 *roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +33,9 @@ from privot.attacks.membership import lira
 from privot.attacks.prepared import Prepared
 from privot.attacks.preparing import begun_from
 from privot.attacks.shadows import BESIDE, Shadows
+from privot.attacks.trying import attempt
 from privot.audit import advantage, roc
+from privot.data import Public, Sensitive
 from privot.methods import make
 from privot.runtime import Runtime
 
@@ -87,6 +94,47 @@ def loss(asked: argparse.Namespace) -> None:
                     print(f"| {' | '.join(map(str, (*row, *figures)))} | {took:.0f} |", flush=True)
 
 
+def leaks(asked: argparse.Namespace) -> None:
+    settings, runtime, box = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device), privot.load(asked.data, public=True)
+    assert isinstance(box, Public)
+    images, labels = (each.cpu().numpy() for each in box.records())
+
+    def part(kind: type, some: np.ndarray, name: str) -> Any:
+        sizes = tuple(np.bincount(labels[some], minlength=box.spec.classes).tolist())
+        return kind(images[some], labels[some], replace(box.spec, size=len(some), class_sizes=sizes), name=name)
+
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    head = ("data", "way", "members", "settings", "seeds", "attack", "AUC %", "advantage %", "TPR at 1 %", "making", "attacking")
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
+    for way in asked.ways:
+        method, _, epsilon = way.partition("@")
+        given = settings if not epsilon else {}
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asked.attacks}
+        seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
+        for seed in seeds:
+            order = np.random.default_rng(seed).permutation(len(labels))
+            inside, outside = order[: asked.size or len(order) // 2], order[-(len(order) // 2) :][: asked.candidates]
+            begin = time.perf_counter()
+            with tempfile.TemporaryDirectory() as folder:
+                release = privot.synthesize(
+                    part(Sensitive, inside, "trained on"), method, float(epsilon or "inf"), settings=given, seed=seed,
+                    ledger=f"{folder}/ledger.jsonl", runtime=runtime,
+                )  # fmt: skip
+            making += time.perf_counter() - begin
+            begin = time.perf_counter()
+            sides = part(Public, inside[: asked.candidates], "members"), part(Public, outside, "others")
+            for name in asked.attacks:
+                tried = attempt(name, release, *sides, seed=seed, runtime=runtime)
+                at = next(point.tpr for point in tried.points.points if point.level == 0.01)
+                found[name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
+            attacking += time.perf_counter() - begin
+        for name, figures in found.items():
+            told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(figures, 0), np.std(figures, 0), strict=True)]
+            shown = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
+            seconds = [f"{each / len(seeds):.0f} s" for each in (making, attacking)]
+            print(f"| {' | '.join(map(str, (asked.data, way, len(inside), shown, len(seeds), name, *told, *seconds)))} |", flush=True)
+
+
 def curves(asked: argparse.Namespace) -> None:
     import matplotlib
 
@@ -126,6 +174,17 @@ def main() -> None:
     table.add_argument("--device", default="auto")
     table.add_argument("--verbose", action="store_true")
     table.set_defaults(way=loss)
+    generators = ways.add_parser("leaks")
+    generators.add_argument("--data", default="celeba")
+    generators.add_argument("--ways", nargs="+", default=["conditional-gan"], metavar="METHOD[@EPSILON]")
+    generators.add_argument("--attacks", nargs="+", default=["gan-leaks-full", "gan-leaks-partial", "gan-leaks-white"])
+    generators.add_argument("--size", type=int, help="members; else half of the training images")
+    generators.add_argument("--candidates", type=int, default=1000, help="of each side")
+    generators.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon")
+    generators.add_argument("--preparations", type=int, default=3)
+    generators.add_argument("--seed", type=int, default=0, help="of the first preparation")
+    generators.add_argument("--device", default="auto")
+    generators.set_defaults(way=leaks)
     drawn = ways.add_parser("roc")
     drawn.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
     drawn.add_argument("--observation", default="confidence")
