@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from importlib import import_module
@@ -32,7 +33,8 @@ def main() -> None:
             sys.exit(2)
         refuse(str(error))
     except Usage as error:
-        refuse(f"{' '.join(error.format_message().split())} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")
+        said = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", " ".join(error.format_message().split()))  # typer and click both ask
+        refuse(f"{said} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")
     except OSError as error:
         refuse(f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}; check the path, its rights and the free space")
     except (MemoryError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from privot.cli.terminal import Data, Delta, Json, LedgerFile, app, emit, out_console, plain, say, say_guarantee
+from privot.cli.terminal import Data, Delta, Json, LedgerFile, app, emit, out_console, plain, say, say_caution, say_guarantee
 
 
 @app.command()
@@ -56,13 +56,16 @@ def ledger(
         return emit(
             {"ledger": str(book.path), "limit": wall.epsilon if wall else None, "spent_epsilon": spent, "delta": delta, "runs": runs}
         )
-    table = Table("run", "when", "method", "neighbours", "events")
+    table = Table("run", "when", "method", "neighbours", "answers and noise")
     for each in runs:
         plan = Plan.from_json(each["plan"])
-        table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], plan.neighbours, plan.event())))
+        asked = "; ".join(f"{stage.name} {stage.noise:.3g}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in plan.stages)
+        table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], plan.neighbours, asked)))
     out_console.print(table, soft_wrap=False)
     say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}" if wall else ", no limit set"))
     say(f"{book.path}")
+    if wall and spent > wall.epsilon:
+        say_caution("more than the limit is spent already: what is spent stays spent, and no further run is allowed")
 
 
 @app.command()

@@ -461,10 +461,20 @@ def test_ledger(privot, said, tmp_path):
     assert facts["limit"] == 3
     assert 1 < facts["spent_epsilon"] < 2  # composition, not addition
     assert [run["method"] for run in facts["runs"]] == ["merf", "merf"]
-    code, out, _ = privot("ledger", "digits", *book)
+    code, out, err = privot("ledger", "digits", *book)
     assert code == 0
     assert "of 3" in out
+    assert "caution" not in err
     assert Ledger(tmp_path / "book.jsonl").wall().epsilon == 3
+    code, out, err = privot("ledger", "digits", *book, "--limit", 0.5)
+    assert (code, "of 0.5" in out, "spent already" in err) == (0, True, True)
+    assert "embedding" in out  # answers are named
+
+
+def test_a_slip_in_a_verb_is_asked_about_once(privot):
+    code, _, err = privot("synthesise", "digits")
+    assert code == 2
+    assert err.count("Did you mean 'synthesize'?") <= 1  # older versions of click do not ask
 
 
 def test_cite(privot, said):
