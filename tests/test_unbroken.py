@@ -13,6 +13,14 @@ from privot.synthesis import synthesize
 from privot.unbroken import GIVEN_UP, unbroken
 
 
+@pytest.fixture(autouse=True)
+def listening():
+    """Interrupts are heard, also where a shell started the tests in its background and they are not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -66,6 +74,7 @@ RUN = """
 import os, signal, sys
 from privot.privacy import gate
 from privot.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
 times, real = int(sys.argv.pop(1)), gate.noisy
 def noisy(*given):
     for _ in range(times):
