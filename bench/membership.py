@@ -19,14 +19,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from surroundings import commit, hardware
+from surroundings import commit, hardware, part
 
 import privot
 from privot.attacks.membership import lira
@@ -97,12 +96,9 @@ def loss(asked: argparse.Namespace) -> None:
 def leaks(asked: argparse.Namespace) -> None:
     settings, runtime, box = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device), privot.load(asked.data, public=True)
     assert isinstance(box, Public)
-    images, labels = (each.cpu().numpy() for each in box.records())
-
-    def part(kind: type, some: np.ndarray, name: str) -> Any:
-        sizes = tuple(np.bincount(labels[some], minlength=box.spec.classes).tolist())
-        return kind(images[some], labels[some], replace(box.spec, size=len(some), class_sizes=sizes), name=name)
-
+    half = len(box.records()[1]) // 2
+    if not 0 < (size := asked.size or half) <= half:
+        raise SystemExit(f"--size {size}: at most half of the training images, {half}; the other half are the others")
     print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
     head = ("data", "way", "members", "settings", "seeds", "attack", "AUC %", "advantage %", "TPR at 1 %", "making", "attacking")
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
@@ -112,17 +108,17 @@ def leaks(asked: argparse.Namespace) -> None:
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asked.attacks}
         seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
         for seed in seeds:
-            order = np.random.default_rng(seed).permutation(len(labels))
-            inside, outside = order[: asked.size or len(order) // 2], order[-(len(order) // 2) :][: asked.candidates]
+            order = np.random.default_rng(seed).permutation(2 * half)
+            inside, outside = order[:size], order[half:][: asked.candidates]
             begin = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
                 release = privot.synthesize(
-                    part(Sensitive, inside, "trained on"), method, float(epsilon or "inf"), settings=given, seed=seed,
+                    part(Sensitive, box, inside, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
                     ledger=f"{folder}/ledger.jsonl", runtime=runtime,
                 )  # fmt: skip
             making += time.perf_counter() - begin
             begin = time.perf_counter()
-            sides = part(Public, inside[: asked.candidates], "members"), part(Public, outside, "others")
+            sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
             for name in asked.attacks:
                 tried = attempt(name, release, *sides, seed=seed, runtime=runtime)
                 at = next(point.tpr for point in tried.points.points if point.level == 0.01)
@@ -132,7 +128,7 @@ def leaks(asked: argparse.Namespace) -> None:
             told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(figures, 0), np.std(figures, 0), strict=True)]
             shown = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
             seconds = [f"{each / len(seeds):.0f} s" for each in (making, attacking)]
-            print(f"| {' | '.join(map(str, (asked.data, way, len(inside), shown, len(seeds), name, *told, *seconds)))} |", flush=True)
+            print(f"| {' | '.join(map(str, (asked.data, way, size, shown, len(seeds), name, *told, *seconds)))} |", flush=True)
 
 
 def curves(asked: argparse.Namespace) -> None:

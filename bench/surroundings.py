@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+
+from privot.data import Public
 
 
 def hardware() -> str:
@@ -22,6 +26,13 @@ def commit() -> str:
     done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent)
     carried = (Path(__file__).parent / "commit.txt").read_text().strip()
     return done.stdout.strip() or ("unknown" if carried.startswith("$") else carried)
+
+
+def part(kind: type, box: Public, some: Any, name: str, sizes: bool = False) -> Any:
+    """A box of this kind (`Public`, `Sensitive`) with records ``some`` of a public one; with ``sizes``, its class sizes are declared."""
+    images, labels = (each.cpu()[some].numpy() for each in box.records())
+    known = tuple(np.bincount(labels, minlength=box.spec.classes).tolist()) if sizes else None
+    return kind(images, labels, replace(box.spec, size=len(labels), class_sizes=known), name=name)
 
 
 def pot() -> Any:

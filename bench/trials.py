@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from surroundings import commit, hardware
+from surroundings import commit, hardware, part
 
 import privot
 from privot.data import Public, Sensitive
@@ -32,14 +31,9 @@ def split(data: str) -> tuple[Sensitive, Public, Public]:
     """What is trained on, the same as a reference, and what judges."""
     box = privot.load(data, public=True)
     assert isinstance(box, Public)
-    images, labels = (each.cpu() for each in box.records())
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
+    order = torch.randperm(len(box.records()[1]), generator=torch.Generator().manual_seed(5))
     held, rest = order[: len(order) // APART], order[len(order) // APART :]
-
-    def part(kind: type, some: torch.Tensor, name: str) -> Sensitive | Public:
-        return kind(images[some].numpy(), labels[some].numpy(), replace(box.spec, size=len(some), class_sizes=None), name=name)
-
-    return part(Sensitive, rest, "trained on"), part(Public, rest, "the same"), part(Public, held, "held out")  # type: ignore[return-value]
+    return part(Sensitive, box, rest, "trained on"), part(Public, box, rest, "the same"), part(Public, box, held, "held out")
 
 
 def main() -> None:

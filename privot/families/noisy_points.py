@@ -76,4 +76,5 @@ def ask_points(
     dim = rows.shape[1]
     frame = haar(dim, bases, streams.generator("frame")).float().to(rows.device).view(bases, dim, dim)
     targets = torch.stack([quantiles(rows @ basis.T, min(len(rows), QUANTILES)) for basis in frame])
-    return Noisy(frame=frame, targets=targets, noise_std=2 * bound * gate.plan.stages[-1].noise)
+    noise = next(stage.noise for stage in gate.plan.stages if stage.name == "records")
+    return Noisy(frame=frame, targets=targets, noise_std=2 * bound * noise)

@@ -37,7 +37,7 @@ class Sliced:
     modes: ClassVar[tuple[str, ...]] = ("blocks", "records")
 
     noise: float | None = None
-    mode: str = "blocks"  # moments and sorted blocks of each class; or "records": every record's noisy point
+    mode: str = "blocks"  # moments and sorted blocks of each class; "records": every record's noisy point; of the flow also "resampled"
     labelled: bool = True  # False, as in the papers, where the mode is not blocks: labels are then given out in turn and mean nothing
     hold: float = 0.5  # length of a label beside the radius, where the mode is not blocks
     space: str = "cosines"  # or "wavelets", "haar"; or learned: "public", "private"
@@ -99,12 +99,16 @@ class Sliced:
         """Length of a label's corner; 0: there is none."""
         return self.hold * self.radius(spec) if self.labelled else 0.0
 
-    def questions(self, spec: Spec) -> tuple[Stage, ...]:
-        """All stages of modes blocks and records."""
+    def declared(self, spec: Spec) -> None:
+        """Refuse a spec that does not declare what the mode needs."""
         if self.mode == "blocks":
             sized(spec, self.blocks)
         elif spec.size is None:
             raise SettingError(f"{self.name}: mode={self.mode} needs the number of records, declared as public (--public-size)")
+
+    def questions(self, spec: Spec) -> tuple[Stage, ...]:
+        """All stages of modes blocks and records."""
+        self.declared(spec)
         first, noise = self.opening(spec)
         return (*first, *(stages(noise, self.share) if self.mode == "blocks" else (Stage("records", "rows", noise),)))
 

@@ -94,8 +94,8 @@ class SlicedFlow(Sliced):
         relation = Neighbours(self.neighbours)
         if self.mode != "resampled":
             return Plan(self.questions(spec), relation)
-        if spec.size is None:
-            raise SettingError("sliced-flow: mode=resampled needs the number of records, declared as public (--public-size)")
+        self.declared(spec)
+        assert spec.size is not None
         first, noise = self.opening(spec)
         if not first:
             return Plan((Stage("gaps", "answer", noise, self.steps, Fixed(self.drawn, spec.size)),), relation)
