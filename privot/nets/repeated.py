@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from privot.capture import capture
+
 WARM = 3  # eager steps before a capture: they fill caches and optimiser state, and are steps of the run like any other
 
 
@@ -49,7 +51,7 @@ class Repeated:
             graph: Any = torch.cuda.CUDAGraph()
             if self.generator is not None:
                 graph.register_generator_state(self.generator)
-            with torch.cuda.graph(graph):
+            with capture(graph):
                 self.step()
             self.graph = graph
         self.graph.replay()

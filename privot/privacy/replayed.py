@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privot.capture import capture
+
 WARM = 3  # lessons before one is written down: they fill caches, and are lessons like any other
 MOST = 8  # kinds of lessons that are written down; each holds its memory
 
@@ -71,7 +73,7 @@ class _Lesson:
         graph: Any = torch.cuda.CUDAGraph()
         try:
             # Other threads, such as those that watch the wires between processes, may go on meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with capture(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self._lesson(*self._buffers)
         except Exception:  # nothing has run yet
             return None

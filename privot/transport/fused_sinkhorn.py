@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from privot.capture import capture
 from privot.transport.sweeping import Stride, rounding, value
 
 ROWS, BLOCK, WARPS = 4, 1024, 8
@@ -98,7 +99,7 @@ class Strides:
         self.start = torch.zeros_like(self.state.second)
         self.state.stride(self.start, stride)  # kernels are compiled before the capture
         torch.cuda.synchronize(device)
-        with torch.cuda.graph(self.graph):
+        with capture(self.graph):
             self.end = self.state.stride(self.start, stride)
 
     def begin(self, cost: Tensor) -> Strides:

@@ -1,8 +1,12 @@
 """Pictures drawn by code, images as sums of cosines, and steps that repeat."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
+from privot.capture import uncollected
 from privot.nets import repeated
 from privot.nets.ensemble import Ensemble
 from privot.nets.repeated import Repeated
@@ -131,3 +135,28 @@ def test_a_captured_step_counts_reads_its_buffers_and_draws_on():
     assert total.item() == sum(range(10))
     assert len(calls) == repeated.WARM + 1  # eager ones and the capture; what follows is replayed
     assert len(seen) == 10
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_rubbish_is_collected_before_a_capture_and_not_inside(before):
+    class Old:
+        pass
+
+    was, seen = gc.isenabled(), []
+    try:
+        gc.disable()
+        first, second = Old(), Old()
+        for each in (first, second):
+            each.itself = each
+            weakref.finalize(each, seen.append, "gone")
+        del each, first
+        (gc.enable if before else gc.disable)()
+        with uncollected():
+            assert seen == ["gone"]  # what nobody held
+            del second
+            for _ in range(3):
+                _ = [[place] for place in range(20_000)]  # enough to make a collection due
+            assert seen == ["gone"]
+        assert gc.isenabled() == before
+    finally:
+        (gc.enable if was else gc.disable)()
