@@ -13,6 +13,7 @@ from torch import Tensor
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.critics import Critics
+from privot.families.prior import BATCH, begun, fits
 from privot.nets import NETS, drawing, initialise
 from privot.nets.averaged import Averaged
 from privot.nets.critic import Critic
@@ -49,9 +50,11 @@ class Adversarial(ABC):
     rate: float = 6e-4  # of Adam, for the generator
     critic_rate: float = 1e-4
     average: float = 0.995  # of the generator's weights over the steps
+    start: str = "nothing"  # or "glyphs": characters of public fonts, which the generator learns to draw before it asks anybody
+    practice: int = 2000  # steps of that
 
     def __post_init__(self) -> None:
-        for key in ("critics", "steps", "batch", "block", "lessons", "critic_batch", "width", "code", "channels"):
+        for key in ("critics", "steps", "batch", "block", "lessons", "critic_batch", "width", "code", "channels", "practice"):
             if getattr(self, key) < 1:
                 raise SettingError(f"{self.name}.{key}={getattr(self, key)}: at least 1 is needed")
         if self.kind not in KINDS:
@@ -64,7 +67,8 @@ class Adversarial(ABC):
             raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
 
     def enough(self, spec: Spec) -> None:
-        """Refuse, before anything is begun, more critics than there are records, where their number is declared."""
+        """Refuse, before anything is begun, a start that knows nothing of such data, or more critics than the records that are declared."""
+        fits(self.name, self.start, spec)
         if spec.size is not None and spec.size < self.critics:
             raise SettingError(f"{self.name}.critics={self.critics}: each needs a record at least, and there are {spec.size}; set fewer")
 
@@ -73,11 +77,16 @@ class Adversarial(ABC):
         learnt = self.steps * min(self.block, self.critics) * self.lessons + 5 * self.warm * self.critics
         # A row goes forward and back; in a critic's step two images do, and one twice over.
         passes = 3.0 * self.rows() + 14.0 * learnt * self.critic_batch
-        drawn = 3.0 * self.steps * self.batch * drawing(KINDS[self.kind], self._arguments(spec))
+        drawn = 3.0 * (self.steps * self.batch + self.practised) * drawing(KINDS[self.kind], self._arguments(spec))
         return {"floating_point_operations": critic.work * passes + drawn}
 
     def _arguments(self, spec: Spec) -> dict[str, Any]:
         return {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
+
+    @property
+    def practised(self) -> int:
+        """Images that the generator draws before it asks anybody."""
+        return 0 if self.start == "nothing" else self.practice * BATCH
 
     def rows(self) -> int:
         """Slopes that critics compute for the generator."""
@@ -91,15 +100,15 @@ class Adversarial(ABC):
         spec, device = gate.spec, streams.runtime.target
         arguments = self._arguments(spec)
         net = initialise(NETS[KINDS[self.kind]](**arguments), streams.generator("weights")).to(device)
-        pair = Averaged(net, self.rate, (0.5, 0.9), self.average)
+        pair = Averaged(begun(net, self.start, self.practice, spec, streams, progress), self.rate, (0.5, 0.9), self.average)
         whole = gate.plan.stages[0].steps
         # A short run's answers are kept, and come again from the first: then it begins anew. Else it goes on, with fresh public draws.
-        begun = gate.left(self.stage) < whole and pair.restore(streams.stored("generator"))
+        resumed = gate.left(self.stage) < whole and pair.restore(streams.stored("generator"))
         draws = streams.generator(f"draws {gate.left(self.stage)}", device)
         team = Critics(
             gate, streams.generator("critics"), draws, self.critics, self.width, self.critic_batch, self.critic_rate, self.detail
         )
-        team.begin(0 if begun else self.warm, progress)
+        team.begin(0 if resumed else self.warm, progress)
         block, each = min(self.block, self.critics), whole // self.steps
         shown = torch.arange(spec.classes, device=device).repeat_interleave(SHOWN)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.nets.glyphs import ALPHABETS, BENDS, WORDS, glyphs, teach
+from privot.nets.glyphs import ALPHABETS, teach
 from privot.runtime import Progress, Streams, silent
 
 STARTS = ("nothing", "glyphs")
@@ -29,17 +28,6 @@ def fits(name: str, start: str, spec: Spec) -> None:
     if start == "glyphs" and (spec.classes not in ALPHABETS or spec.shape[0] != 1):
         known = " or ".join(map(str, ALPHABETS))
         raise SettingError(f"{name}.start='glyphs': it draws {known} classes in grey, and this data is not so; use nothing")
-
-
-def pictures(spec: Spec, each: int, draws: torch.Generator) -> Tensor:
-    """Characters [classes, each, channels, height, width] that anyone can draw, for critics to learn from before the first question.
-
-    >>> pictures(Spec((1, 28, 28), 10), 2, torch.Generator().manual_seed(0)).shape
-    torch.Size([10, 2, 1, 28, 28])
-    """
-    codes = torch.randn(spec.classes * each, len(WORDS) + BENDS, generator=draws, device=draws.device)
-    labels = torch.arange(spec.classes, device=draws.device).repeat_interleave(each)
-    return glyphs(codes, labels, spec.shape, spec.classes).unflatten(0, (spec.classes, each))
 
 
 def begun(net: Any, start: str, practice: int, spec: Spec, streams: Streams, progress: Progress = silent) -> nn.Module:

@@ -12,13 +12,15 @@ from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.critics import Critics, clipped_slopes, learned, slope, warmed
+from privot.families.prior import begun
 from privot.methods import make
 from privot.methods.g_pate import GPate, ballots
 from privot.methods.gs_wgan import GsWgan
+from privot.nets import NETS, initialise
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.runtime import Runtime, silent
+from privot.runtime import Runtime, Streams, silent
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -267,3 +269,37 @@ def test_bad_settings_are_errors(name, key, value):
     with pytest.raises(SettingError, match=name) as refused:
         make(name, {key: value})
     assert key in str(refused.value)
+
+
+# What the generator knows before it asks
+
+
+@pytest.mark.parametrize("method", ["gs-wgan", "g-pate"])
+def test_a_generator_may_begin_with_public_characters(method, tmp_path):
+    """Steps that go nowhere leave what was practised; the ledger and the price are those of a start from nothing."""
+    still = {**TINY, "noise": 1.0, "rate": 1e-12, "average": 0.0, "code": 16}
+    made = {}
+    for start in ("nothing", "glyphs"):
+        settings = still | {"start": start, "practice": 30}
+        told = []
+        made[start] = synthesize(
+            "digits", method, math.inf, settings=settings, ledger=tmp_path / f"{start}.jsonl", seed=3, runtime=Runtime("cpu"),
+            progress=lambda stage, step, of, told=told, **more: told.append(stage),
+        )  # fmt: skip
+        assert ("learning to write" in told) == (start == "glyphs")
+    spec = made["glyphs"].spec
+    arguments = {"shape": list(spec.shape), "classes": 10, "code": 16, "width": still["channels"]}
+    net = initialise(NETS["DeepConvGenerator"](**arguments), Streams(3, Runtime("cpu")).generator("weights"))
+    practised = begun(net, "glyphs", 30, spec, Streams(3, Runtime("cpu"))).state_dict()
+    for key, value in made["glyphs"].product.tensors.items():
+        if "weight" in key:
+            torch.testing.assert_close(value, practised[key], atol=1e-6, rtol=1e-6)
+            assert not torch.allclose(value, made["nothing"].product.tensors[key], atol=1e-3) or value.ndim < 2
+    assert made["glyphs"].guarantee == made["nothing"].guarantee
+
+
+def test_a_start_that_knows_nothing_of_the_data_is_refused():
+    with pytest.raises(SettingError, match="it draws 10 or 62 classes in grey"):
+        GsWgan(start="glyphs").plan(Spec((3, 32, 32), 10))
+    with pytest.raises(SettingError, match="practice=0"):
+        GsWgan(practice=0)

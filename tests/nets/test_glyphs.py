@@ -8,10 +8,10 @@ from torch.nn.functional import normalize
 from privot.data import load
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.prior import begun, fits, pictures
+from privot.families.prior import begun, fits
 from privot.files import home
 from privot.nets import DeepConvGenerator, initialise
-from privot.nets.glyphs import ALPHABETS, WORDS, _thinned, glyphs, printed, teach
+from privot.nets.glyphs import ALPHABETS, BENDS, WORDS, _thinned, glyphs, printed, teach
 from privot.runtime import Streams
 
 SHAPE = (1, 28, 28)
@@ -30,6 +30,12 @@ def drawn(**words):
 
 def extent(images, along):
     return (images[:, 0].amax(3 - along) > 0.5).sum(1).float().mean()
+
+
+def pictures(shape, classes, each):
+    """Characters [classes, each, ...] in all hands."""
+    codes = torch.randn(classes * each, len(WORDS) + BENDS, generator=torch.Generator().manual_seed(0))
+    return glyphs(codes, torch.arange(classes).repeat_interleave(each), shape, classes).unflatten(0, (classes, each))
 
 
 def test_a_thick_bar_thins_to_a_line_in_its_middle():
@@ -65,7 +71,7 @@ def test_a_short_code_is_filled_with_zeros_and_a_long_one_cut():
 
 
 def test_values_are_brightness_and_every_class_has_ink():
-    images = pictures(Spec(SHAPE, 62), 8, torch.Generator().manual_seed(0))
+    images = pictures(SHAPE, 62, 8)
     assert images.min() >= 0
     assert images.max() <= 1
     assert (images.flatten(2).amax(2) > 0.5).float().mean() > 0.98
@@ -73,7 +79,7 @@ def test_values_are_brightness_and_every_class_has_ink():
 
 def read(real, classes, each=100):
     """The class of the drawn character that is most like each image, whatever their brightness."""
-    known = pictures(Spec(tuple(real.shape[1:]), classes), each, torch.Generator().manual_seed(0)).flatten(0, 1)
+    known = pictures(tuple(real.shape[1:]), classes, each).flatten(0, 1)
     seen, known = (normalize(images.flatten(1), dim=1) for images in (real, known))
     return torch.cdist(seen, known).argmin(1) // each
 
