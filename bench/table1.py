@@ -6,6 +6,7 @@
     python bench/table1.py --table              only the table, from the rows at hand
     python bench/table1.py --rows mnist/gs-wgan@10#1    another seed: the table then states the mean, and below it the deviation
     python bench/table1.py --rows mnist/gs-wgan@10~.6#1    the same release with its codes drawn less widely, a row of its own
+    python bench/table1.py --rows mnist/gs-wgan+start=glyphs+warm=20@10    other settings than the method's own, rows of their own, too
 
 A row is a file in bench/table1/; a measure that is in it is not taken again. The data and the Inception weights must be at hand
 (PRIVOT_DATA). The real row is the ruler's own check: IS and accuracies of the training set, FID between its two halves.
@@ -54,7 +55,7 @@ def rows() -> list[str]:
 
 
 def file_of(row: str) -> Path:
-    return ROWS / f"{row.replace('/', '-').replace('@', '-').replace('~', '-spread').replace('#', '-seed')}.json"
+    return ROWS / f"{re.sub('[/@+=]', '-', row).replace('~', '-spread').replace('#', '-seed')}.json"
 
 
 def whole(row: str) -> str:
@@ -97,11 +98,11 @@ def bench(data: str, half: bool, seed: int, device: str) -> Workbench:
     return Workbench(test, reference, runtime=Runtime(device), seed=seed, progress=say, notice=print)
 
 
-def declared(data: str, method: str) -> Sensitive:
+def declared(data: str, method: str, settings: dict[str, str]) -> Sensitive:
     """The training set, with the sizes of its classes declared public for a method that asks for them."""
     box = privot.load(data)
     try:
-        make(method).plan(box.spec)
+        make(method, settings).plan(box.spec)
     except SettingError:
         box = privot.load(data, public_classes=True)
     assert isinstance(box, Sensitive)
@@ -111,7 +112,9 @@ def declared(data: str, method: str) -> Sensitive:
 def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, Any]]:
     """The row's release: made once, so that all its columns are of one and the same."""
     data, what = whole(row).split("#")[0].split("/")
-    method, epsilon = what.split("@")
+    way, epsilon = what.split("@")
+    method, *pairs = way.split("+")
+    settings = dict(pair.split("=", 1) for pair in pairs)
     place = file_of(whole(row)).with_suffix("")
     if place.exists():
         release = Release.load(place)
@@ -119,8 +122,9 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         release = privot.synthesize(
-            declared(data, method), method, float(epsilon), out=place, ledger=f"{folder}/ledger.jsonl", seed=seed, runtime=runtime
-        )
+            declared(data, method, settings), method, float(epsilon), settings=settings, out=place, ledger=f"{folder}/ledger.jsonl",
+            seed=seed, runtime=runtime,
+        )  # fmt: skip
     facts = {"training_seconds": time.perf_counter() - start, "guarantee": jsonable(asdict(release.guarantee)), "seed": seed}
     return release, facts
 
@@ -168,10 +172,10 @@ def seeds(row: str) -> list[str]:
     return [row, *(f"{row}#{seed}" for seed in range(1, MOST) if file_of(f"{row}#{seed}").exists())]
 
 
-def drawn(what: str) -> list[str]:
-    """Such as gs-wgan@10 itself, then gs-wgan@10~.6 and whatever else of it is at hand with a narrower spread."""
-    known = {json.loads(path.read_text())["row"].split("/")[1].split("#")[0] for path in ROWS.glob("*-spread*.json")}
-    return [what, *sorted((each for each in known if whole(each) == what), reverse=True)]
+def ways(what: str) -> list[str]:
+    """Such as gs-wgan@10 itself, then gs-wgan@10~.6, gs-wgan+warm=20@10 and whatever else of it is at hand by spread or settings."""
+    known = {json.loads(path.read_text())["row"].split("/")[1].split("#")[0] for path in ROWS.glob("*.json")}
+    return [what, *sorted(each for each in known if each != what and re.sub("[+][^@]*", "", whole(each)) == what)]
 
 
 def values(row: str) -> dict[str, float]:
@@ -219,10 +223,12 @@ def table() -> str:
     text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
     for epsilon in EPSILONS:
         for name in methods():
-            for what in drawn(f"{name}@{epsilon}"):
+            for what in ways(f"{name}@{epsilon}"):
                 found = [values(f"{data}/{what}") for data in SETS]
                 if any(found):
-                    text.append(line(what.replace(f"@{epsilon}", "").replace("~", ", spread "), epsilon, found, "**privot**"))
+                    text.append(
+                        line(what.replace(f"@{epsilon}", "").replace("~", ", spread ").replace("+", ", "), epsilon, found, "**privot**")
+                    )
         others: dict[tuple[str, str], list[dict[str, float]]] = {}
         for each in published["figures"]:
             if float(each["epsilon"]) == float(epsilon) and each["data"] in SETS:
@@ -234,7 +240,7 @@ def table() -> str:
 def deviations() -> str:
     """Mean and deviation over seeds, where there are several."""
     text = ["| row | seeds | IS | FID | MLP | CNN | training |", "|---|---|---|---|---|---|---|"]
-    for row in [f"{data}/{each}" for data, what in (row.split("/") for row in rows()) for each in drawn(what)]:
+    for row in [f"{data}/{each}" for data, what in (row.split("/") for row in rows()) for each in ways(what)]:
         if len(each := seeds(row)) > 1:
             found = [one(seed) for seed in each]
             cells = []
