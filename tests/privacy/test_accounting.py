@@ -216,7 +216,7 @@ def test_without_replacement_lies_between_its_neighbours():
         assert one_sided - 1e-3 <= ours <= renyi(event, REPLACE).epsilon(DELTA) * 1.001
 
 
-@pytest.mark.parametrize(("steps", "mu"), [(1, 2.0), (20_000, 1.0), (640_000, 0.8)])
+@pytest.mark.parametrize(("steps", "mu"), [pytest.param(1, 2.0, marks=pytest.mark.slow), (20_000, 1.0), (640_000, 0.8)])
 @pytest.mark.parametrize("sampler", [Shards(1), Poisson(1.0)])
 def test_long_compositions_against_the_closed_form(sampler, steps, mu):
     """A draw of everything takes the way of the PLD, and has a closed form: rounding of 640,000 steps must not make it optimistic."""
