@@ -70,7 +70,7 @@ def told(trust, ends, which):
         )
 
 
-@pytest.mark.parametrize("which", ["merf", "walk"])
+@pytest.mark.parametrize("which", [pytest.param("merf", marks=pytest.mark.slow), "walk"])
 def test_killed_at_any_time(which, forks, whole, tmp_path, trust):
     ends = killed_over_time(forks, tmp_path, which, whole(which), 5)
     assert "finished" in ends

@@ -192,7 +192,7 @@ def test_an_owner_wishes_nothing_for_classes_it_has_no_record_of(tmp_path, known
 # That it learns
 
 
-@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("unit", ["client", pytest.param("record", marks=pytest.mark.slow)])
 def test_a_generator_learns_from_owners(tmp_path, unit):
     """Without noise: class 0 becomes brighter on the left, class 1 on the right."""
     method = FederatedGsWgan(

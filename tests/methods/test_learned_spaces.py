@@ -99,6 +99,7 @@ def audited(noise, runs=300):
     return low, norm.cdf(norm.ppf(high) + 1 / noise)
 
 
+@pytest.mark.slow
 def test_an_audit_of_lessons_finds_what_is_claimed_and_a_third_of_the_noise(monkeypatch):
     found, allowed = audited(noise=0.7)
     assert found <= allowed

@@ -134,6 +134,7 @@ def audited(noise=1.0, asks=300):
     return low, norm.cdf(norm.ppf(high) + 1 / multiplier)
 
 
+@pytest.mark.slow
 def test_an_audit_finds_what_is_claimed_and_half_the_noise(monkeypatch):
     found, allowed = audited(noise=0.5)
     assert found <= allowed

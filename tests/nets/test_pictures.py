@@ -47,7 +47,7 @@ def test_a_grey_scene_is_the_mean_of_its_colours():
     torch.testing.assert_close(grey, colour.mean(1, keepdim=True))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kinds_can_be_learned(channels):
     """From 80 pictures of each of four kinds a small net tells fresh ones apart; chance is a quarter."""
     images, kinds = scenes(4, 120, (channels, 16, 16), seeded(3), CPU)
