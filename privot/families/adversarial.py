@@ -66,7 +66,7 @@ class Adversarial(ABC):
         if self.noise is not None and not 0 <= self.noise < math.inf:
             raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
 
-    def enough(self, spec: Spec) -> None:
+    def suited(self, spec: Spec) -> None:
         """Refuse, before anything is begun, a start that knows nothing of such data, or more critics than the records that are declared."""
         fits(self.name, self.start, spec)
         if spec.size is not None and spec.size < self.critics:

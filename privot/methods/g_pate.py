@@ -70,7 +70,7 @@ class GPate(Adversarial):
             raise SettingError("g-pate: directions >= 1 and bins >= 2 are needed")
 
     def plan(self, spec: Spec) -> Plan:
-        self.enough(spec)
+        self.suited(spec)
         noise = 1.0 if self.noise is None else self.noise
         return Plan((Stage(self.stage, "poll", noise * math.sqrt(self.steps), self.steps),), Neighbours.REPLACE)
 

@@ -54,7 +54,7 @@ class GsWgan(Adversarial):
             raise SettingError("gs-wgan.full: only with routing=row")
 
     def plan(self, spec: Spec) -> Plan:
-        self.enough(spec)
+        self.suited(spec)
         noise = 1.0 if self.noise is None else self.noise
         # privacy: rows that share a draw are one answer, of norm sqrt(batch)
         each, steps = (noise / math.sqrt(self.batch), self.steps) if self.routing == "step" else (noise, self.steps * self.batch)
