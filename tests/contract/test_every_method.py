@@ -115,7 +115,8 @@ def test_an_unknown_setting_is_an_error(name):
 def test_planning_reads_nothing(name, monkeypatch):
     method = make(name, quick(name))
     spec = spec_for(method)
-    first = method.plan(spec)  # what it imports at the first use is read here
+    first = method.plan(spec)
+    method.forecast(spec, first)  # what is imported at the first use is read here
 
     def never(*args, **more):
         raise AssertionError("a record was touched")
