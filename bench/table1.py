@@ -179,9 +179,9 @@ def ways(what: str) -> list[str]:
 
 
 def values(row: str) -> dict[str, float]:
-    """Measured values of a row, the mean over its seeds."""
+    """Measured values of a row, each the mean over the seeds that have it."""
     found = [one(each) for each in seeds(row)]
-    return {name: sum(each[name] for each in found) / len(found) for name in found[0] if all(name in each for each in found)}
+    return {name: mean(each[name] for each in found if name in each) for name in dict.fromkeys(name for each in found for name in each)}
 
 
 def one(row: str) -> dict[str, float]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from surroundings import commit, hardware, part
+from table1 import name_of
 
 import privot
 from privot.data import Public, Sensitive
@@ -67,7 +68,8 @@ def main() -> None:
                 write(*release.sample(100), out.with_suffix(".png"), 10)
             for spread in asked.spread:
                 subject = Subject.sampled(release, method, SAMPLES, asked.seed, Runtime(asked.device).target, spread)
-                found = [f"{each.value:.4g}" for each in bench.measure(subject, asked.only)]
+                known = {each.name: f"{each.value:.4g}" for each in bench.measure(subject, asked.only)}
+                found = [known[name_of(each)] for each in asked.only]
                 proved = f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none"
                 print("| " + " | ".join([method, trial or "its own", proved, f"{spread:g}", *found, f"{took:.0f}"]) + " |", flush=True)
 

@@ -519,7 +519,8 @@ class Gate:
             kind = type(error).__name__
         self._close()
         # privacy: the text of an error can carry records, so it is not even this one's context; its type is public knowledge of the code.
-        raise QueryError(f"a query failed on the secret side with {kind}; try it on public data")
+        way = "ask for fewer records at a time (microbatch)" if kind in ("OutOfMemoryError", "MemoryError") else "try it on public data"
+        raise QueryError(f"a query failed on the secret side with {kind}; {way}")
 
 
 def _short(stage: Stage) -> bool:

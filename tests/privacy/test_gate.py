@@ -434,14 +434,15 @@ def test_a_stage_without_a_folder_keeps_digests_only(box, ledger):
     assert ledger.entries()[-1]["kind"] == "commit"
 
 
-def test_a_failed_query_closes_the_gate(box, ledger):
+@pytest.mark.parametrize(("kind", "way"), [(ValueError, "try it on public data"), (MemoryError, "fewer records at a time")])
+def test_a_failed_query_closes_the_gate(kind, way, box, ledger):
     """A failure may depend on the records: it is one bit, told once."""
 
     def fails(records):
-        raise ValueError(str(records.images[0]))
+        raise kind(str(records.images[0]))
 
     gate = make(box, ledger, Stage("it", "answer", 1.0), Stage("more", "sum", 1.0))
-    with pytest.raises(QueryError):
+    with pytest.raises(QueryError, match=f"^a query failed on the secret side with {kind.__name__}; .*{way}"):
         gate.answer("it", fails, bound=1.0, shape=(1,))
     with pytest.raises(PlanError):
         gate.sum("more", pixels, bound=1.0)
