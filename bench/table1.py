@@ -18,6 +18,7 @@ import argparse
 import functools
 import json
 import re
+import shutil
 import tempfile
 import time
 import tomllib
@@ -119,6 +120,7 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     if place.exists():
         release = Release.load(place)
         return release, {"guarantee": jsonable(asdict(release.guarantee)), "seed": release.facts["seed"]}
+    shutil.rmtree(f"{place}.run", ignore_errors=True)  # of a run that was cut off: its ledger is gone
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         release = privot.synthesize(
