@@ -43,8 +43,11 @@ PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")
 
 def ledger_path(name: str) -> Path:
     """Where the ledger of a data set lies unless another is named: under PRIVOT_HOME or the user's state folder."""
-    state = Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state"))
-    home = Path(os.environ.get("PRIVOT_HOME", state / "privot"))
+    named = Path(os.environ.get("XDG_STATE_HOME", ""))
+    state = named if named.is_absolute() else Path.home() / ".local" / "state"  # as its specification says
+    home = Path(os.environ.get("PRIVOT_HOME") or state / "privot")
+    if not home.is_absolute():
+        raise SettingError(f"PRIVOT_HOME={home}: a whole path is needed, or every folder would have ledgers of its own")
     word = re.sub(r"[^A-Za-z0-9]+", "-", Path(name).name).strip("-")[:40]
     return home / "ledgers" / f"{word}-{hashlib.sha256(name.encode()).hexdigest()[:12]}.jsonl"
 

@@ -11,6 +11,7 @@ from privot.runtime import Streams
 def kept(monkeypatch, steps: int, step: float, keeping: float) -> tuple[list[int], float]:
     """The steps after which a run keeps, and the part of its time that goes into it."""
     clock, spent, found = [0.0], 0.0, []
+    monkeypatch.setattr(runtime, "CHEAP", 1.0)
     monkeypatch.setattr(runtime.time, "monotonic", lambda: clock[0])
     streams = Streams(0)
     for each in range(steps):

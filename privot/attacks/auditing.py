@@ -165,7 +165,7 @@ class Audit:
     def _included(self, number: int) -> np.ndarray:
         """Who is planted in a run: by coins, or the one canary in every other run."""
         if self.canaries:
-            return coins(self.canaries, torch.Generator().manual_seed(self.seed + 1))
+            return coins(self.canaries)
         return np.array([number % 2 == 1])
 
     def _world(self, records: tuple[np.ndarray, np.ndarray], planted: Records, included: np.ndarray) -> Sensitive:

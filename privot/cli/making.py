@@ -118,6 +118,7 @@ def synthesize(
     from privot.data.boxes import load
     from privot.methods import make
     from privot.runtime import Runtime
+    from privot.synthesis import ledger_path
     from privot.synthesis import synthesize as run
 
     maker = make(method, to_settings(config, sets))
@@ -146,7 +147,7 @@ def synthesize(
     say(f"release    {out}  ({seconds(took)})")
     say_guarantee(asdict(release.guarantee))
     if spent := release.facts["ledger"].get("spent_epsilon"):
-        say(f"ledger     this data set has spent epsilon {float(spent):.4g} in all")
+        say(f"ledger     this data set has spent epsilon {float(spent):.4g} in all, by {ledger or ledger_path(box.name)}")
     elif "channel" in release.facts:
         say("ledger     nothing is spent here: the clients did, when they privatized")
 

@@ -128,7 +128,7 @@ class Adversarial(ABC):
             pair.step()
             progress("training the generator", step + 1, self.steps)
             if streams.due(step, self.steps):
+                gate.store()  # before the generator: a run that finds one does not warm up its critics again
                 streams.store("generator", pair.kept())
                 streams.show(fakes[:, :10].flatten(0, 1), 10)
-                gate.store()
         return Product.generator(KINDS[self.kind], arguments, pair.settled(lambda mean: drawn(mean, shown)))

@@ -77,20 +77,20 @@ class Drawing:
         """Take up what `kept` gave, if there is anything."""
         return self.pair.restore(found)
 
-    def shown(self, count: int = SHOWN, net: torch.nn.Module | None = None) -> Tensor:
-        """Some images of each class, of the running mean unless another net is given: [classes * count, ...]."""
-        labels = torch.arange(self.spec.classes, device=self.device).repeat_interleave(count)
-        codes = torch.randn(len(labels), self.settings.code, generator=self._settling, device=self.device)
-        with torch.no_grad():
-            return (net or self.pair.mean)(codes, labels)
+    def shown(self, count: int = SHOWN) -> Tensor:
+        """Some images of each class by the running mean, of the same codes every time: [classes * count, ...]."""
+        # A stream of its own: when they are shown depends on the clock, and what is released must not.
+        return self._each(self.pair.mean, count, self.streams.generator("shown", self.device))
 
     def product(self) -> Product:
         """The running mean of the generator."""
-        each = -(-SETTLED // self.spec.classes)
-        return Product.generator(KINDS[self.settings.kind], self.arguments, self.pair.settled(lambda mean: self.shown(each, mean)))
+        count, draws = -(-SETTLED // self.spec.classes), self.streams.generator("settling", self.device)
+        settled = self.pair.settled(lambda mean: self._each(mean, count, draws))
+        return Product.generator(KINDS[self.settings.kind], self.arguments, settled)
 
-    @property
-    def _settling(self) -> torch.Generator:
-        if not hasattr(self, "_settles"):
-            self._settles = self.streams.generator("settling", self.device)
-        return self._settles
+    def _each(self, net: torch.nn.Module, count: int, draws: torch.Generator) -> Tensor:
+        """So many images of each class: [classes * count, ...]."""
+        labels = torch.arange(self.spec.classes, device=self.device).repeat_interleave(count)
+        codes = torch.randn(len(labels), self.settings.code, generator=draws, device=self.device)
+        with torch.no_grad():
+            return net(codes, labels)

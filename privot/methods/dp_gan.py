@@ -183,7 +183,8 @@ class _Game:
     def _show(self, streams: Streams) -> None:
         """Ten images of each class, as the mean draws them now."""
         labels = torch.arange(self.classes, device=self.device).repeat_interleave(10)
-        codes = torch.randn(len(labels), self.method.code, generator=self.draws, device=self.device)
+        # A stream of its own: when it is shown depends on the clock, and what is released must not.
+        codes = torch.randn(len(labels), self.method.code, generator=streams.generator("shown", self.device), device=self.device)
         with torch.no_grad():
             streams.show(self.pair.mean(codes, labels), 10)
 

@@ -185,7 +185,8 @@ class DPSinkhorn:
         spec, device = gate.spec, streams.runtime.target
         arguments = self._arguments(spec)
         net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(device)
-        training = Training(self, net, spec, streams)
+        # A short run's answers are kept, and come again from the first: then it begins anew.
+        training = Training(self, net, spec, streams, resumed=gate.left("pull") < self.steps)
         for step in range(self.steps - gate.left("pull"), self.steps):
             training.learn(step, self._of_records(gate, training) if self.clip == "record" else self._of_the_batch(gate, training))
             if streams.due(step, self.steps):
@@ -237,7 +238,7 @@ class Training:
     On a GPU a step is one CUDA graph: what changes from step to step lies in buffers.
     """
 
-    def __init__(self, method: DPSinkhorn, net: nn.Module, spec: Spec, streams: Streams):
+    def __init__(self, method: DPSinkhorn, net: nn.Module, spec: Spec, streams: Streams, resumed: bool = False):
         device = streams.runtime.target
         self.method, self.classes, (self.bound, self.blur) = method, spec.classes, method.scaled(spec)
         # of 2 |x - y| in frequencies where y is zero, near |x - y| = APART; of 2 |x - y|^2 for the paper's cost
@@ -248,7 +249,8 @@ class Training:
         count = spec.classes * -(-method.batch // spec.classes)
         self.labels = torch.arange(count, device=device) % spec.classes
         self.fresh = round(method.fresh * count)
-        self.pair.restore(streams.stored("training"))
+        if resumed:
+            self.pair.restore(streams.stored("training"))
         # Codes of their own for a run that goes on: those of its first steps have been seen.
         self.draws = streams.generator(f"codes {self.pair.steps}", device)
         self.codes = torch.empty(count, method.code, device=device)

@@ -76,9 +76,9 @@ class FederatedGsWgan(Federation):
             drawing.take(owners.answers(places, drawing.draw(number, places), number // groups).float())
             progress("training the generator", number + 1, self.rounds)
             if streams.due(number, self.rounds):
+                gate.store()  # before the generator: a run that finds one does not warm up its critics again
                 streams.store("generator", drawing.kept())
                 streams.show(drawing.shown(10), 10)
-                gate.store()
         return drawing.product()
 
 

@@ -22,7 +22,7 @@ from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.release import Release
 from privot.show import progress_bar
-from privot.synthesis import synthesize
+from privot.synthesis import ledger_path, synthesize
 
 QUICK = ("--method", "merf", "--set", "features=200", "--set", "steps=20")  # a generator
 SMALL = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1, "soft": 0.5}  # a set, by the default method
@@ -673,3 +673,16 @@ def test_a_plan_takes_declared_sizes(privot):
         code, _, err = privot(*words, "--class-sizes", wrong)
         assert code == 2, err
     assert privot("plan", "digits", "--method", "merf", "--epsilon", 1, "--size", 100)[0] == 0
+
+
+def test_a_ledger_that_would_move_with_the_folder_is_refused(privot, monkeypatch, tmp_path):
+    """Else who works in another folder would miss what was spent, and the owner's wall."""
+    monkeypatch.setenv("PRIVOT_HOME", "state")
+    code, out, err = privot("ledger", "digits")
+    assert (code, out) == (2, "")
+    assert "PRIVOT_HOME=state: a whole path is needed" in err
+    monkeypatch.delenv("PRIVOT_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    for state, folder in (("state", tmp_path / "me/.local/state"), (str(tmp_path / "state"), tmp_path / "state")):
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+        assert ledger_path("digits").is_relative_to(folder / "privot" / "ledgers")

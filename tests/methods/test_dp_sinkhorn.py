@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -293,7 +294,7 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
         there_are.append(there)
         return {key: value.clone() for key, value in there.pair.kept().items()}
 
-    monkeypatch.setattr(Training, "__init__", lambda self, *given: first(self, *given) or begun.append(copied(self)))
+    monkeypatch.setattr(Training, "__init__", lambda self, *given, **more: first(self, *given, **more) or begun.append(copied(self)))
 
     def stop(stage, step, of, **facts):
         if step == 75:
@@ -362,3 +363,27 @@ def test_clipped_as_a_whole_it_learns_too_but_bears_little_noise():
     assert clean > 0.5
     assert little > 0.4
     assert moderate < 0.4
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_a_short_run_that_was_killed_ends_as_if_it_had_not(tmp_path, clip):
+    """Its answers are kept and come again from the first: so does the generator, or they would be about other images."""
+    box = Sensitive(*(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some")
+    method = DPSinkhorn(**{**TINY, "clip": clip}, noise=0.0, rate=1.0, steps=20)
+
+    def made(name, **more):
+        how = {"ledger": tmp_path / f"{name}.jsonl", "runtime": Runtime("cpu", 32)}
+        return synthesize(box, method, out=tmp_path / name, **how, **more).product.tensors
+
+    real, asked = Gate._ask, []
+
+    def dies(self, *given, **more):
+        asked.append(1)
+        if len(asked) == 12:
+            raise KeyboardInterrupt
+        return real(self, *given, **more)
+
+    with mock.patch.object(Gate, "_ask", dies), pytest.raises(KeyboardInterrupt):
+        made("killed")
+    whole, resumed = made("whole"), made("killed", resume=True)
+    assert all(torch.equal(resumed[key], value) for key, value in whole.items())

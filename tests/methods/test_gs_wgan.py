@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -256,6 +257,23 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
     assert all(later[0] > before[1] for before, later in itertools.pairwise(asked))
     assert list(tmp_path.glob("*.vault*")) == []
     assert release.sample(4)[0].shape == (4, *SHAPE)
+
+
+@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.parametrize("name", ["gs-wgan", "g-pate"])
+def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, name):
+    """A generator that goes on with critics who know nothing would spend the rest on noise."""
+    method = make(name, {**TINY, "steps": 80, "batch": 2, "noise": 3.0})
+    box = Sensitive(*records(), Spec(SHAPE, CLASSES), name="box")
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+
+    with mock.patch.object(Gate, "store", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        synthesize(box, method, **ways)
+    assert list(tmp_path.glob("*.vault*")) == []
+    seen = []
+    synthesize(box, method, **ways, resume=True, progress=lambda stage, step, of, **more: seen.append(stage))
+    assert seen[0] == "warming up the critics"
+    assert seen[-1] == "training the generator"
 
 
 @pytest.mark.parametrize(

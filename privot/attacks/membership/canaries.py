@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -60,9 +62,12 @@ def planted(records: Records, canaries: Records, included: np.ndarray | Tensor) 
     return Records(torch.cat([records.images, images.to(device)]), torch.cat([records.labels, labels.to(device)]))
 
 
-def coins(count: int, generator: torch.Generator) -> np.ndarray:
-    """Which canaries are included in one run: fair and independent coins, bool [count], as an audit in one run asks."""
-    return (torch.rand(count, generator=generator) < 0.5).numpy()
+def coins(count: int) -> np.ndarray:
+    """Which canaries are included in one run: fair and independent coins, bool [count], as an audit in one run asks.
+
+    They are the operating system's: its confidence is over them, so nobody may know or choose them.
+    """
+    return np.frombuffer(os.urandom(count), np.uint8) < 128
 
 
 def _blank(spec: Spec, count: int, generator: torch.Generator) -> Tensor:
