@@ -51,6 +51,13 @@ def gate_for(tmp_path, method, images, labels, seed=None):
     return Gate(box, method.plan(box.spec), Ledger(tmp_path / "x.jsonl"), Budget(math.inf), runtime=Runtime("cpu"), insecure_seed=seed)
 
 
+def long_run(tmp_path, name):
+    """More answers than are kept, so that states are: what `synthesize` is given."""
+    method = make(name, {**TINY, "steps": 80, "batch": 2, "noise": 3.0})
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    return Sensitive(*records(), Spec(SHAPE, CLASSES), name="box"), method, ways
+
+
 def team_of(gate, count=4, width=4, **more):
     return Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0))
 
@@ -234,9 +241,7 @@ def test_all_queries_run_on_public_images_so_that_their_errors_can_be_read():
 @pytest.mark.usefixtures("coarse_prices")
 @pytest.mark.parametrize("name", ["gs-wgan", "g-pate"])
 def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
-    method = make(name, {**TINY, "steps": 80, "batch": 2, "noise": 3.0})
-    box = Sensitive(*records(), Spec(SHAPE, CLASSES), name="box")
-    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    box, method, ways = long_run(tmp_path, name)
 
     def killed(stage, step, of, **more):
         if stage == "training the generator" and step == 47:
@@ -263,9 +268,7 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
 @pytest.mark.parametrize("name", ["gs-wgan", "g-pate"])
 def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, name):
     """A generator that goes on with critics who know nothing would spend the rest on noise."""
-    method = make(name, {**TINY, "steps": 80, "batch": 2, "noise": 3.0})
-    box = Sensitive(*records(), Spec(SHAPE, CLASSES), name="box")
-    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    box, method, ways = long_run(tmp_path, name)
 
     with mock.patch.object(Gate, "store", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         synthesize(box, method, **ways)
