@@ -132,8 +132,8 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
 
 
 def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None) -> None:
-    """Take the measures that the row lacks."""
-    seed = int(row.split("#")[1]) if "#" in row else seed
+    """Take the measures that the row lacks. Releases of other seeds are measured by the same ruler, whose judge takes as long as a release."""
+    own = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
     missing = [each for each in only if name_of(each) not in have]
     data, what = whole(row).split("#")[0].split("/")
@@ -152,8 +152,8 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int
                 raise SystemExit(
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(whole(row))} to start it anew"
                 )
-            release, facts = released(row, seed, Runtime(device, microbatch))
-            subject = Subject.sampled(release, row, 60_000, seed, Runtime(device).target, spread_of(row))
+            release, facts = released(row, own, Runtime(device, microbatch))
+            subject = Subject.sampled(release, row, 60_000, own, Runtime(device).target, spread_of(row))
         for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
