@@ -132,7 +132,7 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
 
 
 def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None) -> None:
-    """Take the measures that the row lacks. Releases of other seeds are measured by the same ruler, whose judge takes as long as a release."""
+    """Take the measures that the row lacks. Releases of all seeds by one ruler: its judge takes as long as a release."""
     own = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
     missing = [each for each in only if name_of(each) not in have]
