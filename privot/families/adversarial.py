@@ -36,9 +36,9 @@ class Adversarial(ABC):
 
     noise: float | None = None
     critics: int = 1000
-    steps: int = 4000  # of the generator
-    batch: int = 512  # generated images in each
-    block: int = 50  # critics that learn between two of them, in turn
+    steps: int = 1000  # of the generator: few and large ones, since a step has its price on a GPU however small it is
+    batch: int = 1024  # generated images in each
+    block: int = 200  # critics that learn between two of them, in turn
     lessons: int = 2  # steps of each then
     warm: int = 60  # rounds of five steps before, against throw-away generators
     critic_batch: int = 32  # records of a shard in a step
@@ -47,9 +47,9 @@ class Adversarial(ABC):
     kind: str = "dcgan"  # or "residual"
     code: int = 16
     channels: int = 64  # of the generator
-    rate: float = 3e-4  # of Adam, for the generator
+    rate: float = 6e-4  # of Adam, for the generator
     critic_rate: float = 1e-4
-    average: float = 0.998  # of the generator's weights over the steps
+    average: float = 0.995  # of the generator's weights over the steps
     start: str = "nothing"  # or "glyphs": characters of public fonts, which the generator learns to draw before it asks anybody
     practice: int = 2000  # steps of that
 
