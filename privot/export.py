@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from privot.errors import ReleaseError
+
+SOUND = re.compile(r"[^\W_]([\w ()+-]{0,98}[\w)])?")  # a class name that can name a folder: no dots, slashes or blanks at its ends
 
 
 def picture(images: Tensor, columns: int, zoom: int | None = None) -> Image.Image:
@@ -33,8 +36,8 @@ def to_bytes(images: Tensor) -> np.ndarray:
     return (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def write(images: Tensor, labels: Tensor, out: Path, classes: int) -> Path:
-    """Write by the ending of ``out``; an existing file or folder is never overwritten."""
+def write(images: Tensor, labels: Tensor, out: Path, classes: int, names: tuple[str, ...] | None = None) -> Path:
+    """Write by the ending of ``out``; an existing file or folder is never overwritten. Class folders have the ``names``, or numbers."""
     if os.path.lexists(out):
         raise ReleaseError(f"{out} is there already: name another, or remove it")
     if out.suffix not in ("", ".npz", ".png", ".parquet"):
@@ -52,7 +55,7 @@ def write(images: Tensor, labels: Tensor, out: Path, classes: int) -> Path:
         elif out.suffix == ".parquet":
             _parquet(images, labels, part)
         else:
-            _folder(images, labels, part, classes)
+            _folder(images, labels, part, _folders(classes, names))
         part.replace(out)
     finally:
         _clear(part)
@@ -82,9 +85,16 @@ def _parquet(images: Tensor, labels: Tensor, out: Path) -> None:
     parquet.write_table(arrow.table({"image": arrow.array(encoded, kind), "label": labels.numpy().astype(np.int64)}), out)
 
 
-def _folder(images: Tensor, labels: Tensor, out: Path, classes: int) -> None:
-    digits = len(str(classes - 1))
+def _folders(classes: int, names: tuple[str, ...] | None) -> list[str]:
+    """A name for the folder of each class that no file system takes amiss, and by which the classes keep their order; else numbers."""
+    sound = names and all(SOUND.fullmatch(each) and not each.isdecimal() for each in names)
+    if names and sound and list(names) == sorted(names) and len({each.casefold() for each in names}) == classes:
+        return list(names)
+    return [f"{label:0{len(str(classes - 1))}d}" for label in range(classes)]
+
+
+def _folder(images: Tensor, labels: Tensor, out: Path, names: list[str]) -> None:
     for place, (pixels, label) in enumerate(zip(to_bytes(images), labels.tolist(), strict=True)):
-        folder = out / f"{label:0{digits}d}"
+        folder = out / names[label]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{place:06d}.png").write_bytes(_png(pixels))

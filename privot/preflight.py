@@ -16,11 +16,12 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.methods import Method
 from privot.privacy.plan import Budget, Plan, Risk, Wall
-from privot.privacy.sampling import CLIENT, LOCAL
+from privot.privacy.sampling import ADD_REMOVE, CLIENT, LOCAL, Full
 from privot.release import Guarantee, NoGuarantee
 from privot.runtime import Runtime
 from privot.show import seconds
 
+FEW = 10  # records of a critic
 LONG = 3600.0  # seconds of work that one wants to know of before it begins
 
 
@@ -32,6 +33,8 @@ def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
     if not plan.stages and plan.neighbours is LOCAL:
         raise SettingError(f"{method.name} learns from privatized records alone: make them with privot privatize, then give it that file")
     if not plan.stages:
+        if wall and not (isinstance(wall, Budget) and wall.epsilon == math.inf):
+            raise SettingError(f"{method.name} adds no noise, so it keeps to no budget: leave it out, or say --epsilon inf")
         return plan, wall or Budget(math.inf)
     if fixed:
         delta = wall.delta if wall else 1e-5
@@ -63,10 +66,22 @@ def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box
     if spec.class_sizes and not min(spec.class_sizes):
         said.append(f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise")
     ratio = expected.get("signal_to_noise_per_class")
-    if ratio is not None and ratio < 1:
+    if "signal_to_noise_per_class" in expected and spec.size is None and all(stage.noise for stage in plan.stages):
+        said.append("whether the noise drowns the classes cannot be foretold: no sizes are declared (--public-size, --public-classes)")
+    elif ratio is not None and ratio < 1:
         said.append(_too_little(spec, plan, delta, ratio))
-    if plan.stages and any(stage.noise == 0 for stage in plan.stages):
+    if any(stage.noise == 0 for stage in plan.stages):
         said.append("no noise: the release will carry NoGuarantee")
+    if not box and (not plan.stages or any(stage.noise == 0 for stage in plan.stages)):
+        said.append("the data set's ledger will say epsilon inf from now on, for good: name another with --ledger if this is but a trial")
+    if plan.neighbours is ADD_REMOVE and any(not isinstance(stage.sampling, Full) for stage in plan.stages):
+        said.append(
+            "sampled answers under add-remove neighbours have no sum with runs under replace (merf, gs-wgan, ...): one ledger holds no both"
+        )
+    if (spec.owners or 1) > 1 and plan.neighbours is not CLIENT:
+        said.append(f"the promise is for one record, not for all that one of the {spec.owners} owners holds")
+    if (few := expected.get("records_of_a_critic")) is not None and few < FEW:
+        said.append(f"a critic would know {few} records, and fewer than {FEW} teach it little: set fewer critics")
     if (took := expected.get("predicted_seconds", 0)) > LONG:
         said.append(f"about {seconds(took)} are predicted on this machine: use a GPU, or smaller settings (--set width, nets, steps, ...)")
     return said

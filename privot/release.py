@@ -80,15 +80,24 @@ class Release:
         shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir(parents=True)
-            (part / TENSORS).write_bytes(raw := save(self.product.tensors))
-            files = {TENSORS: _digest(raw)}
-            text = json.dumps(self.manifest() | {"files": files}, indent=1).encode()
+            text, raw = self._written()
+            (part / TENSORS).write_bytes(raw)
             (part / "manifest.json").write_bytes(text)
             (part / "manifest.sha256").write_text(_digest(text) + "\n")
             part.replace(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return folder
+
+    @property
+    def digest(self) -> str:
+        """Of the manifest as it stands in a folder, and so of all that is released."""
+        return _digest(self._written()[0])
+
+    def _written(self) -> tuple[bytes, bytes]:
+        """The manifest and the tensors."""
+        raw = save(self.product.tensors)
+        return json.dumps(self.manifest() | {"files": {TENSORS: _digest(raw)}}, indent=1).encode(), raw
 
     def manifest(self) -> dict[str, Any]:
         claim = {"kind": type(self.guarantee).__name__, **asdict(self.guarantee)}
@@ -136,6 +145,12 @@ def verify(folder: str | Path) -> dict[str, Any]:
         _, again = proved(release, folder)
         result = {"release": str(folder), "digests": "ok", "method": release.facts.get("method"), "guarantee": asdict(release.guarantee)}
         return result | ({"epsilon_from_events": again.epsilon} if again else {})
+
+
+def refuse_other(release: Release, said: Any, name: Any) -> None:
+    """Refuse a file that says itself, by the digest ``release`` in it, that it is of another release, or of none."""
+    if isinstance(said, dict) and said.get("release", release.digest) != release.digest:
+        raise ReleaseError(f"{name}: this is of another release, not of this one: measure or attack this one, or remove the file")
 
 
 def _flat(claim: Guarantee) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch.linalg import LinAlgError
 
 from privot.data import Public, Sensitive, catalogue
@@ -24,7 +23,7 @@ from privot.data.aside import aside
 from privot.data.boxes import load
 from privot.data.privatized import Privatized
 from privot.data.tables import Table
-from privot.errors import BudgetError, ReleaseError, SettingError, refusing
+from privot.errors import BudgetError, PrivotError, ReleaseError, SettingError, refusing
 from privot.files import vacant
 from privot.methods import Method, Resizing, make, methods
 from privot.preflight import cautions, forecast, prepare, received
@@ -33,8 +32,9 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan, Wall
 from privot.privacy.ranks import join
 from privot.privacy.server import ServerGate
+from privot.privacy.vault import notices
 from privot.product import Product
-from privot.release import BROKEN, TENSORS, Guarantee, NoGuarantee, Release, proved
+from privot.release import BROKEN, Guarantee, NoGuarantee, Release, proved
 from privot.runtime import Progress, Runtime, Streams, silent
 from privot.show import jsonable
 
@@ -123,6 +123,8 @@ def synthesize(
         raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
     if folder and not sent:
         book.head  # noqa: B018 (a ledger that cannot be opened is noticed before anything is written)
+    for text in notices(book, but=gate.ticket) if leads and not sent else ():
+        notice(text)
     if folder:
         _begin(folder, run)
     price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
@@ -136,6 +138,10 @@ def synthesize(
     diverged += f"; the answers are kept: go on with --resume and other settings ({free})" if folder else ""
     try:
         product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
+    except PrivotError:
+        if folder and not sent and gate.ticket is None and not gate.opened:
+            shutil.rmtree(folder, ignore_errors=True)  # refused before anything was asked: there is nothing to go on from
+        raise
     except LinAlgError:  # of a matrix with such values; on the secret side it would be a QueryError
         raise ReleaseError(diverged) from None
     except KeyboardInterrupt as stop:
@@ -180,7 +186,7 @@ def resize(
         **made.facts,
         "settings": dataclasses.asdict(maker),  # type: ignore[call-overload]
         "versions": versions(),
-        "resized": {"from": _digest(made), "cost": "none: no record was asked"},
+        "resized": {"from": made.digest, "cost": "none: no record was asked"},
     }
     resized = Release(product, made.guarantee, made.spec, jsonable(facts))
     if out is not None:
@@ -223,12 +229,6 @@ def _again(maker: Resizing, made: Release, runtime: Runtime, progress: Progress,
     return product
 
 
-def _digest(release: Release) -> str:
-    """Of the manifest, as it stands in the folder of the release."""
-    files = {TENSORS: hashlib.sha256(save(release.product.tensors)).hexdigest()}
-    return hashlib.sha256(json.dumps(release.manifest() | {"files": files}, indent=1).encode()).hexdigest()
-
-
 def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:
     if gate.opened:
         return NoGuarantee(gate.opened)
@@ -249,14 +249,14 @@ def _run_folder(out: Path, run: dict[str, Any], resume: bool, free: tuple[str, .
     except (FileNotFoundError, NotADirectoryError):
         if folder.exists() and any(each.name != "run.part" for each in folder.iterdir()):
             # Answers that no run.json vouches for may be of another plan: they must not end in this one's release.
-            raise ReleaseError(f"{folder} holds the rest of another run: remove it (its charge stays)") from None
+            raise ReleaseError(f"{folder} holds the rest of another run: remove it (any charge stays)") from None
         return folder
     except (OSError, ValueError) as error:
-        raise ReleaseError(f"{folder / 'run.json'} cannot be read ({type(error).__name__}): remove {folder} (its charge stays)") from None
+        raise ReleaseError(f"{folder / 'run.json'} cannot be read ({type(error).__name__}): remove {folder} (any charge stays)") from None
     if not resume:
-        raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (its charge stays)")
+        raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (any charge stays)")
     if _bound(known, free) != _bound(json.loads(json.dumps(run)), free):
-        raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (its charge stays)")
+        raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (any charge stays)")
     return folder
 
 

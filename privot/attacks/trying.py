@@ -27,7 +27,7 @@ from privot.audit import Advantage, Points, Verdict, advantage, judge, roc, tpr_
 from privot.data.records import Public, Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, PrivotError, SettingError
-from privot.measures.subject import Subject, refuse_overlap
+from privot.measures.subject import Subject, refuse_overlap, same_names
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Runtime, silent
 
@@ -61,6 +61,7 @@ def together(members: Box, others: Box) -> Box:
     """Members and, after them, others, as one box of candidates; public if both are."""
     if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
         raise SettingError("members and others must be images of one shape with the same classes")
+    same_names("the members", members.spec.class_names, "the others", others.spec.class_names)
     boxes = members, others
     if members._images.dtype == others._images.dtype:
         images = np.concatenate([each._images for each in boxes])
@@ -171,6 +172,7 @@ def _fitting(boxes: dict[str, Box], release: Release) -> None:
         if (box.spec.shape, box.spec.classes) != (release.spec.shape, release.spec.classes):
             theirs, ours = (f"{'x'.join(map(str, spec.shape))} with {spec.classes} classes" for spec in (box.spec, release.spec))
             raise SettingError(f"{name}: images of {theirs}, but the release has {ours}")
+        same_names(name, box.spec.class_names, "the release", release.spec.class_names)
     for (one, first), (two, second) in combinations(boxes.items(), 2):
         try:
             refuse_overlap(second, first, one)

@@ -33,6 +33,7 @@ from privot.cli.terminal import (
     to_settings,
 )
 from privot.errors import SettingError
+from privot.files import writable
 from privot.show import jsonable, progress_bar
 
 Confidence = Annotated[float, typer.Option(help="Of every bound.")]
@@ -92,10 +93,16 @@ def attack(
     if compares and folder is None:
         raise SettingError("--folder: say where the shadows shall be kept, so that a run that breaks off can go on")
     release = Release.load(path) if made else None
+    beside = (real := path.resolve()).with_name(f"{real.name}.attacks")
+    out = folder if not release else path / "attacks" if public else beside
+    assert out is not None
+    writable(out / name)  # said before the work
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    known = (release.spec.classes, release.spec.mirror) if release else (None, None)
-    inside, outside = load(members, **declared(members, *known), **more), load(nonmembers, "test", **declared(nonmembers, *known), **more)
-    others = load(population, "test", **declared(population, *known), **more) if population else None
+    known = release.spec if release else None
+    inside = load(members, **declared(members, known), **more)
+    known = known or inside.spec
+    outside = load(nonmembers, "test", **declared(nonmembers, known), **more)
+    others = load(population, "test", **declared(population, known), **more) if population else None
     with progress_bar(err_console) as progress:
         prepared = None
         if compares:
@@ -115,11 +122,8 @@ def attack(
         else:
             assert prepared
             found = left_out(name, prepared, confidence, seed)
-    beside = (real := path.resolve()).with_name(f"{real.name}.attacks")
-    out = folder if not release else path / "attacks" if found.publishable else beside
-    assert out is not None
     out.mkdir(exist_ok=True, mode=0o755 if found.publishable else 0o700)
-    _write(out / f"{name}.json", found.to_json(), found.publishable)
+    _write(out / f"{name}.json", {"release": release.digest if release else None, **found.to_json()}, found.publishable)
     _show(found, out / f"{name}.json", as_json)
 
 

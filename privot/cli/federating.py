@@ -147,7 +147,7 @@ def client(
     from privot.federated.owner import Owner, Policy
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget
-    from privot.privacy.vault import vaults
+    from privot.privacy.vault import notices, vaults
     from privot.runtime import Runtime
     from privot.synthesis import ledger_path
 
@@ -177,8 +177,8 @@ def client(
         return emit(facts)
     say(f"answered   {watched.rounds} of {agreed.settings.rounds} rounds" if agreed else "answered   nothing: no terms were agreed to")
     say(f"ledger     {book.path}: epsilon {spent:.4g} in all, at delta {delta:g}")
-    for file in kept:
-        say_caution(f"{file} holds what a critic knows of the records, for a run that is not over here; if it is over, remove this file")
+    for text in notices(book):
+        say_caution(text)
 
 
 @verbs.command()

@@ -64,7 +64,7 @@ def _measured(
     known = read(ceiling) if ceiling else []
     subjects = [Subject.of(each, count, seed, public=public) for each in sources]
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    box = load(test, "test", **({} if len(subjects) > 1 else declared(test, subjects[0].classes, subjects[0].mirror)), **more)
+    box = load(test, "test", **({} if len(subjects) > 1 else declared(test, subjects[0])), **more)
     real = load(train, **more) if train else None
     with progress_bar(err_console) as progress:
         bench = Workbench(box, real, weights=weights, runtime=runtime, seed=seed, progress=progress, notice=say_caution)
@@ -97,7 +97,7 @@ def _paid(
     subject, budget = Subject.of(source, count, seed), Budget(pay, delta)
     if public:
         raise SettingError("--pay buys numbers on sensitive data; on public data they are free")
-    box = load(test, "test", **declared(test, subject.classes, subject.mirror), label=label, resize=resize, download=download)
+    box = load(test, "test", **declared(test, subject), label=label, resize=resize, download=download)
     assert isinstance(box, Sensitive)
     with progress_bar(err_console) as progress:
         found = paid_accuracy(subject, box, budget, names, ledger=ledger, runtime=Runtime(device), seed=seed, progress=progress)
@@ -105,7 +105,8 @@ def _paid(
 
 
 def _json(subject: Any, readings: Sequence[Reading]) -> dict[str, Any]:
-    return jsonable({"subject": subject.name, "readings": [asdict(each) for each in readings]})
+    made = subject.release.digest if subject.release else None
+    return jsonable({"subject": subject.name, "release": made, "readings": [asdict(each) for each in readings]})
 
 
 @app.command()
@@ -227,12 +228,12 @@ def report(
     if ledger and not ledger.exists():
         raise ReleaseError(f"{ledger}: no such ledger")
     loaded = Release.load(release)
-    measured = [each for path in readings or [] for each in read(path)]
+    measured = [each for path in readings or [] for each in read(path, loaded)]
     own = release.resolve()
     beside = [own / "attacks", own.with_name(f"{own.name}.attacks")]  # where `privot attack` leaves its results
     found = [*(attacks or []), *(path for folder in beside for path in sorted(folder.glob("*.json")))]
-    tried = [each for path in found for each in read_attacks(path)]
-    box = load(data, **declared(data, loaded.spec.classes, loaded.spec.mirror), label=label, resize=resize) if data else None
+    tried = [each for path in found for each in read_attacks(path, loaded)]
+    box = load(data, **declared(data, loaded.spec), label=label, resize=resize) if data else None
     owner = Owner(box, Ledger(ledger) if ledger else None) if internal else None
     done = write(loaded, out, name=release.resolve().name, readings=measured, attacks=tried, owner=owner)
     if as_json:

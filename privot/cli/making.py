@@ -190,7 +190,7 @@ def sample(
 
     loaded = Release.load(release)
     images, labels = loaded.sample(count, seed=seed, spread=spread)
-    write(images, labels, out, loaded.spec.classes)
+    write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
     if as_json:
         return emit({"out": str(out), "count": count})
     say(f"{count} samples in {out}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from privot.cli.terminal import Data, Delta, Json, LedgerFile, app, emit, out_console, plain, say, say_caution, say_guarantee
+from privot.cli.terminal import Data, Json, LedgerFile, app, emit, out_console, plain, say, say_caution, say_guarantee
 
 
 @app.command()
@@ -33,16 +33,18 @@ def verify(release: Annotated[Path, typer.Argument(help="Folder of a release, or
 def ledger(
     data: Data,
     limit: Annotated[float | None, typer.Option(help="Set the owner's budget of the whole data set.")] = None,
-    delta: Delta = 1e-5, file: LedgerFile = None, as_json: Json = False,
+    delta: Annotated[float | None, typer.Option(help="Of the epsilons; else that of the limit, or 1e-5.")] = None,
+    file: LedgerFile = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """What this data set has spent, ever."""
     from privot.data import catalogue
     from privot.data.load import existing
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget, Plan
+    from privot.privacy.vault import notices, vaults
     from privot.synthesis import ledger_path
 
-    budget = Budget(math.inf if limit is None else limit, delta)
+    budget = Budget(math.inf if limit is None else limit, 1e-5 if delta is None else delta)
     known = data.removesuffix("/test") in catalogue()  # a test split has a ledger of its own, for what was bought of it
     book = Ledger(file or ledger_path(data if known else str(Path(data).resolve())))
     if not known and not book.path.exists():
@@ -50,21 +52,26 @@ def ledger(
     if limit is not None:
         book.limit(budget)
     wall = book.wall()
+    delta = wall.delta if wall and delta is None else budget.delta
     runs = [each for each in book.entries() if each["kind"] == "reserve"]
     spent = float(book.spent().epsilon(delta))
     if as_json:
         return emit(
-            {"ledger": str(book.path), "limit": wall.epsilon if wall else None, "spent_epsilon": spent, "delta": delta, "runs": runs}
-        )
+            {"ledger": str(book.path), "limit": wall.epsilon if wall else None, "limit_delta": wall.delta if wall else None,
+             "spent_epsilon": spent, "delta": delta, "runs": runs, "vaults": [str(each) for each in vaults(book).values()]}
+        )  # fmt: skip
     table = Table("run", "when", "method", "neighbours", "answers and noise")
     for each in runs:
         plan = Plan.from_json(each["plan"])
         asked = "; ".join(f"{stage.name} {stage.noise:.3g}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in plan.stages)
         table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], plan.neighbours, asked)))
     out_console.print(table, soft_wrap=False)
-    say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}" if wall else ", no limit set"))
+    other = f" at delta {wall.delta:g}" if wall and wall.delta != delta else ""
+    say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}{other}" if wall else ", no limit set"))
     say(f"{book.path}")
-    if wall and spent > wall.epsilon:
+    for text in notices(book):
+        say_caution(text)
+    if wall and not wall.allows(book.spent()):
         say_caution("more than the limit is spent already: what is spent stays spent, and no further run is allowed")
 
 

@@ -18,6 +18,8 @@ from privot.errors import PrivotError, SettingError
 from privot.show import jsonable
 
 if TYPE_CHECKING:
+    from privot.data.spec import Spec
+    from privot.measures.subject import Subject
     from privot.privacy.plan import Wall
 
 
@@ -205,8 +207,8 @@ def say_guarantee(claim: dict[str, Any]) -> None:
         say(f"{'' if place else 'guarantee':<10} {line}")
 
 
-def declared(source: str, classes: int | None, mirror: bool | None) -> dict[str, Any]:
+def declared(source: str, known: Spec | Subject | None) -> dict[str, Any]:
     """What was declared of the released data holds for a file of real data too."""
     from privot.data import catalogue
 
-    return {} if source in catalogue() else {"classes": classes, "mirror": mirror}
+    return {} if source in catalogue() or not known else {key: getattr(known, key) for key in ("classes", "mirror", "class_names")}

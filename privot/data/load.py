@@ -57,12 +57,14 @@ def load(
     source: str | Path, split: str = "train", *, public: bool = False, shape: tuple[int, int, int] | None = None,
     classes: int | None = None, public_size: bool = False, label: str = "label", resize: int | None = None, repair: bool = False,
     download: bool = False, mirror: bool | None = None, public_classes: bool = False, owners: int | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> Sensitive | Public:  # fmt: skip
     """Read a built-in data set (``digits``, ``mnist``, ...) or a path (IDX, .npz, folder of class folders, .parquet) into a box.
 
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
     data is secret unless ``public_size``, and how many records a class has unless ``public_classes``. ``mirror`` of a built-in is
     known (see `Spec`). ``owners`` deals the records to so many, record i to owner i mod ``owners``; of femnist the writers are known.
+    ``class_names`` in their order, where classes have numbers already: those of a folder of class folders are then the same ones.
 
     >>> load("digits").spec.shape
     (1, 8, 8)
@@ -77,6 +79,7 @@ def load(
     else:
         name = str(existing(source).resolve())
         arrays = _read(Path(source), label=label, resize=resize)
+        arrays = _renumbered(arrays, class_names, source) if class_names and arrays.names else arrays
     usable(arrays, source, repair)
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
@@ -91,8 +94,17 @@ def load(
         raise DataError(f"{source}: {error}") from None
     if len(missing := np.flatnonzero(np.bincount(box._labels, minlength=spec.classes) == 0)):
         mend = "number them from 0 without gaps (numpy.unique(labels, return_inverse=True)[1]), or leave out empty classes"
-        raise DataError(f"{source}: class {missing[0]} has no records; {mend}")
+        which = repr(spec.class_names[missing[0]]) if spec.class_names else missing[0]
+        raise DataError(f"{source}: class {which} has no records" + ("" if spec.class_names else f"; {mend}"))
     return box
+
+
+def _renumbered(arrays: readers.Arrays, known: tuple[str, ...], source: str) -> readers.Arrays:
+    """Classes by their names, not by their place among the folders that are there."""
+    names = arrays.names or ()
+    if strange := [each for each in names if each not in known]:
+        raise DataError(f"{source}: class {strange[0]!r} is none of those that are known here: {', '.join(known)[:200]}")
+    return arrays._replace(labels=np.array([known.index(each) for each in names])[arrays.labels], names=known)
 
 
 def _fits(images: np.ndarray) -> bool:

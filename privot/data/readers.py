@@ -18,6 +18,8 @@ from PIL import Image
 from privot.data.spec import LARGEST
 from privot.errors import DataError, refusing
 
+OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".dcm", ".jp2", ".heic", ".ppm", ".pgm")  # pictures that are not read
+SCANNED = 1 << 12  # what scanners of 12 bits stay below
 SMALL, RATIO = 1 << 28, 200  # what is larger than 256 MiB unpacked and shrank by more is a bomb, not data
 
 
@@ -108,21 +110,28 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, kinds: 
 
 
 def read_folder(path: Path, resize: int | None = None) -> Arrays:
-    """A folder with one folder of PNG or JPEG images per class; class names are the folder names in order."""
-    classes = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    """A folder with one folder of PNG or JPEG images per class; class names are the folder names in order, unless these are 0, 1, 2, ..."""
+    classes = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")]
     if not classes:
         raise DataError(f"{path}: no class folders in it; put the images of each class into a folder of their own")
-    images, labels = [], []
+    numbered = all(each.name.isdecimal() for each in classes)
+    classes.sort(key=lambda each: (int(each.name) if numbered else 0, each.name))  # 10 comes after 9
+    plain = numbered and [int(each.name) for each in classes] == list(range(len(classes)))
+    images, labels, peaks = [], [], []  # type: tuple[list[np.ndarray], list[int], list[int]]
     for label, folder in enumerate(classes):
         files = sorted(each for each in folder.iterdir() if each.suffix.lower() in (".png", ".jpg", ".jpeg"))
+        if other := [each for each in folder.iterdir() if each.suffix.lower() in OTHERS]:
+            raise DataError(
+                f"{min(other)}: of pictures only PNG and JPEG are read, and none is left out unsaid: convert it, or move it away"
+            )
         if not files:
             raise DataError(f"{folder}: this class has no PNG or JPEG images")
         for file in files:
             if not file.is_file() or path.resolve() not in file.resolve().parents:
                 raise DataError(f"{file}: not a plain file inside the data folder (links that leave it are not followed); remove it")
-            images.append(decode(file, file, resize))
+            images.append(decode(file, file, resize, peaks))
             labels.append(label)
-    return Arrays(stack(images, path), np.array(labels), tuple(each.name for each in classes))
+    return Arrays(stack(images, path, peaks), np.array(labels), None if plain else tuple(each.name for each in classes))
 
 
 def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None = None, resize: int | None = None) -> Arrays:
@@ -133,6 +142,7 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
         raise DataError(f"{path}: reading parquet needs an extra: pip install 'privot[parquet]'") from None
     images: list[np.ndarray] = []
     labels: list[int] = []
+    peaks: list[int] = []
     with refusing(DataError, f"{path}: cannot be read as a parquet of images; is it whole?"), parquet.ParquetFile(path) as file:
         columns = ["image", label, *([where[0]] if where else [])]
         if missing := [each for each in columns if each not in file.schema_arrow.names]:
@@ -144,26 +154,35 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
                     raw = row["image"]["bytes"] if isinstance(row["image"], dict) else row["image"]
                     if not isinstance(raw, bytes):  # a text would be taken for the name of a file
                         raise DataError(f"{path} row {len(images)}: image holds {type(raw).__name__}; encoded images (bytes) are needed")
-                    images.append(decode(raw, f"{path} row {len(images)}", resize))
+                    images.append(decode(raw, f"{path} row {len(images)}", resize, peaks))
                     labels.append(row[label])
-    return Arrays(stack(images, path), np.array(labels))
+    return Arrays(stack(images, path, peaks), np.array(labels))
 
 
-def decode(source: Any, name: Any, resize: int | None = None) -> np.ndarray:
-    """One PNG or JPEG as uint8 [channels, height, width]; its size is checked before it is decoded."""
+def decode(source: Any, name: Any, resize: int | None = None, peaks: list[int] | None = None) -> np.ndarray:
+    """One PNG or JPEG as uint8 [channels, height, width]; its size is checked before it is decoded.
+
+    The largest value of an image of 16 bits is added to ``peaks``.
+    """
     with refusing(DataError, f"{name}: cannot be read as PNG or JPEG; is it whole?"):
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("PNG", "JPEG")) as image:
             if max(image.size) > LARGEST:
                 raise DataError(f"{name}: {image.size[0]}x{image.size[1]} pixels; the limit is {LARGEST} a side")
             deep = image.mode.startswith("I")  # 16 bits, which Pillow would clip to 8 instead of scaling
+            if deep and peaks is not None:
+                peaks.append(int(np.asarray(image).max()))
             grey = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
             plain = grey.convert("L" if grey.mode in ("1", "L", "LA") else "RGB")
             pixels = np.asarray(plain.resize((resize, resize), Image.Resampling.BILINEAR) if resize else plain)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def stack(images: list[np.ndarray], name: Any) -> np.ndarray:
-    """Images of one shape as one array."""
+def stack(images: list[np.ndarray], name: Any, peaks: list[int]) -> np.ndarray:
+    """Images of one shape as one array; ``peaks`` are the largest values of those of 16 bits."""
+    if peaks and max(peaks) < SCANNED:
+        raise DataError(
+            f"{name}: images of 16 bits whose values all lie below {SCANNED} would be nearly black: multiply all by one factor, such as 16"
+        )
     shapes = {each.shape for each in images}
     if not images:
         raise DataError(f"{name}: there are no images in it")

@@ -43,6 +43,7 @@ class Adversarial(ABC):
     warm: int = 60  # rounds of five steps before, against throw-away generators
     critic_batch: int = 32  # records of a shard in a step
     width: int = 32  # channels of a critic's first maps; GS-WGAN has 64
+    shift: int = 0  # pixels by which what a critic learns from is moved at random, up to a fourteenth of a side
     detail: float = 0.5  # part of the frequencies of each side in which slopes are asked
     kind: str = "dcgan"  # or "residual"
     code: int = 16
@@ -59,10 +60,10 @@ class Adversarial(ABC):
                 raise SettingError(f"{self.name}.{key}={getattr(self, key)}: at least 1 is needed")
         if self.kind not in KINDS:
             raise SettingError(f"{self.name}.kind={self.kind!r}: {' or '.join(KINDS)}")
-        if not 0 < self.rate < 1 or not 0 < self.critic_rate < 1 or not 0 <= self.average < 1 or not 0 < self.detail <= 1 or self.warm < 0:
-            raise SettingError(
-                f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1, 0 < detail <= 1 and warm >= 0 are needed"
-            )
+        if not 0 < self.rate < 1 or not 0 < self.critic_rate < 1 or not 0 <= self.average < 1 or not 0 < self.detail <= 1:
+            raise SettingError(f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1 and 0 < detail <= 1 are needed")
+        if self.warm < 0 or self.shift < 0:
+            raise SettingError(f"{self.name}: warm >= 0 and shift >= 0 are needed")
         if self.noise is not None and not 0 <= self.noise < math.inf:
             raise SettingError(f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed")
 
@@ -78,7 +79,10 @@ class Adversarial(ABC):
         # A row goes forward and back; in a critic's step two images do, and one twice over.
         passes = 3.0 * self.rows() + 14.0 * learnt * self.critic_batch
         drawn = 3.0 * (self.steps * self.batch + self.practised) * drawing(KINDS[self.kind], self._arguments(spec))
-        return {"floating_point_operations": critic.work * passes + drawn}
+        return {
+            "records_of_a_critic": None if spec.size is None else spec.size // self.critics,
+            "floating_point_operations": critic.work * passes + drawn,
+        }
 
     def _arguments(self, spec: Spec) -> dict[str, Any]:
         return {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
@@ -106,7 +110,15 @@ class Adversarial(ABC):
         resumed = gate.left(self.stage) < whole and pair.restore(streams.stored("generator"))
         draws = streams.generator(f"draws {gate.left(self.stage)}", device)
         team = Critics(
-            gate, streams.generator("critics"), draws, self.critics, self.width, self.critic_batch, self.critic_rate, self.detail
+            gate,
+            streams.generator("critics"),
+            draws,
+            self.critics,
+            self.width,
+            self.critic_batch,
+            self.critic_rate,
+            self.detail,
+            shift=min(self.shift, min(spec.shape[1:]) // 14),
         )
         team.begin(0 if resumed else self.warm, progress)
         block, each = min(self.block, self.critics), whole // self.steps

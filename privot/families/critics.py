@@ -39,35 +39,60 @@ def untaught(critic: Critic, sketch: Sketch, count: int, public: torch.Generator
 
 def learned(
     images: Tensor, labels: Tensor, state: State, critic: Critic, fakes: Tensor, places: Tensor, which: Tensor, mix: Tensor, begun: Tensor,
-    rate: float,
+    rate: float, by: Tensor | None = None,
 ) -> State:  # fmt: skip
     """What a shard knows after some steps of its critic against public ``fakes`` [classes, count, ...].
 
     ``places`` [steps, batch] in [0, 1) say which records, ``which`` [steps, batch] which fakes of the same labels; ``begun`` counts steps.
+    ``by`` [steps, 2, batch, 2] are pixels by which real images and fakes are moved: see `moved`.
     """
     for turn in range(len(places)):
         some = (places[turn] * len(labels)).long()
-        state = _judged(state, critic, images[some], fakes[labels[some], which[turn]], labels[some], mix[turn], begun + turn + 1, rate)
+        real, fake = moved(images[some], by, turn, 0), moved(fakes[labels[some], which[turn]], by, turn, 1)
+        state = _judged(state, critic, real, fake, labels[some], mix[turn], begun + turn + 1, rate)
     return state
 
 
 def warmed(
     images: Tensor, labels: Tensor, state: State, critic: Critic, sketch: Sketch, places: Tensor, codes: Tensor, mix: Tensor, begun: Tensor,
-    rate: float,
+    rate: float, by: Tensor | None = None,
 ) -> State:  # fmt: skip
     """What a shard knows after some steps of its critic against its own throw-away generator, and one step of that."""
     for turn in range(len(places)):
         some = (places[turn] * len(labels)).long()
-        fake = sketch.draw(state["sketch"], codes[turn], labels[some])
-        state = _judged(state, critic, images[some], fake, labels[some], mix[turn], begun * len(places) + turn + 1, rate)
+        fake = moved(sketch.draw(state["sketch"], codes[turn], labels[some]), by, turn, 1)
+        state = _judged(
+            state, critic, moved(images[some], by, turn, 0), fake, labels[some], mix[turn], begun * len(places) + turn + 1, rate
+        )
 
     def blame(weights: Tensor) -> Tensor:
         drawn = sketch.draw(weights, codes[0], labels[some])
         return -critic.score(state["weights"], state["along"], drawn, labels[some]).mean()
 
     names = ("sketch", "sketch mean", "sketch square")
-    moved = adam(state["sketch"], grad(blame)(state["sketch"]), state[names[1]], state[names[2]], begun + 1, 10 * rate)
-    return state | dict(zip(names, moved, strict=True))
+    stepped = adam(state["sketch"], grad(blame)(state["sketch"]), state[names[1]], state[names[2]], begun + 1, 10 * rate)
+    return state | dict(zip(names, stepped, strict=True))
+
+
+def moved(images: Tensor, by: Tensor | None, turn: int, side: int) -> Tensor:
+    """Images [batch, ...], each moved down and to the right by ``by[turn, side]`` pixels; what comes in is black.
+
+    A critic soon knows its few records by heart. If both sides are moved at random, it must know what they have in common.
+
+    >>> moved(torch.eye(3)[None, None], torch.tensor([[[[1, 0]]]]), 0, 0)[0, 0]
+    tensor([[0., 0., 0.],
+            [1., 0., 0.],
+            [0., 1., 0.]])
+    """
+    if by is None:
+        return images
+    count, channels, height, width = images.shape
+    own = by[turn, side]
+    rows, columns = (torch.arange(size, device=own.device) - own[:, place, None] for place, size in enumerate((height, width)))
+    inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
+    down = rows.clamp(0, height - 1)[:, None, :, None].expand(count, channels, height, width)
+    across = columns.clamp(0, width - 1)[:, None, None, :].expand(count, channels, height, width)
+    return images.gather(2, down).gather(3, across) * inside
 
 
 def _judged(state: State, critic: Critic, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor, step: Tensor, rate: float) -> State:
@@ -108,7 +133,7 @@ class Critics:
     """A team of ``count`` critics behind a gate. ``public`` draws their first weights, ``draws`` what they are shown.
 
     Slopes are asked in a part ``detail`` of the frequencies of each side, or of its ``window`` pixels in the middle. ``most``: shards are
-    of owners, as `Gate.split` says.
+    of owners, as `Gate.split` says. What they learn from is moved by up to ``shift`` pixels.
     """
 
     gate: Gate
@@ -121,6 +146,7 @@ class Critics:
     detail: float
     window: int = 0
     most: int = 0
+    shift: int = 0
 
     def __post_init__(self) -> None:
         spec, device = self.gate.spec, self.draws.device
@@ -138,13 +164,23 @@ class Critics:
         self.gate.split(self.count, state | more, self.most)
         for turn in range(rounds):
             codes = torch.randn(STEPS, self.batch, self.sketch.code, generator=self.draws, device=self.draws.device)
-            given = (self.critic, self.sketch, self._uniform(STEPS), codes, self._uniform(STEPS), self._number(turn), self.rate)
+            given = (
+                self.critic,
+                self.sketch,
+                self._uniform(STEPS),
+                codes,
+                self._uniform(STEPS),
+                self._number(turn),
+                self.rate,
+                self._by(STEPS),
+            )
             self.gate.update(warmed, *given, looks=self.batch)
             progress("warming up the critics", turn + 1, rounds)
 
     def learn(self, fakes: Tensor, some: Tensor, steps: int, begun: int) -> None:
         """The critics ``some`` learn for ``steps`` steps, from their shards and from fakes [classes, count, ...]."""
-        self.gate.update(learned, self.critic, fakes, *self.lesson(fakes.shape[1], steps, begun), some=some, looks=self.batch)
+        lesson = (*self.lesson(fakes.shape[1], steps, begun), self._by(steps))
+        self.gate.update(learned, self.critic, fakes, *lesson, some=some, looks=self.batch)
 
     def lesson(self, fakes: int, steps: int, begun: int) -> tuple[Any, ...]:
         """What `learned` is told besides: places, which of the ``fakes`` of a class, mixtures, age and rate."""
@@ -157,6 +193,12 @@ class Critics:
 
     def _uniform(self, steps: int) -> Tensor:
         return torch.rand(steps, self.batch, generator=self.draws, device=self.draws.device)
+
+    def _by(self, steps: int) -> Tensor | None:
+        if not self.shift:
+            return None
+        size = (steps, 2, self.batch, 2)
+        return torch.randint(-self.shift, self.shift + 1, size, generator=self.draws, device=self.draws.device)
 
     def _number(self, value: int) -> Tensor:
         return torch.tensor(float(value), device=self.draws.device)

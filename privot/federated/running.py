@@ -52,15 +52,15 @@ def begin(
     file = folder / "run.json"
     if file.exists():
         if not resume:
-            raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (its charges stay)")
-        with refusing(ReleaseError, f"{file} cannot be read: remove {folder} (its charges stay)"):
+            raise ReleaseError(f"{folder} holds an unfinished run: go on with --resume, or remove it (any charge stays)")
+        with refusing(ReleaseError, f"{file} cannot be read: remove {folder} (any charge stays)"):
             known = json.loads(file.read_text())
             kept = unpack(bytes.fromhex(known["terms"]))
         if not isinstance(kept, Terms) or _same(kept) != _same(terms) or known["seed"] != seed or known["names"] != list(names):
-            raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (its charges stay)")
+            raise ReleaseError(f"{folder} holds a run with other settings: resume with the same ones, or remove it (any charge stays)")
         terms = kept
     elif folder.exists() and any(folder.iterdir()):
-        raise ReleaseError(f"{folder} holds the rest of another run: remove it (its charges stay)")
+        raise ReleaseError(f"{folder} holds the rest of another run: remove it (any charge stays)")
     else:
         if record is not None and os.path.lexists(record):
             raise ReleaseError(f"{record} is there already: name another file for the wire record")

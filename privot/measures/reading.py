@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from privot.errors import ReleaseError, refusing
+from privot.release import Release, refuse_other
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,14 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def read(path: Path) -> list[Reading]:
-    """Readings that ``privot measure --out`` wrote."""
+def read(path: Path, release: Release | None = None) -> list[Reading]:
+    """Readings that ``privot measure --out`` wrote; if of another than a given ``release``, refused."""
     wrong = f"{path}: not a file of readings; name one that `privot measure --out` wrote"
     with refusing(ReleaseError, wrong):
-        found = json.loads(path.read_text())["readings"]
+        said = json.loads(path.read_text())
+        found = said["readings"]
+    if release:
+        refuse_other(release, said, path)
     try:
         return [Reading.from_json(each) for each in found]
     except (ReleaseError, TypeError):  # of one of them, or of no list at all

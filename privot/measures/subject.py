@@ -102,6 +102,14 @@ def matching(subject: Subject, test: Sensitive | Public) -> None:
         ours, theirs = ("x".join(map(str, shape)) for shape in (subject.images.shape[1:], test.spec.shape))
         known = f"{theirs} and {test.spec.classes} classes"
         raise SettingError(f"{subject.name} has images of {ours} and {subject.classes} classes, the test data of {known}")
+    same_names(subject.name, subject.class_names, "the test data", test.spec.class_names)
+
+
+def same_names(one: str, names: tuple[str, ...] | None, other: str, others: tuple[str, ...] | None) -> None:
+    """Refuse class names, where both know any, of which one stands for another number here than there."""
+    for place, (name, known) in enumerate(zip(names or (), others or (), strict=False)):
+        if name != known:
+            raise SettingError(f"class {place} is {name!r} in {one}, but {known!r} in {other}: the same classes, named alike, are needed")
 
 
 def trained_on(subject: Subject) -> Sensitive | Public | None:

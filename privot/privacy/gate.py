@@ -201,7 +201,7 @@ class Gate:
         if most < 0 or (most and count % owners):
             raise PlanError(f"{count} shards of {owners} owners: as many for each are needed")
         if any(len(value) != count for value in state.values()) or not 0 < count <= self._data._count():
-            raise PlanError(f"{count} shards need a state each, and at least one record each")
+            raise PlanError(f"{count} shards need a state each, and at least one record each: set fewer critics")
         if count < self._ranks.count:
             raise PlanError(f"{count} shards are fewer than the processes of this run: start fewer")
         if not self._ranks.follows:

@@ -45,7 +45,7 @@ class Ledger:
         self._headfile = self.path.with_name(self.path.name + ".head")
         self._entries: list[dict[str, Any]] = []
         self._head, self._offset = START, 0
-        self._mutex, self._held = threading.RLock(), False
+        self._mutex, self._held, self._own = threading.RLock(), False, False
 
     @property
     def head(self) -> str:
@@ -138,8 +138,7 @@ class Ledger:
                 return
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context(open(self.path.with_name(self.path.name + ".lock"), "a"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._own = self._lock(stack)
                 self._read()
             except OSError as error:
                 raise LedgerError(f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger") from None
@@ -148,6 +147,17 @@ class Ledger:
                 yield
             finally:
                 self._held = False
+
+    def _lock(self, stack: contextlib.ExitStack) -> bool:
+        """Whether nobody else writes until ``stack`` closes. Who may not write at all may still read: a torn tail is left out."""
+        try:
+            lock = stack.enter_context(open(self.path.with_name(self.path.name + ".lock"), "a"))  # noqa: SIM115
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and self.path.exists():
+                return False
+            raise
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return True
 
     def _read(self) -> None:
         """Take in what other writers added; refuse a chain that does not hold."""
@@ -182,6 +192,8 @@ class Ledger:
             raise LedgerError(f"{self.path}: the ledger does not match its recorded head; restore it from its backup")
 
     def _append(self, kind: str, **fields: Any) -> int:
+        if not self._own:
+            raise LedgerError(f"{self.path}: the ledger may be read here, not written; no record is read without it")
         number = len(self._entries)
         entry = {"n": number, "kind": kind, **fields, "prev": self._head}
         line = json.dumps(entry, separators=(",", ":")).encode()

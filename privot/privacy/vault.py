@@ -27,6 +27,12 @@ def vaults(ledger: Ledger) -> dict[int, Path]:
     return {int(each.suffixes[-2].removeprefix(".vault")): each for each in found}
 
 
+def notices(ledger: Ledger, but: int | None = None) -> list[str]:
+    """What must be said of each, except of the run ``but``: where the folder of a run was removed, its vault still lies here."""
+    told = "holds what critics know of the records, for a run that is not over; if it is over, remove this file"
+    return [f"{file} {told}" for ticket, file in sorted(vaults(ledger).items()) if ticket != but]
+
+
 def write(file: Path, state: dict[str, Tensor]) -> None:
     """Whole or not at all, readable by its owner alone, with a digest."""
     with open(part := file.with_suffix(".part"), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from privot.errors import ReleaseError, refusing
+from privot.release import Release, refuse_other
 
 MOST = 200  # points of one attack
 
@@ -69,11 +70,14 @@ def _real(value: Any) -> float:
     return float(value)
 
 
-def read(path: Path) -> list[Attack]:
-    """Attacks from a JSON file, ``{"attacks": [...]}``."""
+def read(path: Path, release: Release | None = None) -> list[Attack]:
+    """Attacks from a JSON file, ``{"attacks": [...]}``; if it says that they are of another than a given ``release``, refused."""
     wrong = f'{path}: not a file of attacks; it is JSON with a list "attacks"'
     with refusing(ReleaseError, wrong):
-        found = json.loads(path.read_text())["attacks"]
+        said = json.loads(path.read_text())
+        found = said["attacks"]
+    if release:
+        refuse_other(release, said, path)
     try:
         return [Attack.from_json(each) for each in found]
     except (ReleaseError, TypeError) as error:  # of one of them, or of no list at all

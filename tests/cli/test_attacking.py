@@ -106,6 +106,13 @@ def test_a_false_certificate_ends_with_three(privot, leaky, public):
     assert parsed(out)["verdict"]["status"] == "broken"
 
 
+def test_where_nothing_can_be_written_no_attack_begins(privot, leaky, monkeypatch):
+    monkeypatch.setattr("privot.attacks.trying.attempt", lambda *_, **__: pytest.fail("the work began"))
+    (leaky / "attacks").touch()
+    code, _, err = privot("attack", "nearest-pixels", "leaky", *SIDES, "--public")
+    assert (code, "cannot be written" in err, err.count("\n")) == (2, True, 1)
+
+
 def test_from_inside_the_release_too(privot, leaky, monkeypatch):
     monkeypatch.chdir(leaky)
     assert privot("attack", "nearest-pixels", ".", *SIDES)[0] == 3

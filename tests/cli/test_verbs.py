@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 from rich.console import Console
+from specimens import hand
 
 from privot import __version__, demo, files
 from privot.cli import main
@@ -264,7 +266,8 @@ def test_measure(privot, said, release):
     assert "internal" in out
     assert "training the classical classifiers: 1 of 1" in err
     found = said(*words)
-    assert found.keys() == {"subject", "readings"}
+    assert found.keys() == {"subject", "release", "readings"}
+    assert found["release"] == (release / "manifest.sha256").read_text().strip()
     assert found["subject"] == "digits"
     [reading] = found["readings"]
     assert (reading["name"], reading["count"], reading["publishable"]) == ("logistic_accuracy", 359, False)
@@ -398,6 +401,23 @@ def test_report(privot, said, release, tmp_path):
     assert (found["broken"], found["left_out"]) == (False, 1)
 
 
+def test_a_report_takes_nothing_of_another_release(privot, said, release, images, tmp_path):
+    words = ("--test", "digits", "--only", "lda", "--count", 50, "--public")
+    said("measure", release, *words, "--out", "one.json")
+    said("sample", release, "--count", 50, "--out", "foreign.npz")
+    said("measure", "foreign.npz", *words, "--out", "foreign.json")
+    assert privot("report", release, "--readings", "one.json")[0] == 0
+    for target, file in ((images, "one.json"), (release, "foreign.json")):
+        code, _, err = privot("report", target, "--readings", file, "--out", "page")
+        assert (code, f"{file}: this is of another release" in err, err.count("\n")) == (2, True, 1)
+    shutil.copytree(release, "mine")
+    Path("mine.attacks").mkdir()
+    attack = {"name": "a", "fpr": [0.01], "tpr": [0.01], "lower": [0.0], "confidence": 0.95, "publishable": True}
+    for digest, code in ((Release.load(release).digest, 0), (Release.load(images).digest, 2)):  # left by one that lay here before
+        Path("mine.attacks", "a.json").write_text(json.dumps({"release": digest, "attacks": [attack]}))
+        assert privot("report", "mine", "--out", "mine-page")[0] == code
+
+
 def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
     said("measure", release, "--test", "digits", "--only", "gaussian_nb", "--count", 50, "--out", "internal.json")
     book = release.parent / "book.jsonl"
@@ -452,7 +472,8 @@ def test_verify(privot, said, release):
 def test_ledger(privot, said, tmp_path):
     book = ("--ledger", tmp_path / "book.jsonl")
     assert said("ledger", "digits", *book) == {
-        "ledger": str(tmp_path / "book.jsonl"), "limit": None, "spent_epsilon": 0.0, "delta": 1e-5, "runs": [],
+        "ledger": str(tmp_path / "book.jsonl"), "limit": None, "limit_delta": None, "spent_epsilon": 0.0, "delta": 1e-5, "runs": [],
+        "vaults": [],
     }  # fmt: skip
     assert not (tmp_path / "book.jsonl").exists()  # looking writes nothing
     said("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", "one", *book)
@@ -469,6 +490,10 @@ def test_ledger(privot, said, tmp_path):
     code, out, err = privot("ledger", "digits", *book, "--limit", 0.5)
     assert (code, "of 0.5" in out, "spent already" in err) == (0, True, True)
     assert "embedding" in out  # answers are named
+    facts = said("ledger", "digits", *book, "--limit", 3, "--delta", 1e-7)
+    assert said("ledger", "digits", *book) == facts  # spent at the delta of the limit
+    assert (facts["delta"], facts["limit_delta"]) == (1e-7, 1e-7)
+    assert "of 3 at delta 1e-07" in privot("ledger", "digits", *book, "--delta", 1e-4)[1]
 
 
 def test_a_slip_in_a_verb_is_asked_about_once(privot):
@@ -595,6 +620,71 @@ def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
 
 
 LONG = [("resize", "{images}", "--per-class", "3"), ("compare", "{release}", "--test", "digits"), ("invert", "--data", "digits")]
+
+
+def test_classes_are_known_by_their_names(privot, said, tmp_path):
+    hand(classes=3).save(tmp_path / "ours")  # cat, dog, ship
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 4, 8, 8), np.uint8)
+    for folder, names in (("test", ("ship", "cat", "dog")), ("wrong", ("ant", "cat", "dog")), ("few", ("cat", "ship"))):
+        for name, own in zip(names, pixels, strict=False):
+            Path(folder, name).mkdir(parents=True)
+            for place, each in enumerate(own):
+                Image.fromarray(each).save(Path(folder, name, f"{place}.png"))
+    words = ("measure", "ours", "--only", "lda", "--test")
+    assert said(*words, "test")["readings"][0]["count"] == 12
+    for folder, what in (("wrong", "'ant' is none of those"), ("few", "'dog' has no records")):
+        code, _, err = privot(*words, folder)
+        assert (code, f"class {what}" in err, err.count("\n")) == (2, True, 1), err
+    code, _, err = privot("attack", "nearest-pixels", "ours", "--members", "test", "--nonmembers", "wrong")
+    assert (code, "class 'ant' is none of those" in err) == (2, True)
+    code, _, err = privot("compare", "ours", "test", "--test", "wrong", "--only", "lda")
+    assert (code, "class 0 is 'cat' in ours, but 'ant' in the test data" in err) == (2, True)
+    said("sample", "ours", "--count", 6, "--out", "drawn")
+    assert sorted(each.name for each in Path("drawn").iterdir()) == ["cat", "dog", "ship"]
+
+
+def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
+    words = ("synthesize", "digits", "--method", "real-subset", "--set", "per_class=1", "--out", "one")
+    for wall in (("--epsilon", 1), ("--max-tpr", "0.05@0.01")):
+        code, _, err = privot(*words, *wall)
+        assert (code, "real-subset adds no noise, so it keeps to no budget" in err, err.count("\n")) == (2, True, 1)
+    assert (said("ledger", "digits")["runs"], Path("one.run").exists()) == ([], False)
+    assert ["epsilon inf from now on" in each for each in said(*words)["cautions"]] == [True]
+
+
+def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
+    np.savez("few.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
+    words = ("synthesize", "few.npz", "--method", "gs-wgan", "--epsilon", 1, "--out", "one", "--ledger", "book.jsonl", "--device", "cpu")
+    for _ in range(2):
+        code, _, err = privot(*words, "--set", "steps=100")
+        assert (code, "set fewer critics" in err.splitlines()[-1]) == (2, True), err
+    assert (said("ledger", "digits", "--ledger", "book.jsonl")["runs"], Path("one.run").exists()) == ([], False)
+
+
+def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
+    said("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", "one", "--ledger", "book.jsonl")
+    Path("book.jsonl.vault0.safetensors").touch()
+    told = f"{tmp_path}/book.jsonl.vault0.safetensors holds what critics know"
+    assert told in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
+    assert said("ledger", "digits", "--ledger", "book.jsonl")["vaults"] == ["book.jsonl.vault0.safetensors"]
+    found = said("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", "two", "--ledger", tmp_path / "book.jsonl")
+    assert any(each.startswith(told) for each in found["cautions"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("digits", "--method", "gs-wgan", "--set", "critics=200"), "a critic would know 7 records"),
+        (("digits", "--method", "dp-gan"), "have no sum with runs under replace"),
+        (("digits", "--owners", "3"), "not for all that one of the 3 owners holds"),
+        (("here.npz", "--shape", "1x8x8", "--classes", "10"), "no sizes are declared"),
+    ],
+)
+def test_a_plan_says_what_a_careful_colleague_would(words, told, said):
+    Path("here.npz").touch()
+    cautions = said("plan", *words, "--epsilon", 10)["cautions"]
+    assert sum(told in each for each in cautions) == 1, cautions
+    assert not any(told in each for each in said("plan", "mnist", "--method", "merf", "--epsilon", 10)["cautions"])
 
 
 @pytest.mark.parametrize("words", LONG)

@@ -114,6 +114,51 @@ def test_folder_of_class_folders(tmp_path, ending):
     assert spec.class_names == names
 
 
+def folder_of(place, *names):
+    """A class folder for each name, with one image as bright as its place in the alphabet."""
+    for bright, name in enumerate(sorted(names)):
+        (place / name).mkdir(parents=True)
+        Image.fromarray(np.full((5, 5), bright, np.uint8)).save(place / name / "1.png")
+    return place
+
+
+def test_folders_that_are_numbers_are_those_numbers(tmp_path):
+    _, labels, spec = opened(folder_of(tmp_path / "ten", *map(str, range(11))))
+    images, _, _ = opened(tmp_path / "ten")
+    assert (labels.tolist(), spec.class_names) == (list(range(11)), None)
+    assert images[:, 0, 0, 0].tolist() == [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]  # "10" comes third in the alphabet
+    assert opened(folder_of(tmp_path / "some", "3", "7", "10"))[2].class_names == ("3", "7", "10")
+
+
+def test_pictures_that_are_not_read_are_not_left_out_unsaid(tmp_path):
+    Image.fromarray(GREY[0]).save(folder_of(tmp_path / "photos", "a", "b") / "a" / "2.TIFF")
+    with pytest.raises(DataError, match=r"2\.TIFF: of pictures only PNG and JPEG are read"):
+        load(tmp_path / "photos")
+
+
+@pytest.mark.parametrize("peak", [4095, 4096])
+def test_twelve_bits_in_sixteen_would_be_black(tmp_path, peak):
+    for name, value in (("a", 100), ("b", peak)):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((5, 5), value, np.uint16)).save(tmp_path / name / "1.png")
+    if peak > 4095:
+        assert opened(tmp_path)[0].max() == 16
+        return
+    with pytest.raises(DataError, match="16 bits whose values all lie below 4096"):
+        load(tmp_path)
+
+
+def test_known_class_names_number_the_folders(tmp_path):
+    known = ("wolf", "cat", "dog")
+    images, labels, spec = opened(folder_of(tmp_path / "all", *known), class_names=known)
+    assert (images[:, 0, 0, 0].tolist(), labels.tolist(), spec.class_names) == ([0, 1, 2], [1, 2, 0], known)
+    with pytest.raises(DataError, match="class 'cow' is none of those that are known here: wolf, cat, dog"):
+        load(folder_of(tmp_path / "more", *known, "cow"), class_names=known)
+    with pytest.raises(DataError, match="class 'wolf' has no records"):
+        load(folder_of(tmp_path / "few", "cat", "dog"), class_names=known, classes=3)
+    assert opened(folder_of(tmp_path / "numbers", "0", "1", "2"), class_names=known)[1].tolist() == [0, 1, 2]
+
+
 def test_a_link_inside_the_folder_is_followed(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -50,6 +50,28 @@ def head_of(path):
 # The chain
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_who_may_not_write_may_read(tmp_path, monkeypatch, number):
+    lines = written(tmp_path / "x.jsonl").entries()
+    opened = builtins.open
+
+    def sealed(path, *args, **kwargs):
+        if str(path).endswith(".lock"):
+            raise OSError(number, os.strerror(number))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", sealed)
+    book = Ledger(tmp_path / "x.jsonl")
+    assert (book.entries(), book.wall()) == (lines, Budget(50.0))
+    before = (tmp_path / "x.jsonl").read_bytes()
+    for write in (lambda: book.limit(Budget(60.0)), lambda: book.reserve(plan(), "method"), lambda: book.ask(1, "walk", 1, 1)):
+        with pytest.raises(LedgerError, match="may be read here, not written"):  # nobody would keep another from writing the same line
+            write()
+    assert (tmp_path / "x.jsonl").read_bytes() == before
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        Ledger(tmp_path / "y.jsonl").limit(Budget(1.0))
+
+
 def test_a_ledger_that_is_not_there_has_no_lines_and_is_not_made(tmp_path):
     book = Ledger(tmp_path / "far" / "x.jsonl")
     assert book.entries() == []

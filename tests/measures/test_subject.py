@@ -63,6 +63,14 @@ def test_a_folder_of_class_folders_is_foreign_output(tmp_path):
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_the_same_number_must_be_the_same_class():
+    named = Subject("ours", torch.rand(4, 1, 8, 8), torch.arange(4) % 2, 2, ("cat", "dog"))
+    for names in (None, ("cat", "dog"), ("cat", "dog", "wolf")):
+        matching(named, Public(noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=names and (*names, "yak")[:3])))
+    with pytest.raises(SettingError, match="class 0 is 'cat' in ours, but 'ant' in the test data"):
+        matching(named, Public(noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=("ant", "cat", "dog"))))
+
+
 def test_a_built_in_is_its_train_split():
     found, real = Subject.of("digits", 10_000), load("digits", public=True).records()
     assert (found.name, found.classes, found.guarantee) == ("digits", 10, None)

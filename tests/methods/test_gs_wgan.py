@@ -12,6 +12,7 @@ import torch
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
+from privot.families import adversarial, critics
 from privot.families.critics import Critics, clipped_slopes, learned, slope, warmed
 from privot.families.prior import begun
 from privot.methods import make
@@ -59,7 +60,8 @@ def long_run(tmp_path, name):
 
 
 def team_of(gate, count=4, width=4, **more):
-    return Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0))
+    return Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0),
+                   shift=more.get("shift", 0))  # fmt: skip
 
 
 # What it costs
@@ -103,7 +105,8 @@ def test_no_slope_and_no_ballot_is_longer_than_is_said():
         assert votes.flatten().norm().item() == pytest.approx(math.sqrt(7)) or math.isnan(scale)
 
 
-def test_a_record_reaches_its_own_shard_alone(tmp_path):
+@pytest.mark.parametrize("shift", [0, 2])
+def test_a_record_reaches_its_own_shard_alone(tmp_path, shift):
     """To the bit, through warming up and learning: what amplification by secret draws rests on."""
     images, labels = records()
     other, where = images.copy(), 6  # shard 2 of 4
@@ -112,7 +115,7 @@ def test_a_record_reaches_its_own_shard_alone(tmp_path):
     for turn, given in enumerate((images, other)):
         (folder := tmp_path / str(turn)).mkdir()
         gate = gate_for(folder, GsWgan(**TINY, noise=1.0), given, labels)
-        team = team_of(gate)
+        team = team_of(gate, shift=shift)
         team.begin(2, silent)
         team.learn(torch.rand(CLASSES, 3, *SHAPE, generator=seeded(5)), torch.tensor([0, 2]), 2, 10)
         states.append(gate._shards[1])
@@ -132,10 +135,11 @@ def test_leftover_records_are_in_no_shard(tmp_path):
 # That critics teach
 
 
-def test_critics_know_real_images_and_point_to_them(tmp_path):
+@pytest.mark.parametrize(("shift", "least"), [(0, 0.7), (1, 0.4)])  # of eight pixels one is much
+def test_critics_know_real_images_and_point_to_them(tmp_path, shift, least):
     images, labels = records(count=160)
     gate = gate_for(tmp_path, GsWgan(**TINY, noise=0.0), images, labels)
-    team = team_of(gate, rate=2e-3, width=8)
+    team = team_of(gate, rate=2e-3, width=8, shift=shift)
     team.begin(0, silent)
     dark = 0.05 + 0.3 * torch.rand(CLASSES, 16, *SHAPE, generator=seeded(9))
     for turn in range(12):
@@ -150,7 +154,35 @@ def test_critics_know_real_images_and_point_to_them(tmp_path):
         for label in range(CLASSES):
             way = team.pixels(slope(state, fakes[label], torch.tensor(label), **team.how))
             toward = fresh[names == label].mean(0) - fakes[label]
-            assert torch.cosine_similarity(way.flatten(), toward.flatten(), 0) > 0.7
+            assert torch.cosine_similarity(way.flatten(), toward.flatten(), 0) > least
+
+
+def test_what_critics_learn_from_is_moved_about(tmp_path, monkeypatch):
+    """Real images and fakes, each by a draw of its own, no farther than was said, and with nothing but black coming in."""
+    by = team_of(gate_for(tmp_path, GsWgan(**TINY, noise=1.0), *records()), shift=2)._by(3)
+    assert (by.shape, by.min(), by.max()) == ((3, 2, 16, 2), -2, 2)
+    seen, white, labels = [], torch.ones(6, 1, 28, 28), torch.arange(6) % 2
+    monkeypatch.setattr(critics, "_judged", lambda state, critic, real, fake, *_: seen.append((real, fake)) or state)
+    unit, which, one = torch.rand(3, 16), torch.zeros(3, 16, dtype=torch.int64), torch.tensor(1.0)
+    learned(white, labels, {}, None, torch.ones(2, 4, 1, 28, 28), unit, which, unit, one, 1e-3, by)
+    for turn, sides in enumerate(seen):
+        for side, found in enumerate(sides):
+            down, across = by[turn, side].abs().T
+            assert found.sum((1, 2, 3)).tolist() == ((28 - down) * (28 - across)).tolist()
+    assert not torch.equal(by[:, 0], by[:, 1])
+
+
+@pytest.mark.parametrize(("side", "asked", "got"), [(28, 9, 2), (28, 1, 1), (8, 2, 0)])
+def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(tmp_path, monkeypatch, side, asked, got):
+    class Seen(Exception): ...
+
+    def team(*_, shift):
+        raise Seen(shift)
+
+    monkeypatch.setattr(adversarial, "Critics", team)
+    box = Sensitive(np.zeros((8, 1, side, side), np.uint8), np.arange(8) % 2, Spec((1, side, side), 2), name="black")
+    with pytest.raises(Seen, match=f"^{got}$"):
+        synthesize(box, GsWgan(**TINY, noise=1.0, shift=asked), ledger=tmp_path / "x.jsonl", runtime=Runtime("cpu"))
 
 
 def test_slopes_in_low_frequencies_are_the_low_part_of_all(tmp_path):
@@ -283,8 +315,8 @@ def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, na
     ("name", "key", "value"),
     [
         ("gs-wgan", "routing", "batch"), ("gs-wgan", "critics", 0), ("gs-wgan", "kind", "vae"), ("gs-wgan", "detail", 0.0),
-        ("gs-wgan", "noise", -1.0), ("gs-wgan", "warm", -1), ("g-pate", "bins", 1), ("g-pate", "directions", 0), ("g-pate", "rate", 1.0),
-        ("g-pate", "average", 1.0),
+        ("gs-wgan", "noise", -1.0), ("gs-wgan", "warm", -1), ("gs-wgan", "shift", -1), ("g-pate", "bins", 1), ("g-pate", "directions", 0),
+        ("g-pate", "rate", 1.0), ("g-pate", "average", 1.0),
     ],
 )  # fmt: skip
 def test_bad_settings_are_errors(name, key, value):
