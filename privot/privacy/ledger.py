@@ -82,9 +82,7 @@ class Ledger:
         """Charge a whole plan, for ever; returns its ticket. Raises, and charges nothing, when the owner's wall would be passed."""
         with self._locked():
             wall = self.wall()
-            before = {each["plan"]["neighbours"] for each in self._lines(kind="reserve")}
-            total = self.spent(also=plan) if wall or before - {plan.neighbours} else None  # relations that have no sum are refused here
-            if wall and total and not wall.allows(total):
+            if wall and not wall.allows(total := self.spent(also=plan)):
                 raise BudgetError(
                     f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
                     f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"

@@ -12,7 +12,7 @@ import dp_accounting as dpa
 from privot.errors import PlanError, SettingError, refusing
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
-from privot.privacy.sampling import SAMPLERS, Full, Sampling
+from privot.privacy.sampling import SAMPLERS, Fixed, Full, Poisson, Sampling
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Risk:
 Wall = Budget | Risk  # says whether a cost is still inside
 
 
+FINE = 2**30  # of which a rate of draws becomes a whole number, rounded up
 LAWS = {"laplace": dpa.LaplaceDpEvent, "response": accounting.response}
 
 
@@ -129,14 +130,19 @@ class Plan:
     def replaced(self) -> Plan:
         """The plan counted under replace-one.
 
-        privacy: an add/remove Gaussian with multiplier z is a replace-one Gaussian with z/2 (remove, then add). No such rule is used
-        for sampled answers, so they are refused. To replace a record is one way to replace what its owner holds, so a client's plan stays.
+        privacy: an add/remove Gaussian with multiplier z is a replace-one Gaussian with z/2 (remove, then add), and one on a Poisson draw
+        is no more than one with z/2 on a draw without replacement of the same rate: see docs/methods/sampling.md. To replace a record is
+        one way to replace what its owner holds, so a client's plan stays.
         """
         if self.neighbours is not Neighbours.ADD_REMOVE:
             return dataclasses.replace(self, neighbours=Neighbours.REPLACE)
-        if any(not isinstance(stage.sampling, Full) for stage in self.stages):
-            raise PlanError("sampled add-remove runs and replace runs have no sum with a proof here: use one relation for a data set")
-        return dataclasses.replace(self.scaled(0.5), neighbours=Neighbours.REPLACE)
+        stages = [
+            dataclasses.replace(stage, sampling=Fixed(math.ceil(stage.sampling.rate * FINE), FINE))
+            if isinstance(stage.sampling, Poisson)
+            else stage
+            for stage in self.scaled(0.5).stages
+        ]
+        return Plan(tuple(stages), Neighbours.REPLACE)
 
     def calibrated(self, wall: Wall) -> Plan:
         """The least noise, in this plan's proportions, that stays inside the wall; found from outside, never rounded inwards."""

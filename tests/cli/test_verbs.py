@@ -675,7 +675,6 @@ def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
     ("words", "told"),
     [
         (("digits", "--method", "gs-wgan", "--set", "critics=200"), "a critic would know 7 records"),
-        (("digits", "--method", "dp-gan"), "have no sum with runs under replace"),
         (("digits", "--owners", "3"), "not for all that one of the 3 owners holds"),
         (("here.npz", "--shape", "1x8x8", "--classes", "10"), "no sizes are declared"),
     ],

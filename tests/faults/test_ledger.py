@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from deeds import box, plan
 
 from privot.data.records import Sensitive
-from privot.errors import BudgetError, LedgerError, PlanError, ReleaseError
+from privot.errors import BudgetError, LedgerError, ReleaseError
 from privot.privacy import ledger as module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
@@ -208,21 +209,19 @@ def test_relations_are_summed_where_there_is_a_proof(ledger):
     assert ledger.spent().epsilon(1e-5) == float("inf")
 
 
-@pytest.mark.parametrize("wall", [None, Budget(100.0)])
-def test_relations_without_a_proof_are_refused_before_a_charge(ledger, wall):
-    # Without this a run would be charged and computed, and only then fail to state what the data set has spent.
-    if wall:
-        ledger.limit(wall)
-    ledger.reserve(of(REPLACE, 5.0, 1, Fixed(4, 40)), "fixed")
-    lines = ledger.entries()
-    with pytest.raises(PlanError, match="use one relation"):
-        ledger.reserve(of(ADD_REMOVE, 5.0, 1, Poisson(0.1)), "poisson")
-    assert ledger.entries() == lines
-
-
-def test_a_sampled_plan_cannot_be_turned_round():
-    with pytest.raises(PlanError, match="use one relation"):
-        Plan((Stage("a", "sum", 1.0, 1, Poisson(0.1)),), Neighbours.ADD_REMOVE).replaced()
+@pytest.mark.parametrize("first", [0, 1])
+def test_sampled_runs_of_two_relations_are_added_up_for_replace(ledger, first):
+    runs = [of(REPLACE, 2.0, 3, Fixed(4, 40)), of(ADD_REMOVE, 2.0, 5, Poisson(0.1))]
+    alone = [float(each.replaced().cost().epsilon(1e-5)) for each in runs]
+    ledger.reserve(runs[first], "one")
+    ledger.reserve(runs[1 - first], "other")
+    both = of(REPLACE, 2.0, 3, Fixed(4, 40)).stages[0], Stage("more", "sum", 1.0, 5, Fixed(math.ceil(0.1 * 2**30), 2**30))
+    spent = ledger.spent().epsilon(1e-5)
+    assert spent == pytest.approx(Plan(both, REPLACE).cost().epsilon(1e-5), rel=1e-9)
+    assert max(alone) < spent < sum(alone)
+    ledger.limit(Budget(spent + 0.01))
+    with pytest.raises(BudgetError):
+        ledger.reserve(runs[1], "too much")
 
 
 # A torn tail

@@ -14,6 +14,7 @@ from scipy.stats import norm
 from privot.errors import PlanError
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours, cost, renyi
+from privot.privacy.plan import Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
@@ -196,6 +197,31 @@ def test_two_steps_against_the_integral(sampler, noise):
                 continue  # the record is in all the data sets of one side, or in none
             p, q = (np.multiply.outer(first[each], second[each]) for each in (0, 1))
             assert hockey(p, q, epsilon, (x[1] - x[0]) ** 2) <= claimed + 1e-7
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0), (0.9, 0.4)])
+def test_poisson_draws_under_replace_against_the_integral(rate, noise):
+    """A record at one end of its ball, at its middle or at the other end, and the draws without it: alone, and two steps together."""
+    found = Plan((Stage("it", "sum", noise, 1, Poisson(rate)),), ADD_REMOVE).replaced().cost()
+    ends = [(1 - rate) * bell(0) + rate * bell(end / noise) for end in (-1, 0, 1)]
+    for p, q in itertools.permutations(ends, 2):
+        for epsilon in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0):
+            assert hockey(p, q, epsilon) <= float(found.delta(epsilon)) + 1e-9
+    x = np.linspace(-9, 9, 1501)
+    low, high = ((1 - rate) * bell(0, x) + rate * bell(end / noise, x) for end in (-1, 1))
+    twice = Plan((Stage("it", "sum", noise, 2, Poisson(rate)),), ADD_REMOVE).replaced().cost()
+    for epsilon in (0.0, 0.3, 1.0, 2.0):
+        for first, second in itertools.product([(low, high), (high, low)], repeat=2):
+            p, q = (np.multiply.outer(first[each], second[each]) for each in (0, 1))
+            assert hockey(p, q, epsilon, (x[1] - x[0]) ** 2) <= float(twice.delta(epsilon)) + 3e-6  # of the integral
+
+
+def test_half_the_noise_is_needed_for_poisson_draws_under_replace():
+    """With the multiplier of add-remove the claim would be broken: the planted mistake."""
+    noise, rate = 1.0, 0.5
+    wrong = cost(Fixed(1, 2).event(noise), REPLACE)
+    p, q = mixtures(rate, 2 / noise, others=0.0)
+    assert hockey(p, q, 1.0) > 1.5 * float(wrong.delta(1.0))
 
 
 def test_why_sums_of_shards_are_refused():

@@ -109,12 +109,14 @@ def test_noise_whose_square_has_no_number_is_refused(noise):
         Stage("it", "sum", noise)
 
 
-def test_sampled_runs_of_two_relations_have_no_sum_and_gaussian_ones_have():
+def test_runs_of_two_relations_are_added_up_under_replace():
     plan = Plan((Stage("it", "sum", 3.0, 2),), ADD_REMOVE)
     assert plan.replaced() == Plan((Stage("it", "sum", 1.5, 2),), REPLACE)
     assert Plan(plan.stages, CLIENT).replaced() == Plan(plan.stages, REPLACE)
-    with pytest.raises(PlanError, match="one relation"):
-        Plan((*plan.stages, Stage("more", "sum", 1.0, 1, Poisson(0.5))), ADD_REMOVE).replaced()
+    for rate, drawn in ((0.5, 2**29), (1e-12, 1), (1.0, 2**30), (0.3, math.ceil(0.3 * 2**30))):  # never a smaller rate
+        more = Plan((*plan.stages, Stage("more", "sum", 1.0, 7, Poisson(rate))), ADD_REMOVE).replaced()
+        assert more == Plan((Stage("it", "sum", 1.5, 2), Stage("more", "sum", 0.5, 7, Fixed(drawn, 2**30))), REPLACE)
+        assert more.cost().epsilon(1e-5) < math.inf
 
 
 def test_a_draw_with_certainty_takes_every_record(monkeypatch):
