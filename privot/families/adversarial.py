@@ -118,7 +118,7 @@ class Adversarial(ABC):
             self.critic_batch,
             self.critic_rate,
             self.detail,
-            shift=min(self.shift, min(spec.shape[1:]) // 14),
+            shift=self.shift,
         )
         team.begin(0 if resumed else self.warm, progress)
         block, each = min(self.block, self.critics), whole // self.steps

@@ -74,6 +74,11 @@ def warmed(
     return state | dict(zip(names, stepped, strict=True))
 
 
+def farthest(shift: int, shape: tuple[int, int, int]) -> int:
+    """Pixels by which images are moved at most: as many as are asked for, but no more than a fourteenth of a side."""
+    return min(shift, min(shape[1:]) // 14)
+
+
 def moved(images: Tensor, by: Tensor | None, turn: int, side: int) -> Tensor:
     """Images [batch, ...], each moved down and to the right by ``by[turn, side]`` pixels; what comes in is black.
 
@@ -153,6 +158,7 @@ class Critics:
         self.critic, self.sketch = Critic(spec.shape, spec.classes, self.width), Sketch(spec.shape, spec.classes)
         down, across = (waves(side, self.detail, self.window).to(device) for side in spec.shape[1:])
         self.how: dict[str, Any] = {"critic": self.critic, "down": down, "across": across}
+        self.shift = farthest(self.shift, spec.shape)
 
     def begin(self, rounds: int, progress: Progress, **more: Tensor) -> None:
         """Split the records; then every critic learns for ``rounds`` rounds against a throw-away generator of its own.
@@ -179,13 +185,12 @@ class Critics:
 
     def learn(self, fakes: Tensor, some: Tensor, steps: int, begun: int) -> None:
         """The critics ``some`` learn for ``steps`` steps, from their shards and from fakes [classes, count, ...]."""
-        lesson = (*self.lesson(fakes.shape[1], steps, begun), self._by(steps))
-        self.gate.update(learned, self.critic, fakes, *lesson, some=some, looks=self.batch)
+        self.gate.update(learned, self.critic, fakes, *self.lesson(fakes.shape[1], steps, begun), some=some, looks=self.batch)
 
     def lesson(self, fakes: int, steps: int, begun: int) -> tuple[Any, ...]:
-        """What `learned` is told besides: places, which of the ``fakes`` of a class, mixtures, age and rate."""
+        """What `learned` is told besides: places, which of the ``fakes`` of a class, mixtures, age, rate and how far images are moved."""
         which = torch.randint(fakes, (steps, self.batch), generator=self.draws, device=self.draws.device)
-        return self._uniform(steps), which, self._uniform(steps), self._number(begun), self.rate
+        return self._uniform(steps), which, self._uniform(steps), self._number(begun), self.rate, self._by(steps)
 
     def pixels(self, answer: Tensor) -> Tensor:
         """Slopes in frequencies as images again."""

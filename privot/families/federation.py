@@ -49,6 +49,7 @@ class Federation:
     critic_batch: int = 32
     width: int = 32  # channels of a critic's first maps
     critic_rate: float = 1e-4
+    shift: int = 0  # pixels by which what a critic learns from is moved at random, up to a fourteenth of a side
     detail: float = 0.5  # part of the frequencies of each side in which slopes are asked
     window: int = 0  # pixels in the middle of each side, if not all, on which they are asked
     full: bool = True  # slopes are brought to norm 1; else only those that are longer
@@ -68,8 +69,8 @@ class Federation:
         for key, known in (("unit", ("client", "record")), ("kind", tuple(KINDS)), ("start", tuple(STARTS))):
             if getattr(self, key) not in known:
                 raise SettingError(f"{self.name}.{key}={getattr(self, key)!r}: {' or '.join(known)}")
-        if not all(0 <= each <= MOST for each in (self.cohort, self.warm, self.window)):
-            raise SettingError(f"{self.name}: cohort, warm and window are numbers from 0 to {MOST}")
+        if not all(0 <= each <= MOST for each in (self.cohort, self.warm, self.window, self.shift)):
+            raise SettingError(f"{self.name}: cohort, warm, window and shift are numbers from 0 to {MOST}")
         if not (0 < self.rate < 1 and 0 < self.critic_rate < 1 and 0 <= self.average < 1 and 0 < self.detail <= 1):
             raise SettingError(f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1 and 0 < detail <= 1 are needed")
         if self.noise is not None and not 0 <= self.noise < math.inf:

@@ -51,7 +51,7 @@ class Owners:
         # The first weights are those of every run, so that owners who hear nothing of one another begin alike.
         self.team = Critics(
             gate, beginning(), draws, self.count * settings.parts, settings.width, settings.critic_batch,
-            settings.critic_rate, settings.detail, settings.window, settings.records,
+            settings.critic_rate, settings.detail, settings.window, settings.records, settings.shift,
         )  # fmt: skip
         owner = torch.arange(self.count).repeat_interleave(settings.parts)
         known = torch.zeros(len(owner), gate.spec.classes, dtype=torch.bool)

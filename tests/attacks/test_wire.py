@@ -127,6 +127,19 @@ def test_each_imitation_has_draws_of_its_own(record):
     assert not torch.allclose(one, two, atol=1e-3)
 
 
+def test_imitations_move_what_they_learn_from_as_owners_do(record, monkeypatch):
+    heard, own = tapped(record), one_of_each()._take(slice(None))
+    moving = dataclasses.replace(heard.terms, settings=dataclasses.replace(heard.terms.settings, shift=1))
+    still, _ = imitated(moving, heard.images[:1], own.images[None], own.labels[None], seeded())  # 8 pixels are too few to be moved
+    monkeypatch.setattr("privot.attacks.inversion.imitated.farthest", lambda shift, shape: shift)
+    (same, _), (moved, _) = (
+        imitated(terms, heard.images[:1], own.images[None], own.labels[None], seeded()) for terms in (heard.terms, moving)
+    )
+    assert torch.equal(same, still)
+    assert not torch.equal(moved, still)
+    assert moved.isfinite().all()
+
+
 def test_imitations_begin_where_owners_begin(record):
     """The first weights of a critic are public, so an imitation of the same records differs from the owner by its draws alone."""
     heard, own = tapped(record), one_of_each()._take(slice(None))

@@ -8,11 +8,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from quick import quick
 
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families import adversarial, critics
+from privot.families import critics
 from privot.families.critics import Critics, clipped_slopes, learned, slope, warmed
 from privot.families.prior import begun
 from privot.methods import make
@@ -59,9 +60,10 @@ def long_run(tmp_path, name):
     return Sensitive(*records(), Spec(SHAPE, CLASSES), name="box"), method, ways
 
 
-def team_of(gate, count=4, width=4, **more):
-    return Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0),
-                   shift=more.get("shift", 0))  # fmt: skip
+def team_of(gate, count=4, width=4, shift=0, **more):
+    team = Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0))
+    team.shift = shift  # however small the images are
+    return team
 
 
 # What it costs
@@ -172,17 +174,20 @@ def test_what_critics_learn_from_is_moved_about(tmp_path, monkeypatch):
     assert not torch.equal(by[:, 0], by[:, 1])
 
 
-@pytest.mark.parametrize(("side", "asked", "got"), [(28, 9, 2), (28, 1, 1), (8, 2, 0)])
-def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(tmp_path, monkeypatch, side, asked, got):
+@pytest.mark.parametrize(("side", "asked", "got"), [(28, 9, 2), (28, 1, 1), (8, 2, 0), (28, 0, 0)])
+@pytest.mark.parametrize("name", ["gs-wgan", "g-pate", "federated-gs-wgan"])
+def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(tmp_path, monkeypatch, name, side, asked, got):
     class Seen(Exception): ...
 
-    def team(*_, shift):
-        raise Seen(shift)
+    def begin(team, *_, **__):
+        raise Seen(team.shift)
 
-    monkeypatch.setattr(adversarial, "Critics", team)
-    box = Sensitive(np.zeros((8, 1, side, side), np.uint8), np.arange(8) % 2, Spec((1, side, side), 2), name="black")
+    monkeypatch.setattr(Critics, "begin", begin)
+    spec = Spec((1, side, side), 2, owners=2 if name.startswith("federated") else None)
+    box = Sensitive(np.zeros((8, 1, side, side), np.uint8), np.arange(8) % 2, spec, name="black")
+    method = make(name, {**quick(name), "noise": 9.0, "shift": asked})
     with pytest.raises(Seen, match=f"^{got}$"):
-        synthesize(box, GsWgan(**TINY, noise=1.0, shift=asked), ledger=tmp_path / "x.jsonl", runtime=Runtime("cpu"))
+        synthesize(box, method, ledger=tmp_path / "x.jsonl", runtime=Runtime("cpu"))
 
 
 def test_slopes_in_low_frequencies_are_the_low_part_of_all(tmp_path):

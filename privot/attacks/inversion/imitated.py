@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from privot.families.critics import STEPS, State, learned, slope, untaught, warmed, waves
+from privot.families.critics import STEPS, State, farthest, learned, slope, untaught, warmed, waves
 from privot.families.owners import beginning
 from privot.federated.messages import Terms
 from privot.nets.critic import Critic, Sketch
@@ -40,11 +40,12 @@ def imitated(
 
     def taught(query: Callable[..., State], critic: Critic, other: Any, places: Tensor, drawn: Tensor, mix: Tensor, age: int) -> State:
         """A lesson of all, each by its own places, draws and mixtures [owners, steps, batch, ...], as real owners have them."""
-        each = vmap(query, in_dims=(0, 0, 0, None, None, 0, 0, 0, None, None))
+        by = torch.randint(-far, far + 1, (count, places.shape[1], 2, batch, 2), generator=generator).to(device) if far else None
+        each = vmap(query, in_dims=(0, 0, 0, None, None, 0, 0, 0, None, None, 0 if far else None))
         begun = torch.tensor(float(age), device=device)
-        return each(images, labels, state, critic, other, places, drawn, mix, begun, settings.critic_rate)
+        return each(images, labels, state, critic, other, places, drawn, mix, begun, settings.critic_rate, by)
 
-    batch = settings.critic_batch
+    batch, far = settings.critic_batch, farthest(settings.shift, terms.shape)
     for turn in range(settings.warm):
         codes = torch.randn(count, STEPS, batch, sketch.code, generator=generator).to(device)
         progress("imitating owners: first lessons", turn, settings.warm)
