@@ -18,7 +18,6 @@ import argparse
 import functools
 import json
 import re
-import shutil
 import tempfile
 import time
 import tomllib
@@ -121,13 +120,13 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     if place.exists():
         release = Release.load(place)
         return release, {"guarantee": jsonable(asdict(release.guarantee)), "seed": release.facts["seed"]}
-    shutil.rmtree(f"{place}.run", ignore_errors=True)  # of a run that was cut off: its ledger is gone
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         release = privot.synthesize(
-            declared(data, method, settings), method, float(epsilon), settings=settings, out=place, ledger=f"{folder}/ledger.jsonl",
-            seed=seed, runtime=runtime,
+            declared(data, method, settings), method, float(epsilon), settings=settings, ledger=f"{folder}/ledger.jsonl", seed=seed,
+            runtime=runtime,
         )  # fmt: skip
+        release.save(place)  # not before it is whole: a run that is cut off is begun anew
     facts = {"training_seconds": time.perf_counter() - start, "guarantee": jsonable(asdict(release.guarantee)), "seed": seed}
     return release, facts
 
