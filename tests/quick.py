@@ -89,6 +89,16 @@ def is_local(method):
     return not plan.stages and plan.neighbours is Neighbours.LOCAL
 
 
+def is_open(method):
+    """Whether it adds no noise, but opens the gate."""
+    return not method.plan(spec_for(method)).stages and not is_local(method)
+
+
+def asked(method):
+    """A budget for a method that wants one; a fixed noise has its own price, as privatized records have, and no noise keeps to none."""
+    return None if getattr(method, "noise", None) is not None or not method.plan(spec_for(method)).stages else 5.0
+
+
 def given(method, images, labels, spec):
     """What a method is given: a sealed box or, if it is local, what its clients made of one, labels included."""
     if not is_local(method):

@@ -286,7 +286,7 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
             events = stack.enter_context(watched())
             ledger = Ledger(root / "ledger" / "tiny.jsonl", clock=lambda: 0.0)
             notice = functools.partial(lambda text: trace.seen.append(("notice", text)))
-            budget = None if getattr(method, "noise", None) is not None or from_clients else 5.0
+            budget = None if getattr(method, "noise", None) is not None or not method.plan(box.spec).stages else 5.0
             try:
                 if from_clients:
                     box = local.privatize(box, CHANNEL, out=root / "sent.safetensors", ledger=ledger)

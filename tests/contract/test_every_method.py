@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
-from quick import CLASSES, SHAPE, given, is_local, quick, records, sealed, spec_for
+from quick import CLASSES, SHAPE, asked, given, is_local, is_open, quick, records, sealed, spec_for
 from sidedoor import run, watched
 
 import privot.methods
@@ -32,15 +32,6 @@ DOCS = Path(__file__).parents[2] / "docs" / "methods"
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 every_method = pytest.mark.parametrize("name", sorted(methods()))
-
-
-def asked(method):
-    """A budget for a method that wants one; a fixed noise has its own price, as privatized records have, and no noise keeps to none."""
-    return None if getattr(method, "noise", None) is not None or is_local(method) or is_open(method) else 5.0
-
-
-def is_open(method):
-    return not method.plan(spec_for(method)).stages
 
 
 def test_a_method_is_a_file():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from quick import given, is_local, quick, records, spec_for
+from quick import asked, given, quick, records, spec_for
 
 from privot.errors import PrivotError
 from privot.methods import make, methods
@@ -37,8 +37,7 @@ def spoilt(monkeypatch, place, bad):
 
 
 def ran(method, folder):
-    budget = None if getattr(method, "noise", None) is not None or is_local(method) else 5.0
-    return synthesize(given(method, *records(), spec_for(method)), method, budget, ledger=folder / "book.jsonl")
+    return synthesize(given(method, *records(), spec_for(method)), method, asked(method), ledger=folder / "book.jsonl")
 
 
 @pytest.mark.parametrize(

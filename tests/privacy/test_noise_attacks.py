@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from quick import given, is_local, quick, records, spec_for
+from quick import asked, given, quick, records, spec_for
 from unwritten import Unwritten
 
 from privot.data.records import Sensitive
@@ -237,8 +237,7 @@ def scanned(name, folder, tap):
     """(words drawn, bytes on disk, words found there) of a run that was stopped in the middle, and then of the whole one."""
     method = make(name, quick(name))
     data = given(method, *records(), spec_for(method))
-    budget = None if getattr(method, "noise", None) is not None or is_local(method) else 5.0
-    way = {"budget": budget, "out": folder / "out", "ledger": folder / "book.jsonl"}
+    way = {"budget": asked(method), "out": folder / "out", "ledger": folder / "book.jsonl"}
     seen = {}
 
     def stop(stage, step, of, **facts):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from quick import given, is_local, quick, records, spec_for
+from quick import asked, given, quick, records, spec_for
 from unwritten import Unwritten
 
 from privot.channels import Gaussian, Laplace, Space
@@ -132,8 +132,7 @@ def ran(name, folder, answers):
     """A quick run of a method; how many values it was given, and how many lie on their grid."""
     method = make(name, quick(name))
     spec = spec_for(method)
-    budget = None if getattr(method, "noise", None) is not None or is_local(method) else 5.0
-    synthesize(given(method, *records(), spec), method, budget, ledger=folder / "book.jsonl")
+    synthesize(given(method, *records(), spec), method, asked(method), ledger=folder / "book.jsonl")
     return sum(multiples(*each) for each in answers), sum(values.numel() for values, _ in answers)
 
 
