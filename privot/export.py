@@ -87,9 +87,10 @@ def _parquet(images: Tensor, labels: Tensor, out: Path) -> None:
 
 def _folders(classes: int, names: tuple[str, ...] | None) -> list[str]:
     """A name for the folder of each class that no file system takes amiss, and by which the classes keep their order; else numbers."""
-    sound = names and all(SOUND.fullmatch(each) and not each.isdecimal() for each in names)
-    if names and sound and list(names) == sorted(names) and len({each.casefold() for each in names}) == classes:
-        return list(names)
+    if names and all(SOUND.fullmatch(each) for each in names) and len({each.casefold() for each in names}) == classes:
+        numbered = all(each.isdecimal() for each in names)
+        if list(names) == sorted(names, key=lambda each: (int(each) if numbered else 0, each)):  # so they are read again
+            return list(names)
     return [f"{label:0{len(str(classes - 1))}d}" for label in range(classes)]
 
 

@@ -44,7 +44,7 @@ def paid_accuracy(
     runtime, start = runtime or Runtime(), time.perf_counter()
     plan = Plan((Stage("hits", "sum", 1.0),), Neighbours.REPLACE).calibrated(budget)
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(test.name))
-    book.head  # noqa: B018 (a ledger that cannot be opened is noticed before the work)
+    book.ready()  # a ledger that cannot be written is noticed before the work
     if (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
         raise BudgetError(
             f"the budget of the test data, epsilon {limit.epsilon:g}, does not allow this (privot ledger shows what is spent)"

@@ -75,7 +75,7 @@ def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box
         said.append("no noise: the release will carry NoGuarantee")
     if not box and (not plan.stages or any(stage.noise == 0 for stage in plan.stages)):
         said.append("the data set's ledger will say epsilon inf from now on, for good: name another with --ledger if this is but a trial")
-    if (spec.owners or 1) > 1 and plan.neighbours is not CLIENT:
+    if (spec.owners or 1) > 1 and plan.neighbours is not CLIENT and plan.stages and all(stage.noise for stage in plan.stages):
         said.append(f"the promise is for one record, not for all that one of the {spec.owners} owners holds")
     if (few := expected.get("records_of_a_critic")) is not None and few < FEW:
         said.append(f"a critic would know {few} records, and fewer than {FEW} teach it little: set fewer critics")

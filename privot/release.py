@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -89,9 +90,9 @@ class Release:
             shutil.rmtree(part, ignore_errors=True)
         return folder
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """Of the manifest as it stands in a folder, and so of all that is released."""
+        """Of the manifest as it stands in a folder, and so of all that is released; of one that was loaded, as it was found."""
         return _digest(self._written()[0])
 
     def _written(self) -> tuple[bytes, bytes]:
@@ -108,7 +109,7 @@ class Release:
     def load(cls, folder: str | Path) -> Release:
         """Read a release after checking every digest. Nothing in it is executed, and it allocates no more than its files hold."""
         with refusing(ReleaseError, BROKEN.format(folder)):
-            manifest, raw = _checked(Path(folder))
+            manifest, raw, digest = _checked(Path(folder))
             claim, product = dict(manifest["guarantee"]), manifest["product"]
             kind = {"Guarantee": Guarantee, "NoGuarantee": NoGuarantee}[claim.pop("kind")]
             made = Product(product["kind"], load(raw), product["net"], product["arguments"])
@@ -118,6 +119,7 @@ class Release:
             release = cls(made, kind(**claim), Spec.from_json(manifest["spec"]), facts)
             if not made.fits(release.spec):
                 raise ReleaseError(f"{folder}: its tensors are not those that its manifest describes")
+            vars(release)["digest"] = digest
             return release
 
 
@@ -162,8 +164,8 @@ def _agree(said: Any, proved: Any) -> bool:
     return math.isclose(said, proved, rel_tol=1e-6, abs_tol=1e-9) if numbers else bool(said == proved)
 
 
-def _checked(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The manifest and the bytes of the tensors: what is used is what was checked, since each file is read once."""
+def _checked(folder: Path) -> tuple[dict[str, Any], bytes, str]:
+    """The manifest, the bytes of the tensors and the digest: what is used is what was checked, since each file is read once."""
     text, raw = (folder / "manifest.json").read_bytes(), (folder / TENSORS).read_bytes()
     if (folder / "manifest.sha256").read_bytes() != _digest(text).encode() + b"\n":
         raise ReleaseError(f"{folder / 'manifest.json'}: its digest does not match")
@@ -172,7 +174,7 @@ def _checked(folder: Path) -> tuple[dict[str, Any], bytes]:
         raise ReleaseError(f"{folder}: format {manifest['format']} is not known to this version")
     if manifest["files"] != {TENSORS: _digest(raw)}:
         raise ReleaseError(f"{folder / TENSORS}: its digest does not match")
-    return manifest, raw
+    return manifest, raw, _digest(text)
 
 
 def _digest(data: bytes) -> str:

@@ -122,7 +122,7 @@ def synthesize(
     if plan.stages and leads and not sent and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
         raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
     if folder and not sent:
-        book.head  # noqa: B018 (a ledger that cannot be opened is noticed before anything is written)
+        book.ready()  # a ledger that cannot be written is noticed before anything else is
     for text in notices(book, but=gate.ticket) if leads and not sent else ():
         notice(text)
     if folder:

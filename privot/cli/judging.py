@@ -62,9 +62,12 @@ def _measured(
 
     names, runtime = chosen([each.strip() for each in only.split(",")]), Runtime(device)
     known = read(ceiling) if ceiling else []
-    subjects = [Subject.of(each, count, seed, public=public) for each in sources]
+    subjects = [Subject.of(each, count, seed, public=public, class_names=_names(test)) for each in sources]
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    box = load(test, "test", **({} if len(subjects) > 1 else declared(test, subjects[0])), **more)
+    facts = declared(test, next((each for each in subjects if each.class_names), subjects[0]))
+    if len(subjects) > 1:  # of which each may know fewer classes
+        facts = {key: value for key, value in facts.items() if key == "class_names"}
+    box = load(test, "test", **facts, **more)
     real = load(train, **more) if train else None
     with progress_bar(err_console) as progress:
         bench = Workbench(box, real, weights=weights, runtime=runtime, seed=seed, progress=progress, notice=say_caution)
@@ -73,6 +76,13 @@ def _measured(
             bench.progress = _named(progress, subject.name) if len(subjects) > 1 else progress
             found.append((subject, bench.measure(subject, names, known)))
         return found
+
+
+def _names(test: str) -> tuple[str, ...] | None:
+    """Of a built-in's classes, by which class folders of foreign output are known."""
+    from privot.data import catalogue, describe
+
+    return describe(test).class_names if test in catalogue() else None
 
 
 def _named(progress: Progress, name: str) -> Progress:
@@ -94,7 +104,7 @@ def _paid(
     from privot.runtime import Runtime
 
     names = ("cnn",) if only == "default" else tuple(each.strip() for each in only.split(","))
-    subject, budget = Subject.of(source, count, seed), Budget(pay, delta)
+    subject, budget = Subject.of(source, count, seed, class_names=_names(test)), Budget(pay, delta)
     if public:
         raise SettingError("--pay buys numbers on sensitive data; on public data they are free")
     box = load(test, "test", **declared(test, subject), label=label, resize=resize, download=download)

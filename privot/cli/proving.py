@@ -44,15 +44,15 @@ def ledger(
     from privot.privacy.vault import notices, vaults
     from privot.synthesis import ledger_path
 
-    budget = Budget(math.inf if limit is None else limit, 1e-5 if delta is None else delta)
+    given = Budget(math.inf if limit is None else limit, 1e-5 if delta is None else delta)
     known = data.removesuffix("/test") in catalogue()  # a test split has a ledger of its own, for what was bought of it
     book = Ledger(file or ledger_path(data if known else str(Path(data).resolve())))
     if not known and not book.path.exists():
         existing(data)  # or a slip of the pen would read as a data set that has spent nothing
+    delta = wall.delta if (wall := book.wall()) and delta is None else given.delta
     if limit is not None:
-        book.limit(budget)
-    wall = book.wall()
-    delta = wall.delta if wall and delta is None else budget.delta
+        book.limit(Budget(limit, delta))
+        wall = book.wall()
     runs = [each for each in book.entries() if each["kind"] == "reserve"]
     spent = float(book.spent().epsilon(delta))
     if as_json:

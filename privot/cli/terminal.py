@@ -211,4 +211,6 @@ def declared(source: str, known: Spec | Subject | None) -> dict[str, Any]:
     """What was declared of the released data holds for a file of real data too."""
     from privot.data import catalogue
 
-    return {} if source in catalogue() or not known else {key: getattr(known, key) for key in ("classes", "mirror", "class_names")}
+    if source in catalogue() or not known:
+        return {}
+    return {"classes": known.classes, "mirror": known.mirror, "class_names": known.class_names or ()}

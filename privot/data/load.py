@@ -64,7 +64,7 @@ def load(
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
     data is secret unless ``public_size``, and how many records a class has unless ``public_classes``. ``mirror`` of a built-in is
     known (see `Spec`). ``owners`` deals the records to so many, record i to owner i mod ``owners``; of femnist the writers are known.
-    ``class_names`` in their order, where classes have numbers already: those of a folder of class folders are then the same ones.
+    ``class_names`` in their order (or none: ``()``), where classes have numbers already: class folders are then the same ones.
 
     >>> load("digits").spec.shape
     (1, 8, 8)
@@ -79,7 +79,7 @@ def load(
     else:
         name = str(existing(source).resolve())
         arrays = _read(Path(source), label=label, resize=resize)
-        arrays = _renumbered(arrays, class_names, source) if class_names and arrays.names else arrays
+        arrays = _named(arrays, class_names, classes, source)
     usable(arrays, source, repair)
     counted = classes if classes is not None else len(arrays.names) if arrays.names else int(arrays.labels.max()) + 1
     try:
@@ -99,12 +99,23 @@ def load(
     return box
 
 
-def _renumbered(arrays: readers.Arrays, known: tuple[str, ...], source: str) -> readers.Arrays:
-    """Classes by their names, not by their place among the folders that are there."""
-    names = arrays.names or ()
+def _named(arrays: readers.Arrays, known: tuple[str, ...] | None, classes: int | None, source: str) -> readers.Arrays:
+    """Class folders by their names, not by their place among those that are there; names that are but the numbers 0, 1, 2, ... are none."""
+    names = arrays.names
+    if not names:
+        return arrays
+    plain = all(each.isdecimal() for each in names) and [int(each) for each in names] == list(range(len(names)))
+    if known is None or (plain and known and not any(each.isdecimal() for each in known)):
+        return arrays._replace(names=None) if plain else arrays
+    if not known:
+        if not all(each.isdecimal() for each in names):  # names on one side alone: there is nothing to hold them against
+            return arrays
+        known = tuple(map(str, range(classes or len(names))))
+        names = tuple(str(int(each)) for each in names)
     if strange := [each for each in names if each not in known]:
         raise DataError(f"{source}: class {strange[0]!r} is none of those that are known here: {', '.join(known)[:200]}")
-    return arrays._replace(labels=np.array([known.index(each) for each in names])[arrays.labels], names=known)
+    labels = np.array([known.index(each) for each in names])[arrays.labels]
+    return arrays._replace(labels=labels, names=known if known != tuple(map(str, range(len(known)))) else None)
 
 
 def _fits(images: np.ndarray) -> bool:

@@ -18,8 +18,21 @@ from PIL import Image
 from privot.data.spec import LARGEST
 from privot.errors import DataError, refusing
 
-OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".dcm", ".jp2", ".heic", ".ppm", ".pgm")  # pictures that are not read
-SCANNED = 1 << 12  # what scanners of 12 bits stay below
+PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
+BESIDE = (
+    "",
+    ".txt",
+    ".md",
+    ".csv",
+    ".tsv",
+    ".json",
+    ".xml",
+    ".yaml",
+    ".yml",
+    ".ini",
+    ".db",
+)  # words about pictures, which may lie beside them
+SCANNED = 16  # of 256: what scanners of 12 bits stay below in files of 16
 SMALL, RATIO = 1 << 28, 200  # what is larger than 256 MiB unpacked and shrank by more is a bomb, not data
 
 
@@ -110,19 +123,19 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, kinds: 
 
 
 def read_folder(path: Path, resize: int | None = None) -> Arrays:
-    """A folder with one folder of PNG or JPEG images per class; class names are the folder names in order, unless these are 0, 1, 2, ..."""
+    """A folder with one folder of PNG or JPEG images per class; class names are the folder names in order, of numbers in theirs."""
     classes = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")]
     if not classes:
         raise DataError(f"{path}: no class folders in it; put the images of each class into a folder of their own")
     numbered = all(each.name.isdecimal() for each in classes)
     classes.sort(key=lambda each: (int(each.name) if numbered else 0, each.name))  # 10 comes after 9
-    plain = numbered and [int(each.name) for each in classes] == list(range(len(classes)))
     images, labels, peaks = [], [], []  # type: tuple[list[np.ndarray], list[int], list[int]]
     for label, folder in enumerate(classes):
-        files = sorted(each for each in folder.iterdir() if each.suffix.lower() in (".png", ".jpg", ".jpeg"))
-        if other := [each for each in folder.iterdir() if each.suffix.lower() in OTHERS]:
+        there = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+        files = [each for each in there if each.suffix.lower() in PICTURES]
+        if other := [each for each in there if each.is_dir() or each.suffix.lower() not in (*PICTURES, *BESIDE)]:
             raise DataError(
-                f"{min(other)}: of pictures only PNG and JPEG are read, and none is left out unsaid: convert it, or move it away"
+                f"{other[0]}: a class folder holds PNG and JPEG images, and nothing is left out unsaid: convert it, or move it away"
             )
         if not files:
             raise DataError(f"{folder}: this class has no PNG or JPEG images")
@@ -131,7 +144,7 @@ def read_folder(path: Path, resize: int | None = None) -> Arrays:
                 raise DataError(f"{file}: not a plain file inside the data folder (links that leave it are not followed); remove it")
             images.append(decode(file, file, resize, peaks))
             labels.append(label)
-    return Arrays(stack(images, path, peaks), np.array(labels), None if plain else tuple(each.name for each in classes))
+    return Arrays(stack(images, path, peaks), np.array(labels), tuple(each.name for each in classes))
 
 
 def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None = None, resize: int | None = None) -> Arrays:
@@ -162,27 +175,29 @@ def read_parquet(path: Path, label: str = "label", where: tuple[str, Any] | None
 def decode(source: Any, name: Any, resize: int | None = None, peaks: list[int] | None = None) -> np.ndarray:
     """One PNG or JPEG as uint8 [channels, height, width]; its size is checked before it is decoded.
 
-    The largest value of an image of 16 bits is added to ``peaks``.
+    The largest of these of an image that had 16 bits is added to ``peaks``.
     """
     with refusing(DataError, f"{name}: cannot be read as PNG or JPEG; is it whole?"):
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("PNG", "JPEG")) as image:
             if max(image.size) > LARGEST:
                 raise DataError(f"{name}: {image.size[0]}x{image.size[1]} pixels; the limit is {LARGEST} a side")
-            deep = image.mode.startswith("I")  # 16 bits, which Pillow would clip to 8 instead of scaling
-            if deep and peaks is not None:
-                peaks.append(int(np.asarray(image).max()))
+            wide, deep = (
+                "16B" in str(image.tile),
+                image.mode.startswith("I"),
+            )  # 16 bits; grey ones Pillow would clip to 8 instead of scaling
             grey = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
             plain = grey.convert("L" if grey.mode in ("1", "L", "LA") else "RGB")
+            if wide and peaks is not None:
+                peaks.append(int(np.asarray(plain).max()))
             pixels = np.asarray(plain.resize((resize, resize), Image.Resampling.BILINEAR) if resize else plain)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def stack(images: list[np.ndarray], name: Any, peaks: list[int]) -> np.ndarray:
-    """Images of one shape as one array; ``peaks`` are the largest values of those of 16 bits."""
-    if peaks and max(peaks) < SCANNED:
-        raise DataError(
-            f"{name}: images of 16 bits whose values all lie below {SCANNED} would be nearly black: multiply all by one factor, such as 16"
-        )
+    """Images of one shape as one array; ``peaks`` are the largest values of those that had 16 bits."""
+    if 0 < len(images) == len(peaks) and max(peaks) < SCANNED:
+        few = f"images of 16 bits whose values all lie below {SCANNED << 8} would be nearly black"
+        raise DataError(f"{name}: {few}: multiply all by one factor, such as 16")
     shapes = {each.shape for each in images}
     if not images:
         raise DataError(f"{name}: there are no images in it")

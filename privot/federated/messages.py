@@ -26,7 +26,7 @@ from privot.methods import make
 from privot.methods.federated_gs_wgan import FederatedGsWgan
 from privot.privacy.plan import Plan
 
-FORMAT = "privot federated 1"
+FORMAT = "privot federated 2"
 MOST = 1 << 26  # bytes of a message
 LONGEST = 1 << 14  # bytes of its header
 RUN, SAID = re.compile(r"[0-9a-f]{32}"), re.compile(r"[ -~]{1,200}")  # a reason is shown to people: no control characters

@@ -57,15 +57,19 @@ class Subject:
         return cls(name, *drawn, spec.classes, spec.class_names, release, public, soft)
 
     @classmethod
-    def of(cls, source: str, count: int, seed: int = 0, classes: int | None = None, public: bool = False) -> Subject:
+    def of(
+        cls, source: str, count: int, seed: int = 0, classes: int | None = None, public: bool = False,
+        class_names: tuple[str, ...] | None = None,
+    ) -> Subject:  # fmt: skip
         """Samples of a release folder, or foreign output: a folder of class folders, .npz with x and y, .parquet, a built-in's train split.
 
-        Foreign output is cut to ``count`` images, drawn by ``seed``; that numbers about it are ``public`` is for the caller to say.
+        Foreign output is cut to ``count`` images, drawn by ``seed``; that numbers about it are ``public`` is for the caller to say, and
+        under which ``class_names`` its class folders have their numbers.
         """
         path, known = Path(source), source in catalogue()
         if (path / "manifest.json").exists():
             return cls.sampled(Release.load(path), path.resolve().name, count, seed)
-        box = load(source, public=True, classes=None if known else classes)
+        box = load(source, public=True, classes=None if known else classes, class_names=class_names)
         assert isinstance(box, Public)
         records = box.records()
         if len(records.labels) > count:

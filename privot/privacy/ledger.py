@@ -53,6 +53,11 @@ class Ledger:
         with self._locked():
             return self._head
 
+    def ready(self) -> None:
+        """Raise unless a run could be charged here: said before the work."""
+        with self._locked():
+            self._writable()
+
     def entries(self) -> list[dict[str, Any]]:
         """Every line, oldest first, after the chain was checked. A ledger that is not there yet has none."""
         with contextlib.suppress(OSError):  # told on opening, below
@@ -159,7 +164,9 @@ class Ledger:
 
     def _read(self) -> None:
         """Take in what other writers added; refuse a chain that does not hold."""
-        size, data = 0, b""
+        size, data, head = 0, b"", None
+        with contextlib.suppress(FileNotFoundError):  # first: who reads without the lock may find more lines than it knows of, never fewer
+            head = self._headfile.read_text(errors="replace")
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(self._offset)
@@ -177,21 +184,22 @@ class Ledger:
                 raise LedgerError(f"{self.path}: line {number + 1} was altered; restore the ledger from its backup")
             self._entries.append(entry)
             self._head, self._offset = hashlib.sha256(line).hexdigest(), self._offset + len(line) + 1
+        if head is None and len(self._entries) > 1:  # only the very first line can be older than its head
+            raise LedgerError(f"{self._headfile} is missing; restore it from its backup")
         try:
-            count, digest = self._headfile.read_text().split()
+            count, digest = f"0 {START}".split() if head is None else head.split()
             here = self._head if int(count) == len(self._entries) else self._entries[int(count)]["prev"]
-        except FileNotFoundError:
-            count, digest, here = "0", START, START
-            if len(self._entries) > 1:  # only the very first line can be older than its head
-                raise LedgerError(f"{self._headfile} is missing; restore it from its backup") from None
         except (ValueError, IndexError):
             raise LedgerError(f"{self.path}: the ledger does not reach its recorded head; restore it from its backup") from None
         if here != digest:
             raise LedgerError(f"{self.path}: the ledger does not match its recorded head; restore it from its backup")
 
-    def _append(self, kind: str, **fields: Any) -> int:
+    def _writable(self) -> None:
         if not self._own:
             raise LedgerError(f"{self.path}: the ledger may be read here, not written; no record is read without it")
+
+    def _append(self, kind: str, **fields: Any) -> int:
+        self._writable()
         number = len(self._entries)
         entry = {"n": number, "kind": kind, **fields, "prev": self._head}
         line = json.dumps(entry, separators=(",", ":")).encode()

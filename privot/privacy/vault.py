@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from safetensors.torch import load, save
@@ -23,14 +23,20 @@ def place(ledger: Ledger, ticket: int | None) -> Path:
 
 def vaults(ledger: Ledger) -> dict[int, Path]:
     """Those of runs that are not over, by the ticket of each. Whoever removes one ends its run."""
-    found = ledger.path.parent.glob(f"{glob.escape(ledger.path.name)}.vault*.safetensors")
-    return {int(each.suffixes[-2].removeprefix(".vault")): each for each in found}
+    return {ticket: file for ticket, file in _beside(ledger) if file.suffix == ".safetensors"}
+
+
+def _beside(ledger: Ledger) -> list[tuple[int, Path]]:
+    """Vaults, and parts of such, by their tickets."""
+    named = re.compile(re.escape(ledger.path.name) + r"\.vault(\d+)\.(safetensors|part)")
+    found = [(named.fullmatch(each.name), each) for each in ledger.path.parent.glob("*.vault*")]
+    return sorted((int(match[1]), each) for match, each in found if match)
 
 
 def notices(ledger: Ledger, but: int | None = None) -> list[str]:
     """What must be said of each, except of the run ``but``: where the folder of a run was removed, its vault still lies here."""
     told = "holds what critics know of the records, for a run that is not over; if it is over, remove this file"
-    return [f"{file} {told}" for ticket, file in sorted(vaults(ledger).items()) if ticket != but]
+    return [f"{file} {told}" for ticket, file in _beside(ledger) if ticket != but]
 
 
 def write(file: Path, state: dict[str, Tensor]) -> None:

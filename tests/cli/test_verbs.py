@@ -493,6 +493,8 @@ def test_ledger(privot, said, tmp_path):
     facts = said("ledger", "digits", *book, "--limit", 3, "--delta", 1e-7)
     assert said("ledger", "digits", *book) == facts  # spent at the delta of the limit
     assert (facts["delta"], facts["limit_delta"]) == (1e-7, 1e-7)
+    assert said("ledger", "digits", *book, "--limit", 4)["limit_delta"] == 1e-7  # unless another is given
+    assert said("ledger", "digits", *book, "--limit", 3, "--delta", 1e-7)["limit"] == 3
     assert "of 3 at delta 1e-07" in privot("ledger", "digits", *book, "--delta", 1e-4)[1]
 
 
@@ -638,9 +640,25 @@ def test_classes_are_known_by_their_names(privot, said, tmp_path):
     code, _, err = privot("attack", "nearest-pixels", "ours", "--members", "test", "--nonmembers", "wrong")
     assert (code, "class 'ant' is none of those" in err) == (2, True)
     code, _, err = privot("compare", "ours", "test", "--test", "wrong", "--only", "lda")
-    assert (code, "class 0 is 'cat' in ours, but 'ant' in the test data" in err) == (2, True)
+    assert (code, "class 'ant' is none of those" in err) == (2, True)
     said("sample", "ours", "--count", 6, "--out", "drawn")
     assert sorted(each.name for each in Path("drawn").iterdir()) == ["cat", "dog", "ship"]
+    said("compare", "ours", "drawn", "--test", "test", "--only", "lda", "--out", "page")
+    numbered = hand(classes=3, names=("1", "2", "3")).save(tmp_path / "numbered")
+    said("sample", numbered, "--count", 6, "--out", "one-two-three")
+    assert sorted(each.name for each in Path("one-two-three").iterdir()) == ["1", "2", "3"]
+
+
+def test_foreign_folders_are_known_by_the_names_of_a_built_in(privot, said, monkeypatch):
+    """Whose order is not that of the alphabet."""
+    entry = {**catalogue()["digits"], "class_names": [f"{10 - each} units" for each in range(10)]}
+    monkeypatch.setitem(catalogue(), "digits", entry)
+    images, labels = load("digits", public=True).records()
+    for place in range(200):
+        folder = Path("theirs", entry["class_names"][labels[place]])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((images[place, 0] * 255).byte().numpy()).save(folder / f"{place}.png")
+    assert said("measure", "theirs", "--test", "digits", "--only", "lda")["readings"][0]["value"] > 0.5
 
 
 def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
@@ -663,7 +681,9 @@ def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
 
 def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
     said("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", "one", "--ledger", "book.jsonl")
-    Path("book.jsonl.vault0.safetensors").touch()
+    for name in ("vault0.safetensors", "vault3.part", "vault0 (copy).safetensors", "vaulted"):
+        Path(f"book.jsonl.{name}").touch()
+    assert f"{tmp_path}/book.jsonl.vault3.part holds" in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
     told = f"{tmp_path}/book.jsonl.vault0.safetensors holds what critics know"
     assert told in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
     assert said("ledger", "digits", "--ledger", "book.jsonl")["vaults"] == ["book.jsonl.vault0.safetensors"]
@@ -676,6 +696,7 @@ def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
     [
         (("digits", "--method", "gs-wgan", "--set", "critics=200"), "a critic would know 7 records"),
         (("digits", "--owners", "3"), "not for all that one of the 3 owners holds"),
+        (("digits", "--method", "merf", "--owners", "3"), "not for all that one of the 3 owners holds"),
         (("here.npz", "--shape", "1x8x8", "--classes", "10"), "no sizes are declared"),
     ],
 )

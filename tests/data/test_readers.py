@@ -3,6 +3,7 @@
 import gzip
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +131,38 @@ def test_folders_that_are_numbers_are_those_numbers(tmp_path):
     assert opened(folder_of(tmp_path / "some", "3", "7", "10"))[2].class_names == ("3", "7", "10")
 
 
+@pytest.mark.parametrize(
+    ("known", "folders", "labels"),
+    [
+        (("1", "2", "3"), ("1", "2", "3"), [0, 1, 2]), (("1", "2", "3"), ("0", "1", "2"), None), (("0", "2", "5"), ("0", "1", "2"), None),
+        ((), ("0", "1", "2"), [0, 1, 2]), ((), ("00", "01", "02"), [0, 1, 2]), ((), ("1", "2", "3"), None),
+        ((), ("a", "b", "c"), [0, 1, 2]),
+        (("2", "0", "1"), ("0", "1", "2"), [1, 2, 0]), (("a", "b", "c"), ("0", "1", "2"), [0, 1, 2]),
+        (("a", "b", "c"), ("1", "2", "3"), None),
+    ],
+)  # fmt: skip
+def test_numbers_are_names_too_where_classes_are_known(tmp_path, known, folders, labels):
+    folder_of(tmp_path / "it", *folders)
+    if labels is None:
+        with pytest.raises(DataError, match="is none of those that are known here"):
+            load(tmp_path / "it", class_names=known, classes=3)
+    else:
+        assert opened(tmp_path / "it", class_names=known, classes=3)[1].tolist() == labels
+
+
 def test_pictures_that_are_not_read_are_not_left_out_unsaid(tmp_path):
-    Image.fromarray(GREY[0]).save(folder_of(tmp_path / "photos", "a", "b") / "a" / "2.TIFF")
-    with pytest.raises(DataError, match=r"2\.TIFF: of pictures only PNG and JPEG are read"):
+    folder = folder_of(tmp_path / "photos", "a", "b") / "a"
+    (folder / "Thumbs.db").touch()
+    (folder / ".hidden.tiff").touch()
+    Image.fromarray(np.zeros((5, 5), np.uint8)).save(folder / "3.jfif", "JPEG")
+    assert len(opened(tmp_path / "photos")[1]) == 3
+    for name in ("2.TIFF", "2.dcm", "2.avif"):
+        (folder / name).touch()
+        with pytest.raises(DataError, match=f"{name}: a class folder holds PNG and JPEG images, and nothing is left out unsaid"):
+            load(tmp_path / "photos")
+        (folder / name).unlink()
+    (folder / "patient").mkdir()
+    with pytest.raises(DataError, match="patient: a class folder holds"):
         load(tmp_path / "photos")
 
 
@@ -144,6 +174,22 @@ def test_twelve_bits_in_sixteen_would_be_black(tmp_path, peak):
     if peak > 4095:
         assert opened(tmp_path)[0].max() == 16
         return
+    with pytest.raises(DataError, match="16 bits whose values all lie below 4096"):
+        load(tmp_path)
+    Image.fromarray(np.zeros((5, 5), np.uint8)).save(tmp_path / "a" / "2.png")  # one of eight bits: then they are not all of such a scanner
+    load(tmp_path)
+
+
+def test_twelve_bits_in_sixteen_of_a_colour_image_too(tmp_path):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    for name, value in (("a", 100), ("b", 4000)):
+        rows = b"".join(b"\0" + struct.pack(">12H", *[value] * 12) for _ in range(4))
+        head = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+        (tmp_path / name).mkdir()
+        parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+        (tmp_path / name / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
     with pytest.raises(DataError, match="16 bits whose values all lie below 4096"):
         load(tmp_path)
 

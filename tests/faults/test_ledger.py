@@ -68,9 +68,28 @@ def test_who_may_not_write_may_read(tmp_path, monkeypatch, number):
     for write in (lambda: book.limit(Budget(60.0)), lambda: book.reserve(plan(), "method"), lambda: book.ask(1, "walk", 1, 1)):
         with pytest.raises(LedgerError, match="may be read here, not written"):  # nobody would keep another from writing the same line
             write()
+    with pytest.raises(LedgerError, match="may be read here, not written"):
+        book.ready()
     assert (tmp_path / "x.jsonl").read_bytes() == before
     with pytest.raises(LedgerError, match="cannot be opened"):
         Ledger(tmp_path / "y.jsonl").limit(Budget(1.0))
+
+
+def test_who_reads_beside_a_writer_is_not_alarmed(tmp_path, monkeypatch):
+    """Without the lock a line may be written between two looks; the ledger is sound all the same."""
+    book = written(tmp_path / "x.jsonl")
+    reader, lock, look = Ledger(tmp_path / "x.jsonl"), Ledger._lock, Path.read_text
+    monkeypatch.setattr(Ledger, "_lock", lambda self, stack: self is not reader and lock(self, stack))
+
+    def slow(path, *args, **kwargs):
+        text = look(path, *args, **kwargs)
+        monkeypatch.setattr(Path, "read_text", look)
+        book.limit(Budget(60.0))
+        return text
+
+    monkeypatch.setattr(Path, "read_text", slow)
+    assert reader.wall() == Budget(60.0)
+    assert reader.entries() == book.entries()
 
 
 def test_a_ledger_that_is_not_there_has_no_lines_and_is_not_made(tmp_path):
