@@ -133,7 +133,7 @@ def read_folder(path: Path, resize: int | None = None) -> Arrays:
     for label, folder in enumerate(classes):
         there = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
         files = [each for each in there if each.suffix.lower() in PICTURES]
-        if other := [each for each in there if each.is_dir() or each.suffix.lower() not in (*PICTURES, *BESIDE)]:
+        if other := [each for each in there if each not in files and (each.is_dir() or each.suffix.lower() not in BESIDE)]:
             raise DataError(
                 f"{other[0]}: a class folder holds PNG and JPEG images, and nothing is left out unsaid: convert it, or move it away"
             )

@@ -119,7 +119,7 @@ HOSTILE = {
     ),
     "a round in words": (head(lambda found: found["__metadata__"].update(round="one")), "no message", True),
     "a run in capitals": (head(lambda found: found["__metadata__"].update(run="A" * 32)), "hexadecimal", True),
-    "another version": (head(lambda found: found["__metadata__"].update(format="privot federated 2")), "version", True),
+    "another version": (head(lambda found: found["__metadata__"].update(format="privot federated 1")), "version", True),
     "another kind": (head(lambda found: found["__metadata__"].update(kind="update")), "kind", True),
     "a request": (lambda terms, number: pack(Request(terms.run, number, torch.zeros(1, 1, 1, 8, 8, dtype=torch.uint8))), "request", True),
     "the terms": (lambda terms, number: pack(terms), "terms", True),

@@ -116,7 +116,7 @@ def test_runs_of_two_relations_are_added_up_under_replace():
     for rate, drawn in ((0.5, 2**29), (1e-12, 1), (1.0, 2**30), (0.3, math.ceil(0.3 * 2**30))):  # never a smaller rate
         more = Plan((*plan.stages, Stage("more", "sum", 1.0, 7, Poisson(rate))), ADD_REMOVE).replaced()
         assert more == Plan((Stage("it", "sum", 1.5, 2), Stage("more", "sum", 0.5, 7, Fixed(drawn, 2**30))), REPLACE)
-        assert more.cost().epsilon(1e-5) < math.inf
+    assert more.cost().epsilon(1e-5) < math.inf
 
 
 def test_a_draw_with_certainty_takes_every_record(monkeypatch):
