@@ -82,7 +82,7 @@ def farthest(shift: int, shape: tuple[int, int, int]) -> int:
 def moved(images: Tensor, by: Tensor | None, turn: int, side: int) -> Tensor:
     """Images [batch, ...], each moved down and to the right by ``by[turn, side]`` pixels; what comes in is black.
 
-    A critic soon knows its few records by heart. If both sides are moved at random, it must know what they have in common.
+    Meant for critics of few records, which they could learn by heart: of both sides, moved at random, only what is common can be learned.
 
     >>> moved(torch.eye(3)[None, None], torch.tensor([[[[1, 0]]]]), 0, 0)[0, 0]
     tensor([[0., 0., 0.],
