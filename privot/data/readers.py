@@ -19,19 +19,8 @@ from privot.data.spec import LARGEST
 from privot.errors import DataError, refusing
 
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
-BESIDE = (
-    "",
-    ".txt",
-    ".md",
-    ".csv",
-    ".tsv",
-    ".json",
-    ".xml",
-    ".yaml",
-    ".yml",
-    ".ini",
-    ".db",
-)  # words about pictures, which may lie beside them
+# Words about pictures, which may lie beside them.
+BESIDE = ("", ".txt", ".md", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".ini", ".db")
 SCANNED = 16  # of 256: what scanners of 12 bits stay below in files of 16
 SMALL, RATIO = 1 << 28, 200  # what is larger than 256 MiB unpacked and shrank by more is a bomb, not data
 
@@ -133,7 +122,8 @@ def read_folder(path: Path, resize: int | None = None) -> Arrays:
     for label, folder in enumerate(classes):
         there = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
         files = [each for each in there if each.suffix.lower() in PICTURES]
-        if other := [each for each in there if each not in files and (each.is_dir() or each.suffix.lower() not in BESIDE)]:
+        rest = [each for each in there if each.suffix.lower() not in PICTURES]
+        if other := [each for each in rest if each.is_dir() or each.suffix.lower() not in BESIDE]:
             raise DataError(
                 f"{other[0]}: a class folder holds PNG and JPEG images, and nothing is left out unsaid: convert it, or move it away"
             )
@@ -181,10 +171,8 @@ def decode(source: Any, name: Any, resize: int | None = None, peaks: list[int] |
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("PNG", "JPEG")) as image:
             if max(image.size) > LARGEST:
                 raise DataError(f"{name}: {image.size[0]}x{image.size[1]} pixels; the limit is {LARGEST} a side")
-            wide, deep = (
-                "16B" in str(image.tile),
-                image.mode.startswith("I"),
-            )  # 16 bits; grey ones Pillow would clip to 8 instead of scaling
+            wide = "16B" in str(image.tile)  # 16 bits, of which Pillow takes the upper 8
+            deep = image.mode.startswith("I")  # but not of grey ones, which it would clip
             grey = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
             plain = grey.convert("L" if grey.mode in ("1", "L", "LA") else "RGB")
             if wide and peaks is not None:
