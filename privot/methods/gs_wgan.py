@@ -43,6 +43,8 @@ class GsWgan(Adversarial):
     stage: ClassVar[str] = "slopes"
     citation: ClassVar[str] = GS_WGAN
 
+    critic_rate: float = 5e-4
+    shift: int = 2
     routing: str = "row"  # or "step", as published
     full: bool = False  # slopes brought to norm 1, where clipping leaves shorter ones as they are; in rows that draw for themselves
 
