@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 TESTS = Path(__file__).parents[1]
-SHAPE, CLASSES, COUNT, CRITICS = (1, 8, 8), 2, 60, 7  # 7 shards of 8 records: no number of processes divides them
+CLASSES, COUNT, CRITICS = 2, 60, 7  # 7 shards of 8 records: no number of processes divides them
 TINY = {
     "critics": CRITICS, "steps": 4, "batch": 5, "block": 3, "lessons": 2, "warm": 1, "critic_batch": 4, "width": 2, "code": 3,
     "channels": 2,
@@ -30,16 +30,16 @@ MOVED = 9  # a record of shard 2
 # One process of a run: what a fork does, given its folder
 
 
-def records(count=COUNT):
+def records(count=COUNT, side=8):
     rng = np.random.default_rng(0)
-    return rng.random((count, *SHAPE), np.float32), np.arange(count) // CRITICS % CLASSES
+    return rng.random((count, 1, side, side), np.float32), np.arange(count) // CRITICS % CLASSES
 
 
 def box_of(images, labels):
     from privot.data.records import Sensitive
     from privot.data.spec import Spec
 
-    return Sensitive(images, labels, Spec(SHAPE, CLASSES), name="box")
+    return Sensitive(images, labels, Spec(images.shape[1:], CLASSES), name="box")
 
 
 def gate_for(folder, method, noise=2.0, critics=CRITICS, given=None, run=None, **settings):
@@ -69,11 +69,11 @@ def rank():
     return int(os.environ.get("RANK", 0))
 
 
-def fitted(folder, method, **settings):
-    """A whole run behind a seeded gate: all answers, what was made, and what the shards have come to."""
+def fitted(folder, method, side=8, **settings):
+    """A whole run behind a seeded gate: all answers, what was made, and what the shards have come to. Images of 14 pixels a side are moved."""
     from privot.runtime import Runtime, Streams, silent
 
-    maker, gate = gate_for(folder, method, **settings)
+    maker, gate = gate_for(folder, method, given=records(side=side), **settings)
     answers, verb = [], "poll" if method == "g-pate" else "route"
     ask = getattr(gate, verb)
     setattr(gate, verb, lambda *given, **more: (answers.append(ask(*given, **more)), answers[-1])[1])
@@ -88,14 +88,14 @@ def taught(folder, moved=False):
     from privot.families.critics import Critics
     from privot.runtime import silent
 
-    images, labels = records()
+    images, labels = records(side=14)
     if moved:
         images[MOVED] = 1 - images[MOVED]
     _, gate = gate_for(folder, "gs-wgan", given=(images, labels))
     draws = torch.Generator().manual_seed(1)
-    team = Critics(gate, torch.Generator().manual_seed(0), draws, CRITICS, 2, 4, 1e-3, 1.0)
+    team = Critics(gate, torch.Generator().manual_seed(0), draws, CRITICS, 2, 4, 1e-3, 1.0, shift=1)
     team.begin(1, silent)
-    team.learn(torch.rand(CLASSES, 3, *SHAPE, generator=draws), torch.tensor([2, 5, 6]), 2, 5)
+    team.learn(torch.rand(CLASSES, 3, 1, 14, 14, generator=draws), torch.tensor([2, 5, 6]), 2, 5)
     kept(folder, "held", gate._shards[1] | {"images": gate._shards[0].images})
 
 
@@ -277,7 +277,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "counts"), [("gs-wgan", {}, (3,)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))]
+    ("method", "settings", "counts"), [("gs-wgan", {"side": 14}, (3,)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))]
 )
 def test_several_processes_give_the_answers_of_one_to_the_bit(run, method, settings, counts):
     folder, lines = run("fitted", 1, method=method, **settings)
