@@ -44,6 +44,7 @@ verbs = typer.Typer(help="GS-WGAN across owners who trust nobody, carried by Flo
 app.add_typer(verbs, name="federate")
 
 Rounds = Annotated[int | None, typer.Option(min=1, help="How often owners are asked; the same as --set rounds=.")]
+ClassNames = Annotated[str | None, typer.Option(help="Names of all class folders in the order agreed on; this owner may lack some.")]
 Out = Annotated[Path, typer.Option(help="Folder of the release; while the run lasts, FOLDER.run.")]
 Record = Annotated[Path | None, typer.Option(help="Write down every message that the server sent or saw, for attacks on it.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")]
@@ -137,8 +138,8 @@ def client(
     ledger: LedgerFile = None,
     folder: Annotated[Path | None, typer.Option(help="Where this run leaves its traces, one for each; LEDGER.run if not given.")] = None,
     idle: Annotated[float, typer.Option(min=1, help="End after so many seconds without a message.")] = 3600.0,
-    shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
-    device: Device = "auto", as_json: Json = False,
+    shape: Shape = None, classes: Classes = None, class_names: ClassNames = None, label: Label = "label", resize: Resize = None,
+    repair: Repair = False, device: Device = "auto", as_json: Json = False,
 ) -> None:  # fmt: skip
     """An owner of a real federation: data, gate, ledger and critic stay here; sanitized slopes leave. Ends when the run does."""
     from privot.data.held import load_own
@@ -154,7 +155,10 @@ def client(
     if unit not in ("client", "record"):
         raise SettingError(f"--unit {unit}: client or record")
     declared: dict[str, Any] = {"shape": to_shape(shape), "classes": classes, "label": label, "resize": resize, "repair": repair}
-    box = _part(data, part, declared) if part is not None else load_own(data, **declared)
+    names = None if class_names is None else tuple(each.strip() for each in class_names.split(","))
+    if part is not None and names:
+        raise SettingError("--class-names: only without --part, whose data is read as a whole")
+    box = _part(data, part, declared) if part is not None else load_own(data, class_names=names, **declared)
     book = Ledger(ledger or ledger_path(box.name))
     place = folder or book.path.with_name(book.path.name + ".run")
     place.mkdir(parents=True, exist_ok=True)

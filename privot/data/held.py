@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from privot.data.load import _read, existing, usable
+from privot.data.readers import Arrays
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
@@ -28,18 +31,43 @@ def held_by(box: Sensitive, owner: int) -> Sensitive:
 
 def load_own(
     source: str | Path, *, shape: tuple[int, int, int] | None = None, classes: int | None = None, label: str = "label",
-    resize: int | None = None, repair: bool = False,
+    resize: int | None = None, repair: bool = False, class_names: tuple[str, ...] | None = None,
 ) -> Sensitive:  # fmt: skip
-    """A path as `load` reads it, but of an owner who need not have a record of every class: how many there are is declared."""
+    """A path as `load` reads it, but of an owner who need not have a record of every class: how many there are is declared.
+
+    With ``class_names``, in the order that owners agreed on, a class folder has the number of its name in them; some may be missing.
+    """
     arrays = _read(existing(str(source)), label=label, resize=resize)
     usable(arrays, source, repair)
+    if class_names is not None:
+        arrays, classes = _named(arrays, class_names, source), _counted(class_names, classes)
     if classes is None and not arrays.names:
         raise SettingError(f"{source}: declare --classes, as all owners agreed; this one may not have a record of each")
     if classes is not None and arrays.names and len(arrays.names) != classes:
         # Folders are numbered in their order, so one that is not there would give the others its number.
-        raise DataError(f"{source}: {len(arrays.names)} class folders, and {classes} are declared; if some are missing, give an .npz")
+        raise DataError(
+            f"{source}: {len(arrays.names)} class folders, and {classes} are declared; if some are missing, name all with --class-names"
+        )
     spec = Spec(shape or arrays.images.shape[1:], classes if classes is not None else len(arrays.names or ()))
     try:
         return Sensitive(arrays.images, arrays.labels, spec, repair=repair, name=str(Path(source).resolve()))
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
+
+
+def _named(arrays: Arrays, names: tuple[str, ...], source: str | Path) -> Arrays:
+    """The same records, with the numbers that their folders' names have among ``names``."""
+    if arrays.names is None:
+        raise DataError(f"{source}: no class folders, so --class-names says nothing of its labels; declare --classes")
+    if strange := [each for each in arrays.names if each not in names]:
+        raise DataError(f"{source}: a class folder {strange[0]!r}, which --class-names does not have: {', '.join(names)}")
+    numbers = np.array([names.index(each) for each in arrays.names])
+    return arrays._replace(labels=numbers[arrays.labels], names=names)
+
+
+def _counted(names: tuple[str, ...], classes: int | None) -> int:
+    if len(set(names)) < len(names) or "" in names:
+        raise SettingError("--class-names: a name for each class, no two alike")
+    if classes not in (None, len(names)):
+        raise SettingError(f"--class-names: {len(names)} names, and --classes {classes}")
+    return len(names)

@@ -70,7 +70,7 @@ def rank():
 
 
 def fitted(folder, method, side=8, **settings):
-    """A whole run behind a seeded gate: all answers, what was made, and what the shards have come to. Images of 14 pixels a side are moved."""
+    """A whole run behind a seeded gate: all answers, what was made, and what the shards came to. Images of 14 pixels a side are moved."""
     from privot.runtime import Runtime, Streams, silent
 
     maker, gate = gate_for(folder, method, given=records(side=side), **settings)
