@@ -1,5 +1,6 @@
 """Ctrl-C while an answer is computed: the first waits until it is kept, the second gives it up; what is said afterwards is true."""
 
+import json
 import math
 import os
 import signal
@@ -71,37 +72,44 @@ def test_an_error_within_is_the_one_that_is_seen():
 
 
 RUN = """
-import os, signal, sys
+import json, os, signal, sys
+import privot.methods.merf, privot.synthesis, torch._dynamo  # once for all forks
 from privot.privacy import gate
 from privot.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
-times, real = int(sys.argv.pop(1)), gate.noisy
-def noisy(*given):
-    for _ in range(times):
-        os.kill(os.getpid(), signal.SIGINT)
-    return real(*given)
-if times:
-    gate.noisy = noisy
-main()
+real = gate.noisy
+for times, folder, words in json.loads(sys.argv[1]):
+    if not (fork := os.fork()):
+        os.chdir(folder)
+        out = os.open(f"{times}{len(words)}.txt", os.O_CREAT | os.O_WRONLY)
+        os.dup2(out, 1), os.dup2(out, 2)
+        def noisy(*given):
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+            return real(*given)
+        gate.noisy, sys.argv[1:] = noisy if times else real, words
+        main()
+        sys.exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 """
 WORDS = ["synthesize", "digits", "--method", "merf", "--epsilon", "5", "--out", "made", "--json"]
 WORDS += ["--set", "features=64", "--set", "steps=5", "--set", "hidden=8"]
 
 
-def said(folder, times, *more):
+def stopped_and_resumed(folder, times):
+    """(code, text) of a run that hears so many interrupts in its answer, and of one that goes on with it; of one process, which forks."""
+    orders = [(times, str(folder), WORDS), (0, str(folder), [*WORDS, "--resume"])]
     surroundings = {**os.environ, "PRIVOT_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(times), *WORDS, *more], capture_output=True, text=True, cwd=folder, env=surroundings
-    )
-    return done.returncode, done.stdout + done.stderr
+    done = subprocess.run([sys.executable, "-c", RUN, json.dumps(orders)], capture_output=True, text=True, env=surroundings, check=True)
+    texts = [(folder / f"{each}{len(words)}.txt").read_text() for each, _, words in orders]
+    return list(zip(map(int, done.stdout.split()), texts, strict=True))
 
 
 def test_a_run_that_was_stopped_in_an_answer_goes_on(tmp_path):
-    code, text = said(tmp_path, 1)
+    (code, text), (after, then) = stopped_and_resumed(tmp_path, 1)
     assert code == 130
     assert '{"error": "stopped; what was asked stays charged, and --resume goes on from here"}' in text
-    code, text = said(tmp_path, 0, "--resume")
-    assert code == 0, text
+    assert after == 0, then
     assert (tmp_path / "made" / "manifest.json").exists()
 
 
@@ -116,7 +124,6 @@ def test_a_run_that_opened_all_records_is_not_said_to_go_on(tmp_path):
 
 
 def test_a_run_whose_answer_was_given_up_says_so(tmp_path):
-    code, text = said(tmp_path, 2)
+    (code, text), (after, then) = stopped_and_resumed(tmp_path, 2)
     assert (code, GIVEN_UP in text, "--resume" in text) == (130, True, False)
-    code, text = said(tmp_path, 0, "--resume")
-    assert (code, "lost an answer" in text) == (2, True)
+    assert (after, "lost an answer" in then) == (2, True)
