@@ -5,7 +5,8 @@ r"""GS-WGAN: a generator that learns from the noisy slopes of many critics, each
 **Cost** a row is a Gaussian answer on one shard of ``critics``, drawn anew: rows and steps compose. With ``routing="step"``, as published,
 all rows of a step share a draw and are one answer, whose multiplier is smaller by the root of their number.
 **Departs** from the paper: rows draw for themselves; critics learn on a public schedule and not when they are drawn; slopes are asked in
-low frequencies alone (``detail``); codes are Gaussian; the generator has no spectral norm; critics have leaky slopes.
+low frequencies alone (``detail``); codes are Gaussian; the generator has no spectral norm; critics have leaky slopes and learn quicker,
+from images that are moved about (``shift``).
 **Notation** noise is the multiplier of one row: its deviation is 2 * noise in each number asked.
 """
 
