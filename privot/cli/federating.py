@@ -156,6 +156,8 @@ def client(
         raise SettingError(f"--unit {unit}: client or record")
     declared: dict[str, Any] = {"shape": to_shape(shape), "classes": classes, "label": label, "resize": resize, "repair": repair}
     names = None if class_names is None else tuple(each.strip() for each in class_names.split(","))
+    if names and (len({*names}) < len(names) or "" in names):
+        raise SettingError("--class-names: a name for each class, no two alike, with commas between them")
     if part is not None and names:
         raise SettingError("--class-names: only without --part, whose data is read as a whole")
     box = _part(data, part, declared) if part is not None else load_own(data, class_names=names, **declared)

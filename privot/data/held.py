@@ -40,13 +40,13 @@ def load_own(
     arrays = _read(existing(str(source)), label=label, resize=resize)
     usable(arrays, source, repair)
     if class_names is not None:
-        arrays, classes = _named(arrays, class_names, source), _counted(class_names, classes)
+        arrays = _named(arrays, class_names, source)
     if classes is None and not arrays.names:
         raise SettingError(f"{source}: declare --classes, as all owners agreed; this one may not have a record of each")
     if classes is not None and arrays.names and len(arrays.names) != classes:
         # Folders are numbered in their order, so one that is not there would give the others its number.
         raise DataError(
-            f"{source}: {len(arrays.names)} class folders, and {classes} are declared; if some are missing, name all with --class-names"
+            f"{source}: {len(arrays.names)} classes by their folders, and {classes} are declared; are some missing? Give --class-names"
         )
     spec = Spec(shape or arrays.images.shape[1:], classes if classes is not None else len(arrays.names or ()))
     try:
@@ -63,11 +63,3 @@ def _named(arrays: Arrays, names: tuple[str, ...], source: str | Path) -> Arrays
         raise DataError(f"{source}: a class folder {strange[0]!r}, which --class-names does not have: {', '.join(names)}")
     numbers = np.array([names.index(each) for each in arrays.names])
     return arrays._replace(labels=numbers[arrays.labels], names=names)
-
-
-def _counted(names: tuple[str, ...], classes: int | None) -> int:
-    if len(set(names)) < len(names) or "" in names:
-        raise SettingError("--class-names: a name for each class, no two alike")
-    if classes not in (None, len(names)):
-        raise SettingError(f"--class-names: {len(names)} names, and --classes {classes}")
-    return len(names)

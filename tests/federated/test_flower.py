@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -590,37 +589,3 @@ def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, ki
     monkeypatch.setattr(module, "HeartbeatSender", lambda beat: types.SimpleNamespace(start=lambda: None, stop=lambda: None))
     module._answer(client_app(lambda context: pytest.fail("the owner was asked")), "127.0.0.1:1", "secret", "token")
     assert sent == []
-
-
-@pytest.mark.parametrize("name", ["records.npz", "classes"])
-def test_an_owner_may_lack_a_class(tmp_path, name):
-    from PIL import Image
-
-    from privot.data.held import load_own
-
-    path = Path(tmp_path / name)
-    if name == "classes":
-        for each in ("cat", "dog"):
-            (path / each).mkdir(parents=True)
-            Image.new("L", (4, 4), 255 * (each == "dog")).save(path / each / "1.png")
-        assert load_own(path).spec.classes == 2
-        with pytest.raises(DataError, match="2 class folders, and 3 are declared"):
-            load_own(path, classes=3)
-        box = load_own(path, class_names=("dog", "bird", "cat"))
-        assert (box.spec.classes, sorted(box._labels.tolist())) == (3, [0, 2])
-        assert box._images[box._labels == 0].min() == 255  # the dog is the white one
-        with pytest.raises(DataError, match="a class folder 'cat'"):
-            load_own(path, class_names=("dog", "bird"))
-        with pytest.raises(SettingError, match="3 names, and --classes 2"):
-            load_own(path, class_names=("dog", "bird", "cat"), classes=2)
-        with pytest.raises(SettingError, match="no two alike"):
-            load_own(path, class_names=("dog", "cat", "cat"))
-    else:
-        np.savez(path, x=np.zeros((2, 4, 4), np.uint8), y=np.array([0, 2]))
-        assert load_own(path, classes=5).spec.classes == 5
-        with pytest.raises(SettingError, match="declare --classes"):
-            load_own(path)
-        with pytest.raises(DataError, match="no class folders"):
-            load_own(path, class_names=("cat", "dog"))
-        with pytest.raises(DataError, match=r"records\.npz: labels"):
-            load_own(path, classes=2)

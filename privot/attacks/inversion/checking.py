@@ -58,13 +58,17 @@ def ready(net: nn.Module) -> None:
 
 
 def _twice(net: nn.Module, loss: Loss, shape: tuple[int, ...], batch: int) -> None:
-    """The slope of an attack at an image of noise, beside a difference quotient: what cannot be differentiated twice is found here."""
+    """The slope of an attack at an image of noise, beside difference quotients: what cannot be differentiated twice is found here.
+
+    Along one direction a wrong slope may be right by chance, so there are eight.
+    """
     held = {name: each.detach().double() if each.is_floating_point() else each for name, each in net.state_dict().items()}
     weights = {name: held[name] for name in trainable(net)}
     rest = {name: each for name, each in held.items() if name not in weights}
     some = next(iter(weights.values()))
     generator = torch.Generator().manual_seed(0)
-    images, along = (torch.rand(batch, *shape, generator=generator, dtype=torch.float64).to(some.device) for _ in range(2))
+    images, *ways = torch.rand(9, batch, *shape, generator=generator, dtype=torch.float64).to(some.device)
+    ways = [each - 0.5 for each in ways]
     labels = torch.zeros(batch, dtype=torch.long, device=some.device)
 
     def size(image: Tensor) -> Tensor:
@@ -73,15 +77,17 @@ def _twice(net: nn.Module, loss: Loss, shape: tuple[int, ...], batch: int) -> No
 
     try:
         with Patches():
-            slope = (vmap(grad(size))(images[None])[0] * along).sum()
-            ahead, behind = (size(images + far * along) for far in (1e-5, -1e-5))
+            slope = vmap(grad(size))(images[None])[0]
+            beside = [(size(images + 1e-5 * along), size(images - 1e-5 * along)) for along in ways]
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         why = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise SettingError(f"the net or its loss cannot be differentiated twice under torch.func ({why}); replace that layer") from None
-    quotient = (ahead - behind) / 2e-5
-    if not slope.isfinite() or not slope:
+    if not slope.isfinite().all() or not slope.any():
         raise SettingError("no second derivative: the update does not follow the image; replace hard steps (sign, round, argmax)")
-    if (slope - quotient).abs() > 1e-2 * quotient.abs() + 1e-6 * ahead.abs():
+    for along, (ahead, behind) in zip(ways, beside, strict=True):
+        quotient = (ahead - behind) / 2e-5
+        if ((slope * along).sum() - quotient).abs() <= 1e-2 * quotient.abs() + 1e-6 * ahead.abs():
+            continue
         raise SettingError("second derivatives are wrong: a layer's own backward cannot be differentiated; write it in torch's functions")
 
 

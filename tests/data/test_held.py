@@ -1,0 +1,46 @@
+"""What one owner holds: not every class, and folders that are known by their names."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from privot.data.held import held_by, load_own
+from privot.data.load import load
+from privot.errors import DataError, SettingError
+
+
+@pytest.mark.parametrize("name", ["records.npz", "classes"])
+def test_an_owner_may_lack_a_class(tmp_path, name):
+    path = Path(tmp_path / name)
+    if name == "classes":
+        for each in ("cat", "dog"):
+            (path / each).mkdir(parents=True)
+            Image.new("L", (4, 4), 255 * (each == "dog")).save(path / each / "1.png")
+        assert load_own(path).spec.classes == 2
+        with pytest.raises(DataError, match="2 classes by their folders, and 3 are declared"):
+            load_own(path, classes=3)
+        box = load_own(path, class_names=("dog", "bird", "cat"))
+        assert (box.spec.classes, sorted(box._labels.tolist())) == (3, [0, 2])
+        assert box._images[box._labels == 0].min() == 255  # the dog is the white one
+        with pytest.raises(DataError, match="a class folder 'cat'"):
+            load_own(path, class_names=("dog", "bird"))
+        with pytest.raises(DataError, match="3 classes by their folders, and 2 are declared"):
+            load_own(path, class_names=("dog", "bird", "cat"), classes=2)
+    else:
+        np.savez(path, x=np.zeros((2, 4, 4), np.uint8), y=np.array([0, 2]))
+        assert load_own(path, classes=5).spec.classes == 5
+        with pytest.raises(SettingError, match="declare --classes"):
+            load_own(path)
+        with pytest.raises(DataError, match="no class folders"):
+            load_own(path, class_names=("cat", "dog"))
+        with pytest.raises(DataError, match=r"records\.npz: labels"):
+            load_own(path, classes=2)
+
+
+def test_an_owner_beyond_the_last_is_refused():
+    box = load("digits", owners=3)
+    for wrong in (-1, 3):
+        with pytest.raises(SettingError, match="there are 3, counted from 0"):
+            held_by(box, wrong)
