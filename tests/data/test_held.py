@@ -8,6 +8,7 @@ from PIL import Image
 
 from privot.data.held import held_by, load_own
 from privot.data.load import load
+from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
 
 
@@ -18,7 +19,7 @@ def test_an_owner_may_lack_a_class(tmp_path, name):
         for each in ("cat", "dog"):
             (path / each).mkdir(parents=True)
             Image.new("L", (4, 4), 255 * (each == "dog")).save(path / each / "1.png")
-        assert load_own(path).spec.classes == 2
+        assert load_own(path).spec == load_own(path, classes=2).spec == Spec((1, 4, 4), 2)
         with pytest.raises(DataError, match="2 classes by their folders, and 3 are declared"):
             load_own(path, classes=3)
         box = load_own(path, class_names=("dog", "bird", "cat"))

@@ -8,7 +8,6 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save
 
 from privot.channels import Laplace, Space
@@ -174,17 +173,6 @@ def test_as_many_answers_as_are_declared(tmp_path):
     made = privatize(Table(np.zeros((3, 2))), channel, ledger=tmp_path / "book.jsonl")
     with pytest.raises(DataError, match="4 records are declared"):
         Privatized(made.values, channel, Spec((1, 1, 2), 1, 4), "x")
-
-
-def test_an_owner_s_folders_are_as_many_as_declared(tmp_path):
-    """Folders are numbered in their order: one that is missing would give the others its number."""
-    for name in ("cat", "dog"):
-        (tmp_path / "own" / name).mkdir(parents=True)
-        Image.fromarray(np.full((2, 2), 9, np.uint8)).save(tmp_path / "own" / name / "1.png")
-    assert load_own(tmp_path / "own").spec == Spec((1, 2, 2), 2)
-    assert load_own(tmp_path / "own", classes=2).spec == Spec((1, 2, 2), 2)
-    with pytest.raises(DataError, match="2 class folders, and 3 are declared"):
-        load_own(tmp_path / "own", classes=3)
 
 
 def test_a_sound_file_that_does_not_fit_its_spec_is_refused_by_name(tmp_path):
