@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -92,25 +93,31 @@ for times, folder, words in json.loads(sys.argv[1]):
         sys.exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 """
-WORDS = ["synthesize", "digits", "--method", "merf", "--epsilon", "5", "--out", "made", "--json"]
+WORDS = ["synthesize", "digits", "--method", "merf", "--epsilon", "5", "--out", "made", "--ledger", "book.jsonl", "--json"]
 WORDS += ["--set", "features=64", "--set", "steps=5", "--set", "hidden=8"]
 
 
-def stopped_and_resumed(folder, times):
-    """(code, text) of a run that hears so many interrupts in its answer, and of one that goes on with it; of one process, which forks."""
-    orders = [(times, str(folder), WORDS), (0, str(folder), [*WORDS, "--resume"])]
-    surroundings = {**os.environ, "PRIVOT_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """By the number of interrupts that a run hears in its answer: (its folder, its code and words, those of a run that goes on with it).
+
+    All of one process, which forks.
+    """
+    folders = {times: tmp_path_factory.mktemp(f"heard{times}") for times in (1, 2)}
+    orders = [order for times, at in folders.items() for order in ((times, str(at), WORDS), (0, str(at), [*WORDS, "--resume"]))]
+    surroundings = {**os.environ, "PRIVOT_HOME": str(folders[1] / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", RUN, json.dumps(orders)], capture_output=True, text=True, env=surroundings, check=True)
-    texts = [(folder / f"{each}{len(words)}.txt").read_text() for each, _, words in orders]
-    return list(zip(map(int, done.stdout.split()), texts, strict=True))
+    said = [Path(at, f"{times}{len(words)}.txt").read_text() for times, at, words in orders]
+    first, resumed, second, again = zip(map(int, done.stdout.split()), said, strict=True)
+    return {1: (folders[1], first, resumed), 2: (folders[2], second, again)}
 
 
-def test_a_run_that_was_stopped_in_an_answer_goes_on(tmp_path):
-    (code, text), (after, then) = stopped_and_resumed(tmp_path, 1)
+def test_a_run_that_was_stopped_in_an_answer_goes_on(runs):
+    folder, (code, text), (after, then) = runs[1]
     assert code == 130
     assert '{"error": "stopped; what was asked stays charged, and --resume goes on from here"}' in text
     assert after == 0, then
-    assert (tmp_path / "made" / "manifest.json").exists()
+    assert (folder / "made" / "manifest.json").exists()
 
 
 def test_a_run_that_opened_all_records_is_not_said_to_go_on(tmp_path):
@@ -123,7 +130,7 @@ def test_a_run_that_opened_all_records_is_not_said_to_go_on(tmp_path):
     assert stopped.value.__notes__ == ["what was asked stays charged"]
 
 
-def test_a_run_whose_answer_was_given_up_says_so(tmp_path):
-    (code, text), (after, then) = stopped_and_resumed(tmp_path, 2)
+def test_a_run_whose_answer_was_given_up_says_so(runs):
+    _, (code, text), (after, then) = runs[2]
     assert (code, GIVEN_UP in text, "--resume" in text) == (130, True, False)
     assert (after, "lost an answer" in then) == (2, True)
