@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from privot.data.load import _read, existing, usable
-from privot.data.readers import Arrays
+from privot.data.load import _named, _read, existing, usable
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
@@ -40,7 +37,9 @@ def load_own(
     arrays = _read(existing(str(source)), label=label, resize=resize)
     usable(arrays, source, repair)
     if class_names is not None:
-        arrays = _named(arrays, class_names, source)
+        if arrays.names is None:
+            raise DataError(f"{source}: no class folders, so --class-names says nothing of its labels; declare --classes")
+        arrays = _named(arrays, class_names, classes, str(source))._replace(names=class_names)
     if classes is None and not arrays.names:
         raise SettingError(f"{source}: declare --classes, as all owners agreed; this one may not have a record of each")
     if classes is not None and arrays.names and len(arrays.names) != classes:
@@ -53,13 +52,3 @@ def load_own(
         return Sensitive(arrays.images, arrays.labels, spec, repair=repair, name=str(Path(source).resolve()))
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
-
-
-def _named(arrays: Arrays, names: tuple[str, ...], source: str | Path) -> Arrays:
-    """The same records, with the numbers that their folders' names have among ``names``."""
-    if arrays.names is None:
-        raise DataError(f"{source}: no class folders, so --class-names says nothing of its labels; declare --classes")
-    if strange := [each for each in arrays.names if each not in names]:
-        raise DataError(f"{source}: a class folder {strange[0]!r}, which --class-names does not have: {', '.join(names)}")
-    numbers = np.array([names.index(each) for each in arrays.names])
-    return arrays._replace(labels=numbers[arrays.labels], names=names)

@@ -86,9 +86,9 @@ def _twice(net: nn.Module, loss: Loss, shape: tuple[int, ...], batch: int) -> No
         raise SettingError("no second derivative: the update does not follow the image; replace hard steps (sign, round, argmax)")
     for along, (ahead, behind) in zip(ways, beside, strict=True):
         quotient = (ahead - behind) / 2e-5
-        if ((slope * along).sum() - quotient).abs() <= 1e-2 * quotient.abs() + 1e-6 * ahead.abs():
-            continue
-        raise SettingError("second derivatives are wrong: a layer's own backward cannot be differentiated; write it in torch's functions")
+        if ((slope * along).sum() - quotient).abs() > 1e-2 * quotient.abs() + 1e-6 * ahead.abs():
+            why = "a layer's own backward cannot be differentiated; write it in torch's functions"
+            raise SettingError(f"second derivatives are wrong: {why}")
 
 
 def gradient_of(net: nn.Module, loss: Loss) -> Callable[[Tensors, Tensor, Tensor], Tensors]:
