@@ -4,6 +4,7 @@
     python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --set init=real --ratio .002 --folder F
     python bench/membership.py leaks --data celeba --ways conditional-gan dp-gan@10 sliced-generator@10 --preparations 3
     python bench/membership.py roc --out lira.png "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
+    python bench/membership.py bounds "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
 
 *loss* makes 10 preparations (a random half of the training images is condensed, a ConvNet trained on the set) and states the advantage of
 the loss attack, 2 (accuracy - 50 %), as mean and deviation over them: the threshold is chosen on 1,000 members and 1,000 others and
@@ -12,6 +13,10 @@ for a random real subset of the same size stands beside: it protects nobody it s
 *leaks* is GAN-Leaks on generators: of each way, releases made from a random half of the training images (or --size of them), attacked with
 --candidates of its members and as many of the other half.
 *roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
+*bounds* is their Table 3 with what was proved from above and what an attack proves from below in columns of their own. From below: LiRA on
+one victim (the first), by each of SEEN with its share of the error, threshold chosen on one half of the candidates and Clopper-Pearson on
+the other. Beside it what the paper calls an empirical budget, the largest ln(TPR / FPR) over all thresholds with a false positive, which
+is no bound at all.
 """
 
 from __future__ import annotations
@@ -33,11 +38,13 @@ from privot.attacks.prepared import Prepared
 from privot.attacks.preparing import begun_from
 from privot.attacks.shadows import BESIDE, Shadows
 from privot.attacks.trying import attempt
-from privot.audit import advantage, roc
+from privot.audit import advantage, many_runs, roc
 from privot.data import Public, Sensitive
 from privot.methods import make
+from privot.release import Guarantee
 from privot.runtime import Runtime
 
+SEEN = ("confidence", "pixels", "features")  # of the classifier trained on a release; of the release itself
 JUDGED = 1000  # candidates of each side to choose a threshold on, and as many to judge it by (Dong et al., section 5.1)
 
 
@@ -156,6 +163,29 @@ def curves(asked: argparse.Namespace) -> None:
     figure.savefig(asked.out, dpi=120)
 
 
+def bounds(asked: argparse.Namespace) -> None:
+    print(
+        "| way | accuracy | proved: at most | the paper's estimate | measured: at least, 95 % | by | a perfect attack |\n" + "|---" * 7 + "|"
+    )
+    for each in asked.folders:
+        name, folder = each.split("=", 1)
+        prepared = Prepared(Path(folder))
+        members, accuracy, claim = prepared.members(), prepared.fact("accuracy_out"), prepared.release(0).guarantee
+        delta, found, estimates = (claim.delta if isinstance(claim, Guarantee) else 1e-5), {}, []
+        for what in SEEN:
+            scores = lira.leave_one_out(prepared.observed(what), members)[0]
+            inside, outside = scores[members[0]], scores[~members[0]]
+            found[what] = many_runs(inside, outside, delta, 1 - 0.05 / len(SEEN))
+            curve = roc(inside, outside)
+            shown = (curve.fpr > 0) & (curve.tpr > 0)
+            estimates.append(np.log(curve.tpr[shown] / curve.fpr[shown]).max())
+        best = max(found, key=lambda what: found[what].epsilon)
+        proved = f"{claim.epsilon:.2f} ({claim.neighbours})" if isinstance(claim, Guarantee) else "nothing"
+        guessed = f"{100 * accuracy.mean():.1f} ± {100 * accuracy.std():.1f}"
+        cells = (name, guessed, proved, f"{max(estimates):.2f}", f"{found[best].epsilon:.2f}")
+        print(f"| {' | '.join(cells)} | {best if found[best].epsilon else '-'} | {found[best].ceiling:.2f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(required=True)
@@ -186,6 +216,9 @@ def main() -> None:
     drawn.add_argument("--observation", default="confidence")
     drawn.add_argument("--out", type=Path, default=Path("lira.png"))
     drawn.set_defaults(way=curves)
+    both = ways.add_parser("bounds")
+    both.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
+    both.set_defaults(way=bounds)
     asked = parser.parse_args()
     asked.way(asked)
 
