@@ -164,9 +164,8 @@ def curves(asked: argparse.Namespace) -> None:
 
 
 def bounds(asked: argparse.Namespace) -> None:
-    print(
-        "| way | accuracy | proved: at most | the paper's estimate | measured: at least, 95 % | by | a perfect attack |\n" + "|---" * 7 + "|"
-    )
+    head = ("way", "accuracy", "proved: at most", "the paper's estimate", "measured: at least, 95 %", "by", "a perfect attack")
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for each in asked.folders:
         name, folder = each.split("=", 1)
         prepared = Prepared(Path(folder))
