@@ -79,7 +79,7 @@ def loss(asked: argparse.Namespace) -> None:
             for ratio in asked.ratio:
                 given: dict[str, Any] = {"ratio": ratio, **(settings if method != "real-subset" else {})}
                 real = method in BESIDE and make(method, given).init == "real"  # type: ignore[attr-defined]
-                name = "-".join([data, method, f"{ratio:g}", *sorted(settings.values())]) if settings else f"{data}-{method}-{ratio:g}"
+                name = "-".join([Path(data).name, method, f"{ratio:g}", *sorted(settings.values())])
                 shadows = Shadows(
                     folder=asked.folder / name, box=box, method=method, settings=given, count=asked.preparations, epochs=asked.epochs,
                     observations=("loss", "confidence"),
