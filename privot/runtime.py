@@ -116,6 +116,7 @@ class Streams:
         raw = save({key: value.detach().cpu().contiguous() for key, value in state.items()})
         with open(part := self.folder / f"{begin}part", "wb") as stream:
             stream.write(raw)
+            stream.flush()
             os.fsync(stream.fileno())
         part.replace(new := self.folder / f"{begin}{hashlib.sha256(raw).hexdigest()[:16]}.safetensors")
         for file in old:

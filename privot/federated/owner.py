@@ -25,6 +25,7 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Wall
 from privot.privacy.vault import vaults
 from privot.runtime import Runtime, Streams
+from privot.unbroken import unbroken
 
 NOBODY = "0" * 32  # the run of a refusal to what is no message
 DIGEST = hashlib.sha256().digest_size
@@ -97,6 +98,11 @@ class Owner:
         assert isinstance(agreed, Terms)
         return agreed
 
+    @property
+    def left(self) -> bool:
+        """Whether this owner's part ended before the run was over (`leave`)."""
+        return (self._folder / "closed").exists()
+
     def _considered(self, terms: Terms, raw: bytes) -> bytes:
         """Agree, by the very bytes that came, or refuse. Nothing is charged or read yet."""
         agreed = self.terms
@@ -128,29 +134,30 @@ class Owner:
         digest, file = hashlib.sha256(raw).digest(), f"answer-{request.round}"
         if (self._folder / file).exists():
             return self._kept(file, digest)
-        if (last := self._last()) > request.round:
+        if (last := self.last) > request.round:
             raise MessageError(f"rounds do not go back: round {last} was answered")
         between = terms.settings.groups(terms.owners)  # rounds from one turn of an owner to its next
         if last >= 0 and (request.round - last) % between:
             raise MessageError(f"this owner was asked in round {last}, so its next turn is round {last + between}")
-        if (self._folder / "closed").exists():
+        if self.left:
             raise QueryError("a query has failed before: this run is over for this owner")
         gate, owners = self._opened(terms, last)
         rows, stage = terms.classes * terms.settings.rows, terms.settings.stage
         done = gate.plan.stages[0].steps - gate.left(stage)
         # privacy: float32 and the order of bytes are post-processing; what is sent is what is kept, and the ledger knows its digest.
-        values = owners.answers([0], request.images[None].to(self._runtime.target))[0].float()
-        answer = pack(Answer(request.run, request.round, values))
-        assert gate.ticket is not None
-        # privacy: by now the ledger knows of these slopes, so of two folders that were asked at once one is found not to be the first.
-        self._alone_in(terms, gate)
-        self._ledger.commit(gate.ticket, stage, done, hashlib.sha256(answer).hexdigest())
-        gate.store()
-        self._write(file, digest + hashlib.sha256(answer).digest() + answer)
-        self._working = gate, owners, request.round
-        if gate.left(stage) < rows or request.round + between >= terms.settings.rounds:  # nothing can be asked after it
-            gate.forget()
-            self._working = None
+        with unbroken():  # what is paid for is kept before an interrupt is heard
+            values = owners.answers([0], request.images[None].to(self._runtime.target))[0].float()
+            answer = pack(Answer(request.run, request.round, values))
+            assert gate.ticket is not None
+            # privacy: by now the ledger knows of these slopes, so of two folders that were asked at once one is found not to be the first.
+            self._alone_in(terms, gate)
+            self._ledger.commit(gate.ticket, stage, done, hashlib.sha256(answer).hexdigest())
+            gate.store()
+            self._write(file, digest + hashlib.sha256(answer).digest() + answer)
+            self._working = gate, owners, request.round
+            if gate.left(stage) < rows or request.round + between >= terms.settings.rounds:  # nothing can be asked after it
+                gate.forget()
+                self._working = None
         return answer
 
     def _kept(self, file: str, digest: bytes) -> bytes:
@@ -202,10 +209,13 @@ class Owner:
 
     def _fitting(self, terms: Terms) -> None:
         if (terms.shape, terms.classes) != (self._data.spec.shape, self._data.spec.classes):
-            raise MessageError(f"this owner has images {list(self._data.spec.shape)} of {self._data.spec.classes} classes")
+            # privacy: of class folders that were not declared, how many an owner has is as secret as its records.
+            self._notice(f"these records are images {list(self._data.spec.shape)} of {self._data.spec.classes} classes")
+            raise MessageError("these terms are for other images or classes than this owner has declared")
         self._policy.check(terms)
 
-    def _last(self) -> int:
+    @property
+    def last(self) -> int:
         """The last round that was answered, or -1."""
         return max((int(each.name.removeprefix("answer-")) for each in self._folder.glob("answer-*[0-9]")), default=-1)
 
@@ -213,6 +223,7 @@ class Owner:
         """Whole or not at all, and the disk has said so."""
         with open(part := self._folder / f"{name}.part", "wb") as file:
             file.write(raw)
+            file.flush()
             os.fsync(file.fileno())
         part.replace(self._folder / name)
         place = os.open(self._folder, os.O_RDONLY)  # the name must outlive a power failure too: an answer is kept before it is sent

@@ -187,6 +187,8 @@ class Server:
         else:
             return None
         self.offences.append(offence)
+        if self._state[name] == GONE:
+            self._note()  # or after a crash it would be asked again
         return offence
 
     def _counted(self, name: str, raw: bytes, message: Message) -> None:
@@ -237,6 +239,12 @@ class Server:
         if self._folder is None:
             return
         self._streams.store("generator", {**self._drawing.kept(), "round": torch.tensor(self.round), "taken": torch.tensor(self.taken)})
+        self._note()
+
+    def _note(self) -> None:
+        """Who said what."""
+        if self._folder is None:
+            return
         said = {
             "terms": hashlib.sha256(self._offer).hexdigest(), "names": self.names, "state": self._state, "refused": self._refused,
             "offences": [dataclasses.astuple(each) for each in self.offences], "missed": sorted(self._missed),

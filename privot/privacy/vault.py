@@ -45,6 +45,7 @@ def write(file: Path, state: dict[str, Tensor]) -> None:
         raw = save(dict(state))
         out.write(hashlib.sha256(raw).digest())
         out.write(raw)
+        out.flush()
         os.fsync(out.fileno())
     part.replace(file)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from privot.federated.flower.node import check_key
 from privot.federated.flower.processes import HEADER, OnlyNodes
 from privot.federated.flower.server_app import Post, conduct
 from privot.privacy.ledger import Ledger
+from privot.privacy.plan import Budget
 from privot.privacy.vault import vaults
 from privot.runtime import silent
 
@@ -355,6 +357,78 @@ def test_a_long_call_is_not_read_to_its_end():
     assert heard == [bytes(room) + b"end"]
 
 
+SUPERNODE = """
+import httpx, json, sys, tracemalloc
+from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from privot.federated.flower import guarded
+guarded.guard()
+
+class Server(httpx.BaseTransport):
+    asked = []
+    def handle_request(self, request):
+        self.asked.append(request)
+        kind = request.url.path.rpartition("/")[2]
+        if kind == "elsewhere":
+            return httpx.Response(302, headers={"location": "http://intranet/device"})
+        if kind == "packed":
+            return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Long(1))
+        return httpx.Response(200, stream=Long(int(request.headers["x-size"])))
+
+class Long(httpx.SyncByteStream):
+    def __init__(self, size): self.size, self.read = size, 0
+    def __iter__(self):
+        while self.read < self.size:
+            self.read += (step := min(1 << 16, self.size - self.read))
+            yield bytes(step)
+
+client = ProtobufClient("http://server")._client
+client._transport, client._mounts = Server(), {}
+def told(path, size=0):
+    try:
+        found = client.send(client.build_request("POST", f"http://server/v1/fleet/{path}", headers={"x-size": str(size)}))
+        return [found.status_code, len(found.content)]
+    except ValueError as error:
+        return [type(error).__name__, 0]
+most, little = guarded.MOST, guarded.LITTLE
+found = {"asked": [told("elsewhere"), len(Server.asked)], "packed": told("packed"), "short": told("get-run", little),
+         "long": told("get-fab", little + 1), "part": told("pull-object", most), "too long": told("pull-object", most + little + 1),
+         "wants": Server.asked[0].headers["accept-encoding"]}
+try:
+    start_client_internal.pull_objects(list("abcd"), pull_object_fn=lambda name: b"")
+except guarded.TooMuchError as error:
+    found["parts"] = str(error)
+found["few"] = sorted(start_client_internal.pull_objects(list("abc"), pull_object_fn=lambda name: b"x"))
+found["bundle"] = start_client_internal.get_fused_config_from_fab(b"no zip", None)
+found["seconds"] = InMemoryNodeState.get_message_processing_duration(None, message_id="x")
+print(json.dumps(found))
+"""
+
+
+def test_a_supernode_takes_little_and_tells_nothing_else():
+    """It goes nowhere else at the server's word, reads no endless answer, opens no bundle, and does not say how long the owner took."""
+    done = subprocess.run([sys.executable, "-c", SUPERNODE], capture_output=True, text=True, check=True, timeout=120)
+    most, little = 1 << 26, 1 << 18
+    assert json.loads(done.stdout) == {
+        "asked": [[302, 0], 1], "packed": ["TooMuchError", 0], "short": [200, little], "long": ["TooMuchError", 0], "part": [200, most],
+        "too long": ["TooMuchError", 0], "wants": "identity", "parts": "a message of 4 parts", "few": ["a", "b", "c"], "bundle": {},
+        "seconds": 0.0,
+    }  # fmt: skip
+
+
+def test_calls_within_this_machine_go_through_no_proxy():
+    code = """
+import httpx, os, privot.federated.flower
+client = httpx.Client()
+near = [client._transport_for_url(httpx.URL(url)) is client._transport for url in ("http://127.0.0.1:9", "http://[::1]:9", "http://far:9")]
+print(os.environ["no_proxy"], near)
+"""
+    environment = {"http_proxy": "http://proxy:1", "no_proxy": "intranet", "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "intranet,127.0.0.1,localhost,::1 [True, True, False]\n"
+
+
 @pytest.mark.parametrize(
     ("replies", "parts", "let"), [(["x"], 3, True), (["x"], 1, True), (["x"], 4, False), ([""], 1, False), (["x", ""], 2, False)]
 )
@@ -532,10 +606,42 @@ def test_a_client_ends_when_no_turn_of_its_own_is_left():
     """Five owners, two a round, four rounds: who was asked in the second is not asked again."""
     from privot.cli.federating import _Watched
 
-    watched = _Watched(types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4)), silent, 1e-5)
+    watched = _Watched(types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4), last=-1, left=False), silent, 1e-5)
     for last, more in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
         watched.last = last
         assert watched.more() is more
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(tmp_path):
+    from privot.cli.federating import _Watched
+
+    own = terms(owners=1, rounds=1)
+    ward = Ward(tmp_path, owners=1)
+    ask = pack(Request(RUN, 0, images(own, 0)))
+    for message in (pack(own), ask):
+        ward.reply(message)
+    watched = _Watched(ward.again().owner, silent, 1e-5)
+    assert (watched.waits, watched.more()) == (True, True)
+    watched.reply(pack(own))
+    assert watched.more()
+    watched.reply(ask)
+    assert (watched.more(), watched.ended) == (False, "")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_client_whose_part_is_over_says_why(tmp_path):
+    from privot.cli.federating import STOPPED, _Watched
+
+    watched = _Watched(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, silent, 1e-5)
+    for message in (b"noise", pack(Request(RUN, 0, images(TERMS, 0)))):  # neither is an offer
+        watched.reply(message)
+        assert (watched.more(), watched.ended) == (True, "")
+    watched.reply(pack(TERMS))
+    assert not watched.more()
+    assert watched.ended == f"the terms of run {RUN[:8]} were refused: the budget of this owner does not cover it"
+    watched.owner.leave()
+    assert _Watched(watched.owner, silent, 1e-5).ended == STOPPED
 
 
 def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):

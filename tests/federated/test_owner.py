@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from payloads import framed, parts
 from privot.data.records import Sensitive
 from privot.errors import DataError, LedgerError, QueryError
 from privot.families.owners import Owners
-from privot.federated import Owner, Policy, Request, pack, unpack
+from privot.federated import Answer, Owner, Policy, Request, pack, unpack
 from privot.federated.policy import work
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
@@ -94,6 +95,32 @@ def test_an_answer_lies_on_the_disk_by_its_name_before_it_is_sent(agreed, monkey
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, (folder / "answer-0").exists())) or sync(file))
     agreed.reply(request(0))
     assert (folder.stat().st_ino, True) in synced
+
+
+def test_and_so_do_its_bytes(agreed, monkeypatch):
+    """What still lies in a buffer when the disk is asked to keep it is lost with the power."""
+    sizes, sync = {}, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: sizes.update({os.fstat(file).st_ino: os.fstat(file).st_size}) or sync(file))
+    agreed.reply(request(0))
+    for file in (agreed.folder / "run" / "answer-0", *vaults(agreed.ledger).values()):
+        assert sizes[file.stat().st_ino] == file.stat().st_size > 0
+
+
+def test_an_interrupt_is_heard_when_the_answer_is_kept(agreed, monkeypatch):
+    commit = agreed.ledger.commit
+
+    def interrupted(*given):
+        signal.raise_signal(signal.SIGINT)
+        return commit(*given)
+
+    monkeypatch.setattr(type(agreed.ledger), "commit", lambda self, *given: interrupted(*given))
+    with pytest.raises(KeyboardInterrupt):
+        agreed.reply(request(0))
+    assert (agreed.folder / "run" / "answer-0").exists()
+    monkeypatch.undo()
+    rows = agreed.rows()
+    assert isinstance(unpack(agreed.reply(request(0))), Answer)  # the one that was kept
+    assert agreed.rows() == rows
 
 
 def test_the_same_request_again_is_free_and_the_same(agreed):
@@ -423,7 +450,9 @@ def test_a_budget_that_another_run_used_up_between_consent_and_request(agreed):
 
 @pytest.mark.parametrize("change", [{"shape": (3, 8, 8)}, {"shape": (1, 28, 28)}, {"classes": 9}, {"classes": 62}], ids=str)
 def test_terms_for_other_data(ward, change):
-    assert "this owner has images" in refusal(ward.reply(pack(terms(**change))))
+    """How many classes it has may be what folders were found: the owner hears it, and not the server."""
+    said = refusal(ward.reply(pack(terms(**change))))
+    assert said == "these terms are for other images or classes than this owner has declared"
 
 
 def test_terms_that_protect_less_than_asked_for(tmp_path):

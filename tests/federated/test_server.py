@@ -207,6 +207,16 @@ def test_what_was_said_of_whom_outlives_a_crash(tmp_path):
     assert again.take("ward 0", pack(plausible(TERMS, 1))).reason == "takes no part in this run"
 
 
+def test_a_liar_is_not_asked_again_by_a_server_that_crashed_in_that_round(tmp_path):
+    made = agreed(tmp_path)
+    made.ask()
+    made.take("ward 0", b"lie")
+    again = serving(TERMS, NAMES, tmp_path)
+    assert (again.round, again.living) == (0, ["ward 1", "ward 2"])
+    assert [each.name for each in again.offences] == ["ward 0"]
+    assert "ward 0" not in again.ask()
+
+
 @pytest.mark.parametrize("change", [{"own": terms(owners=3, noise=9.0)}, {"names": NAMES[::-1]}], ids=["terms", "names"])
 def test_a_folder_is_of_one_run(tmp_path, change):
     agreed(tmp_path)

@@ -27,7 +27,12 @@ from privot.federated.flower.processes import free_port, interceptors, secret_fi
 LOOK = 0.2  # seconds between two looks for a message
 AGAIN = 5.0  # seconds before a SuperNode that ended is started again
 REFUSED = 2  # times in a row that a SuperNode may end before it has brought a message
+LATE = 60.0  # seconds in which a server asks again for an answer that did not arrive
 DELIVERED = 5.0  # seconds in which a SuperNode has passed on a reply; it looks for one twice a second
+
+
+class UnheardError(SettingError):
+    """No message came at all."""
 
 
 def serve(
@@ -68,7 +73,7 @@ def serve(
                 f"Flower's words are in {log}"
             )
         if working and silent:
-            raise SettingError(f"{server} has not said a word in {idle:g} seconds: is it running, and can it be reached from here?")
+            raise UnheardError(f"{server} has not said a word in {idle:g} seconds: is it running, and can it be reached from here?")
         time.sleep(DELIVERED)
 
 
@@ -88,7 +93,7 @@ def _claim(client: RuntimeHttpClient) -> str:
     """The token of the next message, if there is one."""
     try:
         return str(client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token)
-    except httpx.TransportError:  # it is starting, or has just ended
+    except httpx.HTTPError:  # it is starting, or has just ended
         return ""
 
 

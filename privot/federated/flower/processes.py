@@ -1,7 +1,8 @@
 """Flower's own two processes, started from here and ending with their parent: a SuperLink on the server, a SuperNode beside each owner.
 
 Both run with ``--isolation process``. Otherwise a SuperNode fetches the app that the server names and runs it beside the data, so a server
-could send code that reads them. Here the app is the one that the owner installed, and nothing that came over the wire is ever run.
+could send code that reads them. Here the app is the one that the owner installed, and nothing that came over the wire is ever run. What
+else a SuperNode would take from its server, and tell it, is bounded by `guarded`.
 
 A SuperLink has three doors on one port, and only the one for nodes is locked by node keys: whoever reaches the others can register a node
 of its own or start a run. `OnlyNodes` locks them with a secret that this server alone knows. It also bounds what comes in by the door for
@@ -158,6 +159,9 @@ def main(kind: str, parent: str, room: str, *words: str) -> None:
     if kind == "supernode":
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
+        from privot.federated.flower.guarded import guard
+
+        guard()
         return flower_supernode()
     import uvicorn
     from flwr.supercore.http_logging import get_uvicorn_log_config
