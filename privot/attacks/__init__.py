@@ -27,6 +27,8 @@ ATTACKS = {
     "loss": MembershipAttack("loss threshold", ("model",), loss.negative_loss),
     "lira": MembershipAttack("LiRA, online", ("model", "shadows"), lira.lira),
     "lira-offline": MembershipAttack("LiRA, offline", ("model", "shadows"), partial(lira.lira, offline=True)),
+    "lira-pixels": MembershipAttack("LiRA on the distance to the nearest released image", ("set", "shadows"), lira.lira),
+    "lira-features": MembershipAttack("LiRA on the same distance in random features", ("set", "shadows"), lira.lira),
     "rmia": MembershipAttack("RMIA", ("model", "shadows", "population"), rmia.rmia),
     "nearest-pixels": MembershipAttack("nearest released image in pixels", ("set",), nearest.nearest),
     "nearest-features": MembershipAttack(

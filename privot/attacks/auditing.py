@@ -30,6 +30,7 @@ from privot.attacks.membership.canaries import GIVEN, KINDS, canaries, coins
 from privot.attacks.prepared import digest, write
 from privot.attacks.preparing import half_spec
 from privot.audit import Bound, Verdict, judge, many_runs, one_run
+from privot.audit.curve import chance
 from privot.data.records import Public, Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError, refusing
@@ -88,6 +89,7 @@ class Audit:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        chance(self.confidence, "confidence")
         if self.score not in SCORES or self.kind not in KINDS:
             raise SettingError(f"score={self.score!r}, kind={self.kind!r}: there are {', '.join(SCORES)}; and {', '.join(KINDS)}")
         if self.runs < 4 or self.canaries < 0 or self.canaries == 1:

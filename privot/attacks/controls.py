@@ -153,6 +153,22 @@ def _lira(offline: bool) -> Callable[[bool, int], Scores]:
     return control
 
 
+def _lira_on(metric: str) -> Callable[[bool, int], Scores]:
+    """Sets that repeat the members of each model, a little blurred; or, the victim's, as many others."""
+
+    def control(leaky: bool, seed: int) -> Scores:
+        (images, labels), others, _ = digits(seed)
+        draws, members = torch.Generator().manual_seed(seed + 1), half(COUNT, MODELS, torch.Generator().manual_seed(seed + 2))
+        sets = [Records(images[own], labels[own]) for own in torch.from_numpy(members)]
+        if not leaky:
+            sets[0] = others
+        blurred = [Records((x + 0.05 * torch.randn(x.shape, generator=draws)).clamp(0, 1), y) for x, y in sets]
+        seen = np.stack([nearest.nearest(images, x, metric, labels=labels, released_labels=y) for x, y in blurred])
+        return _split(lira(seen[0], seen[1:], members[1:]), members[0])
+
+    return control
+
+
 def _rmia(leaky: bool, seed: int) -> Scores:
     logits, labels, members = _models(leaky, seed)
     seen = negative_loss(logits[:5], labels).numpy()  # four references: few are its strength
@@ -230,6 +246,8 @@ CONTROLS: dict[str, tuple[Callable[[bool, int], Scores], float]] = {
     "loss": (_loss, 0.75),
     "lira": (_lira(False), 0.9),
     "lira-offline": (_lira(True), 0.8),
+    "lira-pixels": (_lira_on("pixels"), 0.99),
+    "lira-features": (_lira_on("features"), 0.99),
     "rmia": (_rmia, 0.8),
     "nearest-pixels": (_nearest("pixels"), 0.99),
     "nearest-features": (_nearest("features"), 0.99),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,6 +132,10 @@ class Shadows:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends, however it ends
             except OSError:
                 raise SettingError(f"{self.folder}: another run is at work there") from None
+            if not isinstance(self.box, Public):
+                self.folder.chmod(0o700)  # it may have been there before
+            for left in self.folder.glob("tmp*"):  # of a run that was killed
+                shutil.rmtree(left, ignore_errors=True)
             if (self.folder / "plan.json").exists():
                 if other := sorted(key for key in plan.keys() | prepared.plan.keys() if plan.get(key) != prepared.plan.get(key)):
                     raise SettingError(f"{self.folder} holds shadows of another plan ({', '.join(other)} differ): name another folder")

@@ -6,7 +6,7 @@ Attacks that compare with shadows need them prepared, of the same method and set
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -28,19 +28,24 @@ from privot.data.records import Public, Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, PrivotError, SettingError
 from privot.measures.subject import Subject, refuse_overlap, same_names
-from privot.release import Guarantee, NoGuarantee, Release
+from privot.release import Guarantee, Release
 from privot.runtime import Progress, Runtime, silent
 
 Box = Sensitive | Public
 RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
 SAMPLES = 5000  # of a generator
 STRANGE = 1e-3  # a p-value of equal class shares under which a caution is said
+STATISTIC = {"lira": "confidence", "lira-offline": "confidence", "lira-pixels": "pixels", "lira-features": "features"}
+ENOUGH = 32  # shadows, under which LiRA on all of them comes out under chance: one fewer is left on a member's own side
 ASIDE = 0.2  # of the others are set aside as a population where an attack needs one and none is given
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What an attack found. ``power`` is its proof of power; ``verdict`` holds the rates against the release's certificate."""
+    """What an attack found. ``power`` is its proof of power; ``verdict`` holds rates, the ``judged``, against the release's certificate.
+
+    Against a certificate false-positive rates must be known, not only measured: then ``judged`` are other points than ``points``.
+    """
 
     name: str
     title: str
@@ -48,17 +53,18 @@ class Tried:
     auc: float
     advantage: Advantage
     points: Points
+    judged: Points
     verdict: Verdict
     publishable: bool
     caution: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """With ``attacks``, as the report reads it."""
-        return {"attacks": [asdict(self.points.attack(self.title))], **asdict(self)}
+        return {"attacks": [asdict(self.judged.attack(self.title))], **asdict(self)}
 
 
-def together(members: Box, others: Box) -> Box:
-    """Members and, after them, others, as one box of candidates; public if both are."""
+def together(members: Box, others: Box, sizes: bool = False) -> Box:
+    """Members and, after them, others, as one box of candidates; public if both are. ``sizes``: those of its classes are declared."""
     if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
         raise SettingError("members and others must be images of one shape with the same classes")
     same_names("the members", members.spec.class_names, "the others", others.spec.class_names)
@@ -68,7 +74,9 @@ def together(members: Box, others: Box) -> Box:
     else:  # bytes to 255 beside numbers to 1
         images = np.concatenate([each._take(slice(None)).images.numpy() for each in boxes])
     labels = np.concatenate([each._labels for each in boxes])
-    spec = Spec(members.spec.shape, members.spec.classes, len(labels), class_names=members.spec.class_names, mirror=members.spec.mirror)
+    counts = tuple(np.bincount(labels, minlength=members.spec.classes).tolist()) if sizes else None
+    names = members.spec.class_names
+    spec = Spec(members.spec.shape, members.spec.classes, len(labels), counts, class_names=names, mirror=members.spec.mirror)
     return (Public if isinstance(members, Public) and isinstance(others, Public) else Sensitive)(images, labels, spec, name="candidates")
 
 
@@ -80,14 +88,16 @@ def shadows_of(release: Release, members: Box, others: Box, folder: Path, count:
     epsilon = None
     if settings.get("noise") is None and (release.facts.get("plan") or {}).get("stages"):  # noise that a budget set
         epsilon = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else math.inf
-    return Shadows(folder=folder, box=together(members, others), method=method, settings=settings, epsilon=epsilon, count=count, **more)
+    box = together(members, others, release.spec.class_sizes is not None)
+    return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, **more)
 
 
 def compared(
     method: str, settings: dict[str, Any], epsilon: float | None, members: Box, others: Box, folder: Path, count: int, **more: Any
 ) -> Shadows:  # fmt: skip
     """Shadows of a method where no release is attacked: each is the victim once (`left_out`)."""
-    return Shadows(folder=folder, box=together(members, others), method=method, settings=settings, epsilon=epsilon, count=count, **more)
+    box = together(members, others, members.spec.class_sizes is not None)
+    return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, **more)
 
 
 def proved(name: str, release: Release | None, population: Box | None = None) -> Power:
@@ -116,46 +126,73 @@ def left_out(name: str, prepared: Prepared, confidence: float = 0.95, seed: int 
     Candidates of one victim are counted as independent trials; pairs of victims and candidates cannot be.
     """
     proof, members = proved(name, None), prepared.members()
-    scores = lira.leave_one_out(prepared.observed("confidence"), members, offline=name == "lira-offline")
+    scores = lira.leave_one_out(prepared.observed(STATISTIC[name]), members, offline=name == "lira-offline")
     victim = int(torch.randint(len(members), (), generator=torch.Generator().manual_seed(seed)))
     own = members[victim]
-    found = concluded(name, proof, scores[victim, own], scores[victim, ~own], None, confidence, seed, prepared.publishable)
-    return replace(found, auc=float(np.mean([roc(each[mine], each[~mine]).auc for each, mine in zip(scores, members, strict=True)])))
+    sides = scores[victim, own], scores[victim, ~own]
+    found = concluded(name, proof, *sides, prepared.release(victim), confidence, seed, prepared.publishable)
+    few = f"of {len(members)} shadows the AUC comes out under 0.5 where nothing leaks: {ENOUGH} and more are needed to see a small leak"
+    mean = float(np.mean([roc(each[mine], each[~mine]).auc for each, mine in zip(scores, members, strict=True)]))
+    return replace(found, auc=mean, caution=few if len(members) < ENOUGH else "")
 
 
 def attempt(
     name: str, release: Release, members: Box, others: Box, *, population: Box | None = None, prepared: Prepared | None = None,
-    epochs: int = 300, seed: int = 0, confidence: float = 0.95, runtime: Runtime | None = None, progress: Progress = silent,
+    references: Sequence[Release] = (), candidates: int | None = None, epochs: int = 300, seed: int = 0, confidence: float = 0.95,
+    runtime: Runtime | None = None, progress: Progress = silent,
 ) -> Tried:  # fmt: skip
     """Attack a release with known ``members`` (what it was made from) and ``others``.
 
     An attack that does not pass its own controls is not tried at all. Where one needs records that nobody learned and no ``population`` is
-    given, a fifth of the others is set aside for that.
+    given, a fifth of the others is set aside for that. ``references`` are releases made from yet other records: what is near them as well
+    says nothing, and their mean score is taken off (calibration). ``candidates``: so many of each side alone, drawn by the seed.
     """
     progress("controls", 0, 1)
     proof, needs, runtime = proved(name, release, population), ATTACKS[name].needs, runtime or Runtime()
     progress("controls", 1, 1)
+    if candidates is not None and "shadows" in needs:
+        raise SettingError(f"candidates: {name} has those of its shadows; leave it out")
+    if references and {"shadows", "model", "population"} & {*needs}:
+        raise SettingError(f"references: {name} needs none; they are for attacks that look at released images alone")
+    for each in references:
+        if (each.spec.shape, each.spec.classes) != (release.spec.shape, release.spec.classes) or each.digest == release.digest:
+            raise SettingError("a reference must be another release than the one attacked, of the same kind of images and classes")
+        proved(name, each, population)
     boxes = {"members": members, "non-members": others} | ({} if population is None else {"the population": population})
     _fitting(boxes, release)
     first = members._count()
     if "shadows" in needs:
         if prepared is None:
             raise SettingError(f"{name} compares with shadows: prepare them first (`shadows_of`)")
-        candidates = together(members, others)
-        if prepared.plan["candidates"]["digest"] != digest(candidates):
+        both = together(members, others)
+        if prepared.plan["candidates"]["digest"] != digest(both):
             raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
         # a classifier as theirs
         target = _Target(name, release, runtime, seed, prepared.plan["epochs"], progress, prepared.plan["samples"])
-        scores = target.against(prepared, candidates, first)
+        scores = target.against(prepared, both, first)
     else:
-        inside, outside = (box._take(slice(None)) for box in (members, others))
+        inside, outside = (box._take(_some(box, candidates, seed)) for box in (members, others))
+        first = len(inside.labels)
         aside, known = _population(population, outside, seed) if "population" in needs else (None, outside)
         # In one go: scores that look at the mean of the candidates must not see members and others about different means.
         whole = Records(*(torch.cat(each) for each in zip(inside, known, strict=True)))
         scores = _Target(name, release, runtime, seed, epochs, progress).scores(whole, aside)
+        if references:
+            theirs = [_Target(name, each, runtime, seed, epochs, progress).scores(whole, aside) for each in references]
+            scores = nearest.calibrated(scores, np.stack(theirs))
     found = scores[:first], scores[first:][~np.isnan(scores[first:])]
     public = all(isinstance(box, Public) for box in boxes.values())
-    return replace(concluded(name, proof, *found, release, confidence, seed, public), caution=_shifted(members, others))
+    told = concluded(name, proof, *found, release, confidence, seed, public)
+    title = f"{told.title}, calibrated by {len(references)} of other records" if references else told.title
+    return replace(told, title=title, caution=_shifted(members, others))
+
+
+def _some(box: Box, count: int | None, seed: int) -> slice | torch.Tensor:
+    if count is None or count >= box._count():
+        return slice(None)
+    if count < 1:
+        raise SettingError(f"candidates={count}: at least 1 of each side is needed")
+    return torch.randperm(box._count(), generator=torch.Generator().manual_seed(seed))[:count]
 
 
 def _shifted(members: Box, others: Box) -> str:
@@ -181,15 +218,14 @@ def _fitting(boxes: dict[str, Box], release: Release) -> None:
 
 
 def concluded(
-    name: str, proof: Power, inside: np.ndarray, outside: np.ndarray, release: Release | None, confidence: float, seed: int, public: bool,
+    name: str, proof: Power, inside: np.ndarray, outside: np.ndarray, release: Release, confidence: float, seed: int, public: bool,
 ) -> Tried:  # fmt: skip
     """From scores to what they prove."""
     points = tpr_at(inside, outside, RATES, confidence, publishable=public)
-    claim = release.guarantee if release else NoGuarantee("a method was attacked, not a release")
-    certain = isinstance(claim, Guarantee)  # against a certificate the false-positive rate must be known, not only measured
-    verdict = judge(tpr_at(inside, outside, RATES, confidence, certain, public) if certain else points, claim)
-    gain = advantage(inside, outside, seed, publishable=public)
-    return Tried(name, ATTACKS[name].title, proof, roc(inside, outside).auc, gain, points, verdict, public)
+    certain = isinstance(release.guarantee, Guarantee)  # then the false-positive rate must be known, not only measured
+    judged = tpr_at(inside, outside, RATES, confidence, certain, public) if certain else points
+    gain, verdict = advantage(inside, outside, seed, publishable=public), judge(judged, release.guarantee)
+    return Tried(name, ATTACKS[name].title, proof, roc(inside, outside).auc, gain, points, judged, verdict, public)
 
 
 def _population(given: Box | None, others: Records, seed: int) -> tuple[Records, Records]:
@@ -233,7 +269,7 @@ class _Target:
         """Of each candidate, compared with shadows; others that serve as a population have no score (NaN)."""
         members = prepared.members()
         if self.name != "rmia":
-            own, seen = self._observed("confidence", candidates), prepared.observed("confidence")
+            own, seen = (each(STATISTIC[self.name]) for each in (lambda what: self._observed(what, candidates), prepared.observed))
             return lira.lira(own, seen, members, offline=self.name == "lira-offline")
         own, seen = self._observed("loss", candidates), prepared.observed("loss")
         order = torch.randperm(len(own) - first_other, generator=torch.Generator().manual_seed(self.seed)).numpy()
@@ -258,4 +294,4 @@ class _Target:
         return tracing.trace(*candidates, self.images, self.labels, *population, width=width, seed=self.seed)
 
     def _here(self) -> dict[str, Any]:
-        return {"seed": self.seed, "device": self.runtime.target}
+        return {"seed": self.seed, "device": self.runtime.target, "progress": self.progress}

@@ -64,10 +64,14 @@ class Points:
     publishable: bool = False
 
     def attack(self, name: str) -> Attack:
-        """For the report's plot: measured and lowest TPR over the *highest* FPR, so that an honest release is not accused by luck."""
+        """For the report's plot: measured and lowest TPR over the *highest* FPR, so that an honest release is not accused by luck.
+
+        Where that is known to be no more than the level, over the level, at which `judge` looks too: report and verdict say the same.
+        """
         from privot.report.attack import Attack
 
-        fpr, tpr, low = ([getattr(each, key) for each in self.points] for key in ("highest_fpr", "tpr", "lowest_tpr"))
+        tpr, low = ([getattr(each, key) for each in self.points] for key in ("tpr", "lowest_tpr"))
+        fpr = [max(each.level, each.highest_fpr) for each in self.points]
         return Attack(name, tuple(fpr), tuple(tpr), tuple(low), self.confidence, self.publishable)
 
 

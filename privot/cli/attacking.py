@@ -19,6 +19,7 @@ from privot.cli.terminal import (
     Json,
     Label,
     Microbatch,
+    PublicClasses,
     Resize,
     Seed,
     Sets,
@@ -36,6 +37,7 @@ from privot.errors import SettingError
 from privot.files import writable
 from privot.show import jsonable, progress_bar
 
+SHADOWS = 64
 Confidence = Annotated[float, typer.Option(help="Of every bound.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes on this host that prepare shadows.")]
 OnRay = Annotated[bool, typer.Option("--ray", help="Prepare shadows on a Ray cluster (RAY_ADDRESS, or this host).")]
@@ -62,13 +64,17 @@ def attack(
     members: Annotated[str, typer.Option(help="Records that the release was made from.")],
     nonmembers: Annotated[str, typer.Option(help="Records that it was not made from; of a built-in name its test split.")],
     population: Annotated[str | None, typer.Option(help="Yet other records that nobody learned; else a fifth of the non-members.")] = None,
-    shadows: Annotated[int, typer.Option(min=2, help="Shadows to compare with, an even number.")] = 64,
-    folder: Annotated[Path | None, typer.Option(help="Where shadows are, or will be; a run that was broken off goes on there.")] = None,
+    reference: Annotated[list[str] | None, typer.Option(help="A release of yet other records: what is near it too says nothing.")] = None,
+    candidates: Annotated[int | None, typer.Option(min=1, help="So many of each side, drawn by the seed; all if not given.")] = None,
+    shadows: Annotated[int | None, typer.Option(min=2, help="To compare with, an even number; 64 if not given.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where shadows are, or will be; TARGET.shadows if not given. What was broken off goes on there.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of a private method's shadows, where a method is named.")] = None,
     sets: Sets = None, config: Config = None, epochs: Annotated[int, typer.Option(min=1, help="Of classifiers.")] = 300,
-    confidence: Confidence = 0.95, workers: Workers = 1, ray: OnRay = False, public: IsPublic = False, device: Device = "auto",
-    microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
-    as_json: Json = False,
+    confidence: Confidence = 0.95, workers: Workers = 1, ray: OnRay = False, public: IsPublic = False,
+    public_classes: PublicClasses = False, device: Device = "auto", microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label",
+    resize: Resize = None, download: Download = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Tell members from others by a release. Exit code 3 if that beats its certificate.
 
@@ -77,6 +83,7 @@ def attack(
     """
     from privot.attacks import ATTACKS
     from privot.attacks.trying import attempt, compared, left_out, proved, shadows_of
+    from privot.audit.curve import chance
     from privot.data import load
     from privot.methods import methods
     from privot.release import Release
@@ -88,18 +95,20 @@ def attack(
     path, made = Path(target), Path(target, "manifest.json").exists()
     if not made and not (compares and target in methods()):
         raise SettingError(f"{target}: no release is there" + ("; nor is it a method" if compares else f"; {name} attacks a release"))
-    if made and (epsilon is not None or sets or config):
-        raise SettingError("--epsilon, --set and --config are of a method: a release says itself how it was made")
-    if compares and folder is None:
-        raise SettingError("--folder: say where the shadows shall be kept, so that a run that breaks off can go on")
+    if made and (epsilon is not None or sets or config or public_classes):
+        raise SettingError("--epsilon, --set, --config and --public-classes are of a method: a release says itself how it was made")
+    if not compares and (shadows or folder or ray or workers > 1):
+        raise SettingError(f"--shadows, --folder, --workers and --ray: {name} compares with no shadows; leave them out")
+    chance(confidence, "--confidence")
     release = Release.load(path) if made else None
+    references = [Release.load(Path(each)) for each in reference or ()]
     beside = (real := path.resolve()).with_name(f"{real.name}.attacks")
+    folder = folder or (real if made else path).with_name(f"{(real if made else path).name}.shadows")
     out = folder if not release else path / "attacks" if public else beside
-    assert out is not None
     writable(out / name)  # said before the work
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
     known = release.spec if release else None
-    inside = load(members, **declared(members, known), **more)
+    inside = load(members, **declared(members, known), **more, public_classes=public_classes)
     known = known or inside.spec
     outside = load(nonmembers, "test", **declared(nonmembers, known), **more)
     others = load(population, "test", **declared(population, known), **more) if population else None
@@ -107,17 +116,16 @@ def attack(
         prepared = None
         if compares:
             proved(name, release, others)  # before the long work
-            assert folder is not None
             given: dict[str, Any] = {"epochs": epochs, "seed": seed}
             if release:
-                planned = shadows_of(release, inside, outside, folder, shadows, **given)
+                planned = shadows_of(release, inside, outside, folder, shadows or SHADOWS, **given)
             else:
-                planned = compared(target, to_settings(config, sets), epsilon, inside, outside, folder, shadows, **given)
+                planned = compared(target, to_settings(config, sets), epsilon, inside, outside, folder, shadows or SHADOWS, **given)
             prepared = planned.prepare(runtime, progress, workers=workers, ray=ray)
         if release:
             found = attempt(
-                name, release, inside, outside, population=others, prepared=prepared, epochs=epochs, seed=seed, confidence=confidence,
-                runtime=runtime, progress=progress,
+                name, release, inside, outside, population=others, prepared=prepared, references=references, candidates=candidates,
+                epochs=epochs, seed=seed, confidence=confidence, runtime=runtime, progress=progress,
             )  # fmt: skip
         else:
             assert prepared
@@ -164,23 +172,26 @@ def _broken(verdict: Any) -> None:
 def audit(
     method: Annotated[str, typer.Argument(help="See `privot methods`.")],
     data: Annotated[str, typer.Option(help="A built-in name or a path: the records that every run has.")],
-    folder: Annotated[Path, typer.Option(help="Where the runs are kept; an audit that was broken off goes on there.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the runs are kept; METHOD.audit if not given. What was broken off goes on there.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Claimed by every run; inf for none.")] = None,
     runs: Annotated[int, typer.Option(min=4, help="With the planted record, and as many without.")] = 100,
     canaries: Annotated[int, typer.Option(min=0, help="So many planted records in one single run, instead of many runs.")] = 0,
     kind: Annotated[str, typer.Option(help="Of planted records: blank, noise, scenes, orthogonal, mislabelled, clean.")] = "blank",
     score: Annotated[str, typer.Option(help="What of a release is looked at: mean or nearest.")] = "mean",
     gaussian: Annotated[bool, typer.Option("--gaussian", help="Read the runs as of a Gaussian mechanism: proves far more of one.")] = False,
-    sets: Sets = None, config: Config = None, confidence: Confidence = 0.95, public: IsPublic = False, device: Device = "auto",
-    microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
-    as_json: Json = False,
+    sets: Sets = None, config: Config = None, confidence: Confidence = 0.95, public: IsPublic = False,
+    public_classes: PublicClasses = False, device: Device = "auto", microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label",
+    resize: Resize = None, download: Download = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Whole runs with and without a planted record: what do they prove about epsilon? Exit code 3 if more than was claimed."""
     from privot.attacks.auditing import Audit
     from privot.data import load
     from privot.runtime import Runtime
 
-    box = load(data, label=label, resize=resize, download=download, public=public)
+    folder = folder or Path(f"{method}.audit")
+    box = load(data, label=label, resize=resize, download=download, public=public, public_classes=public_classes)
     planned = Audit(
         folder=folder, box=box, method=method, settings=to_settings(config, sets), epsilon=epsilon, runs=runs, canaries=canaries, kind=kind,
         score=score, confidence=confidence, gaussian=gaussian, seed=seed,

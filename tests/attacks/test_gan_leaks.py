@@ -7,7 +7,8 @@ from torch import nn
 
 from privot.attacks import controls
 from privot.attacks.membership import gan_leaks
-from privot.attacks.membership.gan_leaks import calibrated, full_black_box, partial_black_box, white_box
+from privot.attacks.membership.gan_leaks import full_black_box, partial_black_box, white_box
+from privot.attacks.membership.nearest import calibrated
 from privot.audit import roc
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
@@ -104,12 +105,12 @@ def test_calibration_takes_away_what_is_easy_for_every_generator(one_thread):
     images = candidates.images * contrast
     memories = [images[:100] * 0.8, others.images * contrast[:100]]  # what it gives is no copy
     own, reference = (full_black_box(images, each) for each in memories)
-    better = calibrated(own, reference)
+    better = calibrated(own, reference[None])
     before, after = (roc(each[:100], each[100:]).auc for each in (own, better))
     print(f"AUC {before:.3f}, calibrated {after:.3f}")
     assert after > before + 0.02
-    with pytest.raises(SettingError, match="one shape"):
-        calibrated(own, reference[1:])
+    with pytest.raises(SettingError, match="shadows"):
+        calibrated(own, reference[None, 1:])
 
 
 def test_a_set_is_no_generator():

@@ -163,6 +163,18 @@ def test_a_folder_has_one_plan(tmp_path):
             shadows.prepare(CPU)
 
 
+@pytest.mark.parametrize(("kind", "mode"), [(Sensitive, 0o700), (Public, 0o755)])
+def test_a_folder_that_was_there_is_shut_and_swept(tmp_path, kind, mode):
+    """What shadows of sensitive candidates hold is as secret as they are; and a run that was killed leaves its ledgers."""
+    (tmp_path / "here").mkdir(mode=0o755)
+    shadows = few(tmp_path / "here", box=candidates(kind=kind))
+    shadows.prepare(CPU)
+    assert (tmp_path / "here").stat().st_mode & 0o777 == mode
+    (tmp_path / "here" / "tmp12").mkdir()
+    shadows.prepare(CPU)
+    assert not (tmp_path / "here" / "tmp12").exists()
+
+
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path):
     for wrong in ({"count": 5}, {"epochs": 0}, {"observations": ("losses",)}):
         with pytest.raises(SettingError):

@@ -27,7 +27,7 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CPU, SPEC = Runtime("cpu"), Spec((1, 8, 8), 10)
+CPU, SPEC, NONE = Runtime("cpu"), Spec((1, 8, 8), 10), NoGuarantee("these are real records")
 TINY = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
 
 
@@ -79,6 +79,43 @@ def test_those_who_are_published_are_found_and_nobody_in_a_private_set(name, auc
     assert not held.verdict.blind  # so many others would have seen more
     assert abs(held.auc - 0.5) < 0.1
     assert Attack.from_json(json.loads(json.dumps(held.to_json()))["attacks"][0]).name == ATTACKS[name].title
+
+
+def test_report_and_verdict_look_at_the_same_points(private):
+    """Two tests of one set of scores at 95 % each would accuse one honest release in ten."""
+    found = tried("nearest-pixels", private, (0, 600))
+    shown = Attack.from_json(json.loads(json.dumps(found.to_json()))["attacks"][0])
+    assert shown.fpr == trying.RATES
+    assert shown.lower == tuple(each.lowest_tpr for each in found.judged.points)
+    assert all(each.highest_fpr <= each.level for each in found.judged.points)
+    unclaimed = tried("nearest-pixels", published(digits(0, 100)))
+    assert unclaimed.judged == unclaimed.points
+
+
+def test_what_is_near_references_too_says_nothing():
+    """Faint images are near all that is released, whoever was a member."""
+    images, labels = everyone()
+    images = images * np.random.default_rng(0).uniform(0.2, 1, (len(images), 1, 1, 1)).astype(np.float32)
+
+    def made(begin, end, fade=1.0):
+        return Release(Product.set(fade * torch.from_numpy(images[begin:end]), torch.from_numpy(labels[begin:end])), NONE, SPEC, {})
+
+    sides = [Sensitive(images[begin:end], labels[begin:end], SPEC) for begin, end in ((0, 100), (600, 1000))]
+    spoiled, others = made(0, 100, 0.8), [made(1000, 1100), made(1100, 1200)]  # what it shows is no copy
+    plain, better = (attempt("nearest-pixels", spoiled, *sides, references=each, runtime=CPU) for each in ((), others))
+    assert better.auc > plain.auc + 0.02
+    assert better.title == "nearest released image in pixels, calibrated by 2 of other records"
+    with pytest.raises(SettingError, match="another release"):
+        tried("nearest-pixels", spoiled, references=[spoiled])
+    with pytest.raises(SettingError, match="needs none"):
+        tried("tracing", spoiled, references=others)
+
+
+def test_some_of_the_candidates_are_enough():
+    found = tried("nearest-pixels", published(digits(0, 100)), candidates=50)
+    assert (found.points.members, found.points.others) == (50, 50)
+    assert found.auc > 0.99
+    assert tried("nearest-pixels", published(digits(0, 100)), candidates=10**6).points.others == 400
 
 
 def test_the_loss_of_what_was_learned_by_heart():

@@ -140,13 +140,39 @@ def test_a_method_is_attacked_by_its_shadows(privot, tmp_path):
     assert "another plan" in err
 
 
+def test_a_private_method_is_held_to_its_claim(privot, tmp_path):
+    words = ("attack", "lira-features", "private-set", "--epsilon", 1, *SETS, *SIDES, "--shadows", 4, "--epochs", 1, "--json")
+    code, out, err = privot(*words)
+    assert code == 0, err
+    facts = parsed(out)
+    assert facts["verdict"]["status"] == "holds"
+    assert "of 4 shadows" in facts["caution"]
+    assert facts["file"] == "private-set.shadows/lira-features.json"
+    assert (tmp_path / "private-set.shadows").stat().st_mode & 0o777 == 0o700
+
+
+def test_shadows_of_a_method_that_must_know_the_sizes_of_classes(privot, tmp_path):
+    words = ("attack", "lira-pixels", "sliced-flow", "--epsilon", 5, "--set", "steps=2", *SIDES, "--shadows", 4, "--epochs", 1)
+    code, _, err = privot(*words)
+    assert code == 2
+    assert "--public-classes" in err
+    code, out, err = privot(*words, "--public-classes")
+    assert code == 0, err
+    assert "claimed" in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("guess", "leaky", *SIDES), "no attack 'guess'"),
         (("loss", "nowhere", *SIDES), "nowhere: no release is there"),
         (("lira", "nowhere", *SIDES, "--folder", "x"), "nowhere: no release is there; nor is it a method"),
-        (("lira", "leaky", *SIDES), "--folder"),
+        (("lira", "leaky", *SIDES, "--candidates", 5), "leave it out"),
+        (("nearest-pixels", "leaky", *SIDES, "--shadows", 4), "compares with no shadows"),
+        (("nearest-pixels", "leaky", *SIDES, "--reference", "leaky"), "another release"),
+        (("nearest-pixels", "leaky", *SIDES, "--reference", "nowhere"), "nowhere"),
+        (("loss", "leaky", *SIDES, "--reference", "leaky"), "needs none"),
+        (("lira", "leaky", *SIDES, "--confidence", 95), "confidence"),
         (("rmia", "real-subset", *SIDES, "--folder", "x"), "attack a release"),
         (("lira", "leaky", *SIDES, "--folder", "x", "--shadows", 7), "an even number"),
         (("rmia", "leaky", *SIDES, "--folder", "x", "--population", "digits"), "leave it out"),
@@ -210,7 +236,7 @@ def test_an_audit_of_what_claims_nothing_ends_well(privot):
     [
         (("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--canaries", 10), "private as to replace"),
         (("merf", "--data", "digits", "--folder", "x"), "no budget"),
-        (("merf", "--data", "digits"), "folder"),
+        (("merf", "--data", "digits", "--epsilon", 1, "--confidence", 95), "confidence"),
         (("merff", "--data", "digits", "--folder", "x", "--epsilon", 1), "did you mean 'merf'"),
         (("merf", "--data", "digitts", "--folder", "x", "--epsilon", 1), "did you mean 'digits'"),
         (("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--runs", 3), "runs"),

@@ -4,9 +4,9 @@ r"""GAN-Leaks (Chen et al. 2020): how well can a generator give back the candida
     partial black box  R(x) = G(z) by an evolution strategy on the code z, which asks G for images and for nothing else;
     white box          R(x) = G(z) by the gradient of  |x - G(z)|² + perceptual * LPIPS(x, G(z)) + penalty * (|z|²/code - 1)².
 
-The squared distance is the mean over pixels in [-1, 1], as in the paper. Scores are minus the distance of R(x), less that of a reference
-generator which never saw the candidate, where there is one (`calibrated`). A generator is a `Product` or a net (codes, labels) -> images
-with its ``code`` length, which is moved to the device and frozen; the attacker knows the candidates' labels.
+The squared distance is the mean over pixels in [-1, 1], as in the paper. Scores are minus the distance of R(x), less that of reference
+generators which never saw the candidate, where there are some (`nearest.calibrated`). A generator is a `Product` or a net (codes, labels)
+-> images with its ``code`` length, which is moved to the device and frozen; the attacker knows the candidates' labels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from privot.errors import DataError, SettingError
 from privot.measures.similarity import weights
 from privot.nets.blocks import half
 from privot.product import Product
+from privot.runtime import Progress, silent
 
 PERCEPTUAL, PENALTY = 0.2, 0.001  # the paper's weights of LPIPS and of the code's norm
 DRAWS = 1000  # codes of each class among which a search begins
@@ -42,16 +43,9 @@ def full_black_box(
     return nearest(candidates, generated, "pixels", labels=labels, released_labels=generated_labels)
 
 
-def calibrated(scores: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Scores [candidates] less those against a reference generator, trained on other records: what is easy for both says nothing."""
-    if np.shape(scores) != np.shape(reference):
-        raise SettingError(f"scores {list(np.shape(scores))} and those of the reference {list(np.shape(reference))}: one shape is needed")
-    return np.asarray(scores, np.float64) - reference
-
-
 def partial_black_box(
     generator: Product | nn.Module, candidates: Tensor, labels: Tensor, *, rounds: int = 200, children: int = 8, seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu", progress: Progress = silent,
 ) -> np.ndarray:  # fmt: skip
     """Scores [candidates] by a (1 + children) evolution strategy for each candidate, all side by side.
 
@@ -59,9 +53,10 @@ def partial_black_box(
     is. No gradient is taken. The generator is asked for DRAWS images a class and rounds * children images a candidate.
     """
     net, draw = _net(generator, device), torch.Generator(device).manual_seed(seed)
-    found = []
+    found: list[Tensor] = []
     with torch.no_grad():
         for goal, own, codes in _portions(net, candidates, labels, 1, seed, device):
+            progress("searching codes", sum(map(len, found)), len(labels))
             best = _squared(_asked(net, codes, own), goal)
             step = torch.full_like(best, 0.5)
             for _ in range(rounds):
@@ -79,6 +74,7 @@ def partial_black_box(
 def white_box(
     generator: Product | nn.Module, candidates: Tensor, labels: Tensor, *, steps: int = 200, restarts: int = 3, rate: float = 0.05,
     perceptual: float | None = None, penalty: float = PENALTY, seed: int = 0, device: torch.device | str = "cpu",
+    progress: Progress = silent,
 ) -> np.ndarray:  # fmt: skip
     """Scores [candidates] by Adam on the codes, ``restarts`` for each candidate from the nearest of ``DRAWS`` images, the best counts.
 
@@ -87,8 +83,9 @@ def white_box(
     """
     net, share = _net(generator, device), _share(perceptual)
     see = perceptual_ruler(torch.device(device)) if share else None
-    found = []
+    found: list[Tensor] = []
     for goal, own, starts in _portions(net, candidates, labels, restarts, seed, device):
+        progress("searching codes", sum(map(len, found)), len(labels))
         goals, owns = goal.repeat_interleave(restarts, 0), own.repeat_interleave(restarts)
         with torch.no_grad():
             seen = see(goals) if see else None
