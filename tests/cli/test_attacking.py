@@ -119,12 +119,18 @@ def test_from_inside_the_release_too(privot, leaky, monkeypatch):
     assert (leaky.with_name("leaky.attacks") / "nearest-pixels.json").exists()
 
 
-def test_a_method_is_attacked_by_its_shadows(privot, tmp_path):
+@pytest.fixture
+def sides(tmp_path):
+    """A hundred members and as many others."""
     rng, (images, labels) = np.random.default_rng(0), load("digits", public=True).records()
     order = rng.permutation(len(labels))[:200]
     for name, part in (("in.npz", order[:100]), ("out.npz", order[100:])):
         np.savez(tmp_path / name, x=images[part].numpy(), y=labels[part].numpy())
-    words = ("attack", "lira", "real-subset", "--set", "per_class=2", "--members", "in.npz", "--nonmembers", "out.npz")
+    return ("--members", "in.npz", "--nonmembers", "out.npz")
+
+
+def test_a_method_is_attacked_by_its_shadows(privot, sides, tmp_path):
+    words = ("attack", "lira", "real-subset", "--set", "per_class=2", *sides)
     words += ("--shadows", 4, "--epochs", 5, "--folder", "shadows", "--json")
     code, out, err = privot(*words)
     assert code == 0, err
@@ -140,25 +146,35 @@ def test_a_method_is_attacked_by_its_shadows(privot, tmp_path):
     assert "another plan" in err
 
 
-def test_a_private_method_is_held_to_its_claim(privot, tmp_path):
-    words = ("attack", "lira-features", "private-set", "--epsilon", 1, *SETS, *SIDES, "--shadows", 4, "--epochs", 1, "--json")
-    code, out, err = privot(*words)
-    assert code == 0, err
-    facts = parsed(out)
-    assert facts["verdict"]["status"] == "holds"
-    assert "of 4 shadows" in facts["caution"]
-    assert facts["file"] == "private-set.shadows/lira-features.json"
-    assert (tmp_path / "private-set.shadows").stat().st_mode & 0o777 == 0o700
-
-
-def test_shadows_of_a_method_that_must_know_the_sizes_of_classes(privot, tmp_path):
-    words = ("attack", "lira-pixels", "sliced-flow", "--epsilon", 5, "--set", "steps=2", *SIDES, "--shadows", 4, "--epochs", 1)
+def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
+    """One that must know the sizes of classes, too."""
+    words = (
+        "attack",
+        "lira-pixels",
+        "sliced-flow",
+        "--epsilon",
+        5,
+        "--set",
+        "steps=2",
+        "--set",
+        "blocks=2",
+        *sides,
+        "--shadows",
+        4,
+        "--epochs",
+        1,
+        "--json",
+    )
     code, _, err = privot(*words)
     assert code == 2
     assert "--public-classes" in err
     code, out, err = privot(*words, "--public-classes")
     assert code == 0, err
-    assert "claimed" in out
+    facts = parsed(out)
+    assert facts["verdict"]["status"] == "holds"
+    assert "of 4 shadows" in facts["caution"]
+    assert facts["file"] == "sliced-flow.shadows/lira-pixels.json"
+    assert (tmp_path / "sliced-flow.shadows").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(
