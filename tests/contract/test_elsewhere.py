@@ -29,10 +29,12 @@ MORE = {  # settings that take another way through a method
     "entropic-gan": ({"loss": "nll"},),
 }
 LESS = {"gradient-matching": {"iterations": 1, "outer": 1, "inner": 1}, "conditional-gan": {"steps": 2}}
-WAYS = [(name, more) for name in sorted(methods()) for more in ({}, *MORE.get(name, ()))]
+WAYS = [pytest.param(name, {}, id=name) for name in sorted(methods())] + [
+    pytest.param(name, more, id="-".join([name, *map(str, more.values())]), marks=pytest.mark.slow) for name in MORE for more in MORE[name]
+]
 
 
-@pytest.mark.parametrize(("name", "more"), WAYS, ids=lambda each: each if isinstance(each, str) else "-".join(map(str, each.values())))
+@pytest.mark.parametrize(("name", "more"), WAYS)
 def test_a_method_does_not_mix_devices(name, more, tmp_path, monkeypatch):
     method = make(name, {**quick(name), **LESS.get(name, {}), **more})
     images, labels = records()
