@@ -15,8 +15,8 @@ for a random real subset of the same size stands beside: it protects nobody it s
 *roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
 *bounds* is their Table 3 with what was proved from above and what an attack proves from below in columns of their own. From below: LiRA on
 one victim (the first), by each of SEEN with its share of the error, threshold chosen on one half of the candidates and Clopper-Pearson on
-the other. Beside it what the paper calls an empirical budget, the largest ln(TPR / FPR) over all thresholds with a false positive, which
-is no bound at all.
+the other, if candidates of one victim count as independent trials. Beside it what the paper calls an empirical budget, the largest
+ln(TPR / FPR) over all thresholds with a false positive, which is no bound at all.
 """
 
 from __future__ import annotations

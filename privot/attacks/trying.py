@@ -269,8 +269,8 @@ class _Target:
         """Of each candidate, compared with shadows; others that serve as a population have no score (NaN)."""
         members = prepared.members()
         if self.name != "rmia":
-            own, seen = (each(STATISTIC[self.name]) for each in (lambda what: self._observed(what, candidates), prepared.observed))
-            return lira.lira(own, seen, members, offline=self.name == "lira-offline")
+            what = STATISTIC[self.name]
+            return lira.lira(self._observed(what, candidates), prepared.observed(what), members, offline=self.name == "lira-offline")
         own, seen = self._observed("loss", candidates), prepared.observed("loss")
         order = torch.randperm(len(own) - first_other, generator=torch.Generator().manual_seed(self.seed)).numpy()
         aside = first_other + order[: max(1, round(ASIDE * len(order)))]

@@ -102,9 +102,9 @@ def attack(
     chance(confidence, "--confidence")
     release = Release.load(path) if made else None
     references = [Release.load(Path(each)) for each in reference or ()]
-    beside = (real := path.resolve()).with_name(f"{real.name}.attacks")
-    folder = folder or (real if made else path).with_name(f"{(real if made else path).name}.shadows")
-    out = folder if not release else path / "attacks" if public else beside
+    base = path.resolve() if made else path
+    folder = folder or base.with_name(f"{base.name}.shadows")
+    out = folder if not release else path / "attacks" if public else base.with_name(f"{base.name}.attacks")
     writable(out / name)  # said before the work
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
     known = release.spec if release else None

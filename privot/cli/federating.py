@@ -34,6 +34,7 @@ from privot.cli.terminal import (
     to_shape,
     to_wall,
 )
+from privot.cli.watching import Watched
 from privot.errors import SettingError
 from privot.show import Progress, progress_bar, seconds
 
@@ -174,7 +175,7 @@ def client(
 
     owner = Owner(box, Budget(epsilon, delta), book, place, Runtime(device), Policy(unit=unit), notice=notice)
     with progress_bar(err_console) as progress:
-        watched = _Watched(owner, progress, delta)
+        watched = Watched(owner, progress, delta)
         app_ = client_app(lambda context: watched, lambda error: notice(f"an answer failed ({type(error).__name__})"))
         over = watched.waits
         with contextlib.suppress(UnheardError) if over else contextlib.nullcontext():
@@ -210,44 +211,6 @@ def keys(
     for name in made:
         if name.endswith(".key") and name != "server.key":
             say(f"client     --ca {out / 'ca.crt'} --key {out / name}")
-
-
-STOPPED = "this owner has stopped for good, and takes no further part in the run"
-
-
-class _Watched:
-    """An owner that tells, on its own side, what it agreed to and how far the run has come."""
-
-    waits = False
-
-    def __init__(self, owner: Any, progress: Progress, delta: float):
-        self.owner, self.progress, self.delta, self.rounds, self.last = owner, progress, delta, 0, owner.last
-        self.ended = STOPPED if owner.left else ""  # why this owner's part ended before the run
-        self.waits = not self.ended and not self.more()  # for a message, though no turn is left: the last answer may not have arrived
-
-    def reply(self, message: bytes) -> bytes:
-        from privot.federated.messages import Answer, Refusal, Terms, unpack
-
-        raw: bytes = self.owner.reply(message)
-        said, agreed = unpack(raw), self.owner.terms
-        if self.owner.left:
-            self.ended = STOPPED
-        elif isinstance(said, Refusal) and agreed is None and said.round < 0 and said.run.strip("0"):
-            self.ended = f"the terms of run {said.run[:8]} were refused: {said.reason}"
-        if isinstance(said, Terms):
-            cost = float(said.plan().cost().epsilon(self.delta))
-            say(f"agreed     to run {said.run[:8]}: {said.settings.rounds} rounds, epsilon {cost:.4g}, {said.settings.unit}", err_console)
-        elif isinstance(said, Answer):
-            self.rounds, self.last, self.waits = self.rounds + (said.round != self.last), said.round, False
-            self.progress("answers", said.round + 1, agreed.settings.rounds)
-        return raw
-
-    def more(self) -> bool:
-        """Whether a turn of this owner is left in the terms that were agreed to."""
-        agreed = self.owner.terms
-        if self.ended or self.waits or self.last < 0:
-            return not self.ended
-        return bool(self.last + agreed.settings.groups(agreed.owners) < agreed.settings.rounds)
 
 
 def _settings(config: Path | None, sets: list[str] | None, rounds: int | None) -> dict[str, Any]:

@@ -358,7 +358,7 @@ def test_a_long_call_is_not_read_to_its_end():
 
 
 SUPERNODE = """
-import httpx, json, sys, tracemalloc
+import httpx, json
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -604,9 +604,9 @@ def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
 
 def test_a_client_ends_when_no_turn_of_its_own_is_left():
     """Five owners, two a round, four rounds: who was asked in the second is not asked again."""
-    from privot.cli.federating import _Watched
+    from privot.cli.watching import Watched
 
-    watched = _Watched(types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4), last=-1, left=False), silent, 1e-5)
+    watched = Watched(types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4), last=-1, left=False), silent, 1e-5)
     for last, more in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
         watched.last = last
         assert watched.more() is more
@@ -614,14 +614,14 @@ def test_a_client_ends_when_no_turn_of_its_own_is_left():
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(tmp_path):
-    from privot.cli.federating import _Watched
+    from privot.cli.watching import Watched
 
     own = terms(owners=1, rounds=1)
     ward = Ward(tmp_path, owners=1)
     ask = pack(Request(RUN, 0, images(own, 0)))
     for message in (pack(own), ask):
         ward.reply(message)
-    watched = _Watched(ward.again().owner, silent, 1e-5)
+    watched = Watched(ward.again().owner, silent, 1e-5)
     assert (watched.waits, watched.more()) == (True, True)
     watched.reply(pack(own))
     assert watched.more()
@@ -631,9 +631,9 @@ def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(t
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_whose_part_is_over_says_why(tmp_path):
-    from privot.cli.federating import STOPPED, _Watched
+    from privot.cli.watching import STOPPED, Watched
 
-    watched = _Watched(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, silent, 1e-5)
+    watched = Watched(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, silent, 1e-5)
     for message in (b"noise", pack(Request(RUN, 0, images(TERMS, 0)))):  # neither is an offer
         watched.reply(message)
         assert (watched.more(), watched.ended) == (True, "")
@@ -641,7 +641,7 @@ def test_a_client_whose_part_is_over_says_why(tmp_path):
     assert not watched.more()
     assert watched.ended == f"the terms of run {RUN[:8]} were refused: the budget of this owner does not cover it"
     watched.owner.leave()
-    assert _Watched(watched.owner, silent, 1e-5).ended == STOPPED
+    assert Watched(watched.owner, silent, 1e-5).ended == STOPPED
 
 
 def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):

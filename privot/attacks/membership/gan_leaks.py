@@ -68,6 +68,7 @@ def partial_black_box(
                 best = torch.where(better, value, best)
                 step = step * torch.where(better, math.exp(0.4), math.exp(-0.1)).to(step)  # success in a fifth of the rounds keeps it
             found.append(-best.double().cpu())
+    progress("searching codes", len(labels), len(labels))
     return torch.cat(found).numpy()
 
 
@@ -102,6 +103,7 @@ def white_box(
             adam.step()
         with torch.no_grad():
             found.append(-_apart(net(codes, owns), goals, see, seen, share).view(-1, restarts).min(1).values.double().cpu())
+    progress("searching codes", len(labels), len(labels))
     return torch.cat(found).numpy()
 
 

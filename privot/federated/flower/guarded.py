@@ -14,11 +14,13 @@ from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from privot.federated.flower.processes import NODES, PARTS
 from privot.federated.messages import MOST
 
-PULL = "/v1/fleet/pull-object"
-LITTLE = 1 << 18  # bytes of an answer that carries no part of a message, and of what Flower puts around one that does
-PARTS = 3  # of an honest message: Flower's own, its content, our record in it
+PULL = f"{NODES}pull-object"
+LITTLE = (
+    1 << 18
+)  # bytes of an answer that carries no part of a message (one tells of the run), and of what Flower puts around one that does
 
 
 class TooMuchError(ValueError):

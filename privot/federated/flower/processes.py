@@ -33,7 +33,7 @@ HEADER = "x-privot-secret"
 NODES = "/v1/fleet/"
 ANNOUNCE, PUSH = f"{NODES}push-messages", f"{NODES}push-object"
 LITTLE = 1 << 14  # bytes of a call that carries no part of a message, and of what Flower puts around one that does
-PARTS = 3  # of an honest reply: Flower's message, its content, our record in it
+PARTS = 3  # of an honest message or reply: Flower's own, its content, our record in it
 CLAIM = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 GRACE = 10.0  # seconds that a process has to end by itself
 
