@@ -1,4 +1,4 @@
-"""Where data sets and metric weights lie (a folder of the user or the system, or a verified download), and whether files can be written."""
+"""Where data sets and metric weights lie (a folder of the user or the system, or a verified download), and how files are written."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ def writable(out: Path) -> None:
             pass
     except OSError as error:
         raise ReleaseError(f"{out} cannot be written ({error.strerror or type(error).__name__}): name another place") from None
+
+
+def put(path: Path, raw: bytes, mode: int = 0o666) -> None:
+    """A file that is there whole or not at all, whatever happens meanwhile; what is there is on the disk."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a process whose run was killed may be at the same file
+    with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+        stream.write(raw)
+        stream.flush()  # or the disk is asked to keep what has not left this process
+        os.fsync(stream.fileno())
+    part.replace(path)
 
 
 def fetch(what: str, url: str, wanted: dict[str, str]) -> Path:

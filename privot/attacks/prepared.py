@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privot.data.records import CHECKED, Public, Sensitive
 from privot.errors import ReleaseError, SettingError, refusing
+from privot.files import put
 from privot.release import Release
 
 FACTS = ("records", "accuracy_in", "accuracy_out")  # of a shadow: its members, and how often its classifier is right about them and others
@@ -101,13 +102,7 @@ def digest(box: Sensitive | Public) -> str:
 
 def write(path: Path, content: bytes | dict[str, NDArray[Any]], mode: int = 0o600) -> None:
     """A file, bytes or arrays as .npz, that is there whole or not at all; its owner's alone unless the ``mode`` says otherwise."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a worker whose run was killed may be at the same file
-    stream: BinaryIO
-    with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
-        if isinstance(content, bytes):
-            stream.write(content)
-        else:
-            np.savez(stream, allow_pickle=False, **content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    if not isinstance(content, bytes):
+        np.savez(stream := io.BytesIO(), allow_pickle=False, **content)
+        content = stream.getvalue()
+    put(path, content, mode)

@@ -20,6 +20,7 @@ from privot.errors import BudgetError, DataError, LedgerError, MessageError, Pri
 from privot.families.owners import Owners
 from privot.federated.messages import Answer, Refusal, Request, Terms, pack, unpack
 from privot.federated.policy import Policy
+from privot.files import put
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Wall
@@ -221,11 +222,7 @@ class Owner:
 
     def _write(self, name: str, raw: bytes) -> None:
         """Whole or not at all, and the disk has said so."""
-        with open(part := self._folder / f"{name}.part", "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._folder / name)
+        put(self._folder / name, raw)
         place = os.open(self._folder, os.O_RDONLY)  # the name must outlive a power failure too: an answer is kept before it is sent
         try:
             os.fsync(place)

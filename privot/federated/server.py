@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from privot.families.drawing import Drawing
 from privot.federated.messages import Answer, Message, Refusal, Request, Terms, pack, unpack
 from privot.federated.recorded import Recorder
 from privot.federated.soundness import longest_message, sound
+from privot.files import put
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Streams, silent
 from privot.show import jsonable
@@ -249,11 +249,7 @@ class Server:
             "terms": hashlib.sha256(self._offer).hexdigest(), "names": self.names, "state": self._state, "refused": self._refused,
             "offences": [dataclasses.astuple(each) for each in self.offences], "missed": sorted(self._missed),
         }  # fmt: skip
-        with open(part := self._folder / "server.part", "w") as file:
-            file.write(json.dumps(said))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._folder / "server.json")
+        put(self._folder / "server.json", json.dumps(said).encode())
 
     def _resume(self, folder: Path) -> None:
         file = folder / "server.json"

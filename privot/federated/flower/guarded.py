@@ -18,9 +18,7 @@ from privot.federated.flower.processes import NODES, PARTS
 from privot.federated.messages import MOST
 
 PULL = f"{NODES}pull-object"
-LITTLE = (
-    1 << 18
-)  # bytes of an answer that carries no part of a message (one tells of the run), and of what Flower puts around one that does
+LITTLE = 1 << 18  # bytes of an answer that carries no part of a message, and of what Flower puts around one that does
 
 
 class TooMuchError(ValueError):
