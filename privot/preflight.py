@@ -41,7 +41,7 @@ def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
         delta = wall.delta if wall else 1e-5
         return plan, Budget(max(float(plan.cost().epsilon(delta)), 1e-12), delta)
     if wall is None:
-        raise SettingError("no budget: give --epsilon, or --max-tpr, or set the noise")
+        raise SettingError("no budget: give --epsilon, or set the noise; synthesize and plan take --max-tpr, too")
     return plan.calibrated(wall), wall
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor
 from privot.attacks.membership.canaries import GIVEN, KINDS, canaries, coins
 from privot.attacks.prepared import digest, write
 from privot.attacks.preparing import half_spec
-from privot.audit import Bound, Verdict, judge, many_runs, one_run
+from privot.audit import Bound, Verdict, judge, many_runs, one_run, one_run_gaussian
 from privot.audit.curve import chance
 from privot.data.records import Public, Records, Sensitive
 from privot.data.spec import Spec
@@ -38,6 +38,7 @@ from privot.methods import make
 from privot.preflight import prepare
 from privot.privacy.plan import Budget, Neighbours
 from privot.release import Guarantee, NoGuarantee, Release
+from privot.report.attack import Attack
 from privot.runtime import Progress, Runtime, silent
 from privot.show import jsonable
 from privot.synthesis import synthesize
@@ -61,12 +62,21 @@ def near(images: Tensor, canary: Tensor, usual: Tensor) -> float:
 SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], float]] = {"mean": along, "nearest": near}
 
 
+class Kept(NamedTuple):
+    """Records that every run has, as they are stored, and whose each is."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    owners: np.ndarray
+
+
 @dataclass(frozen=True, kw_only=True)
 class Audit:
     """``runs`` with and as many without one canary; or, with ``canaries``, one run in which each of so many is included by a fair coin.
 
-    The two worlds differ as the method's own neighbours do: a record more, or another in its place. Declared counts would tell the worlds
-    apart under add-remove, so there they are not declared. ``kind`` is one of `privot.attacks.membership.canaries`; ``score`` of SCORES.
+    The two worlds differ as the method's own neighbours do: a record more, or another in its place, or in the place of all that one owner
+    has of its class. Declared counts would tell the worlds apart under add-remove, so there they are not declared. ``kind`` is one of
+    `privot.attacks.membership.canaries`; ``score`` of SCORES.
 
     >>> from privot.data import load
     >>> quick = {"settings": {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}, "epsilon": 5.0, "runs": 4}
@@ -98,8 +108,6 @@ class Audit:
             raise SettingError(
                 f"{self.method} is private as to {self._neighbours()}: one run needs records that come and go; leave out canaries"
             )
-        if self.gaussian and self.canaries:
-            raise SettingError("gaussian: of many runs alone")
 
     @property
     def total(self) -> int:
@@ -128,6 +136,19 @@ class Audit:
 
     def verdict(self) -> Verdict:
         """What the runs prove, against what was claimed; not before the last, since who may stop at will proves anything."""
+        return self._judged()[1]
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict, what was ``audited``, and ``attacks`` as the report reads them: the rates that the verdict was read off."""
+        bound, verdict = self._judged()
+        fpr, tpr, lower = (() if each is None else (each,) for each in (bound.highest_fpr, bound.tpr, bound.lowest_tpr))
+        name, public = f"audit of the whole method: {bound.how}", verdict.publishable
+        attack = Attack(name, fpr, tpr, lower, bound.confidence, public, verdict=verdict.sentence, refuted=verdict.broken)
+        plan = self.plan()
+        audited = {"method": plan["method"], "settings": plan["settings"], "claimed": verdict.claimed}
+        return {"audited": audited, "attacks": [asdict(attack)], **asdict(verdict)}
+
+    def _judged(self) -> tuple[Bound, Verdict]:
         done = self._done()
         if len(done) != self.total:
             raise ReleaseError(f"{self.folder}: {len(done)} of {self.total} runs are there; run it again to go on")
@@ -135,7 +156,8 @@ class Audit:
         if any(each["guarantee"] != claim for each in done):
             raise ReleaseError(f"{self.folder}: its runs do not all claim the same, so there is no one claim to judge")
         guarantee = Guarantee(**claim) if "epsilon" in claim else NoGuarantee(**claim)
-        return replace(judge(self.bound(done, guarantee), guarantee), publishable=isinstance(self.box, Public))
+        bound = self.bound(done, guarantee)
+        return bound, replace(judge(bound, guarantee), publishable=isinstance(self.box, Public))
 
     def bound(self, done: list[dict[str, Any]], guarantee: Guarantee | NoGuarantee) -> Bound:
         """The lower bound on epsilon of these runs, at the claim's delta."""
@@ -143,7 +165,8 @@ class Audit:
         included, scores = (np.array([each[key] for each in done]) for key in ("included", "scores"))
         if self.canaries:
             # Half of them are guessed, a quarter as in and a quarter as out: fixed beforehand.
-            return one_run(scores[0], included[0].astype(bool), delta, max(2, self.canaries // 2), self.confidence)
+            way = one_run_gaussian if self.gaussian else one_run
+            return way(scores[0], included[0].astype(bool), delta, max(2, self.canaries // 2), self.confidence)
         inside, outside = (scores[included[:, 0] == world, 0] for world in (True, False))
         return many_runs(inside, outside, delta, self.confidence, gaussian=self.gaussian)
 
@@ -152,17 +175,18 @@ class Audit:
         plan = make(self.method, self.settings).plan(self.box.spec)
         return plan.neighbours if plan.stages else Neighbours.ADD_REMOVE
 
-    def _parts(self) -> tuple[tuple[np.ndarray, np.ndarray], Records]:
+    def _parts(self) -> tuple[Kept, Records]:
         """The records that every run has (one of which may have to make room), and the canaries. Canaries made of records leave them."""
         count, generator, given = self.canaries or 1, torch.Generator().manual_seed(self.seed), {}
-        images, labels = self.box._images, self.box._labels
+        images, labels, owners = self.box._images, self.box._labels, self.box._owners
         if self.kind in GIVEN:
             if count >= len(labels):
                 raise SettingError(f"canaries={count}: {self.kind} ones are taken from the records, and there are no more of these")
             order = torch.randperm(len(labels), generator=generator)
             taken, rest = self.box._take(order[:count]), order[count:].sort().values.numpy()
-            given, images, labels = {"images": taken.images, "labels": taken.labels}, images[rest], labels[rest]
-        return (images, labels), canaries(self.kind, self.box.spec, count, generator, **given)
+            given = {"images": taken.images, "labels": taken.labels}
+            images, labels, owners = images[rest], labels[rest], owners[rest]
+        return Kept(images, labels, owners), canaries(self.kind, self.box.spec, count, generator, **given)
 
     def _included(self, number: int) -> np.ndarray:
         """Who is planted in a run: by coins, or the one canary in every other run."""
@@ -170,19 +194,27 @@ class Audit:
             return coins(self.canaries)
         return np.array([number % 2 == 1])
 
-    def _world(self, records: tuple[np.ndarray, np.ndarray], planted: Records, included: np.ndarray) -> Sensitive:
+    def _world(self, records: Kept, planted: Records, included: np.ndarray) -> Sensitive:
         """The data set of one run."""
-        images, labels = records
+        images, labels, owners = records
         scale = 255 if images.dtype == np.uint8 else 1
         more = (planted.images.numpy()[included] * scale).round(0 if scale > 1 else 7).astype(images.dtype)
         if self._neighbours() is Neighbours.ADD_REMOVE:
             images, labels = np.concatenate([images, more]), np.concatenate([labels, planted.labels.numpy()[included]])
-        elif included.any():  # in the place of the first record of its class, so that classes stay as large as declared
-            place, images = np.flatnonzero(labels == int(planted.labels[0])), np.array(images)
-            if not len(place):
-                raise SettingError(f"class {int(planted.labels[0])} has no record in whose place a canary could stand")
-            images[place[0]] = more[0]
-        return Sensitive(images, labels, self._declared(labels), name="a world")
+            owners = np.concatenate([owners, np.zeros(len(more), owners.dtype)])  # of the first, if there are several
+        elif included.any():
+            images, place = np.array(images), self._place(records, int(planted.labels[0]))
+            images[place] = more[0]
+        known = None if self.box.spec.owners is None else owners
+        return Sensitive(images, labels, self._declared(labels), name="a world", owners=known)
+
+    def _place(self, records: Kept, label: int) -> np.ndarray:
+        """Whose place a canary takes: the first record of its class, so that classes stay as large as declared; or all that one owner has
+        of that class, where an owner is what is protected."""
+        own = np.flatnonzero(records.labels == label)
+        if not len(own):
+            raise SettingError(f"class {label} has no record in whose place a canary could stand")
+        return own[records.owners[own] == records.owners[own[0]]] if self._neighbours() is Neighbours.CLIENT else own[:1]
 
     def _declared(self, labels: np.ndarray) -> Spec:
         """What is declared of a world."""
@@ -190,7 +222,7 @@ class Audit:
             return replace(self.box.spec, size=None, class_sizes=None)
         return half_spec(self.box.spec, labels)
 
-    def _scores(self, release: Release, records: tuple[np.ndarray, np.ndarray], planted: Records) -> list[float]:
+    def _scores(self, release: Release, records: Kept, planted: Records) -> list[float]:
         """For each canary, how much a release looks as if it was there."""
         scored, known = SCORES[self.score], {label: self._usual(records, label) for label in set(planted.labels.tolist())}
         shown = {label: self._shown(release, label) for label in known}
@@ -202,17 +234,16 @@ class Audit:
             return release.product.tensors["images"][release.product.tensors["labels"] == label]
         return release.sample(SAMPLES, torch.full((SAMPLES,), label))[0]
 
-    def _usual(self, records: tuple[np.ndarray, np.ndarray], label: int) -> Tensor:
+    def _usual(self, records: Kept, label: int) -> Tensor:
         """The mean image of a class without canaries, which the adversary knows: [channels, height, width]."""
-        images, labels = records
-        own = images[labels == label]
-        mean = own.mean(0, np.float64) / (255 if own.dtype == np.uint8 else 1) if len(own) else np.full(images.shape[1:], 0.5)
+        own = records.images[records.labels == label]
+        mean = own.mean(0, np.float64) / (255 if own.dtype == np.uint8 else 1) if len(own) else np.full(records.images.shape[1:], 0.5)
         return torch.from_numpy(np.asarray(mean, np.float64))
 
     def plan(self) -> dict[str, Any]:
         """All that defines the audit, as it stands in plan.json; the confidence may change later. What no run could do is refused."""
         maker, (records, _) = make(self.method, self.settings), self._parts()
-        spec = self._declared(records[1])
+        spec = self._declared(records.labels)
         try:
             maker.plan(spec)
         except SettingError as error:

@@ -1,15 +1,20 @@
 """Proof that an attack works: it must find the members of what is made to leak, and nobody in what cannot.
 
 An AUC of 0.52 may mean a private release or a broken attack. So every attack first runs on a *leaky* control, where it must reach its
-stated power, and on a *null* control, where it must not beat chance at 99 % confidence (one seed in a hundred does so by chance). Both are
-made of the embedded digits, a public data set, in seconds and deterministically by a seed.
+stated power, and on a *null* control, where it must not beat chance at 99 % confidence (one seed in a hundred does so by chance). A control
+is a release: of the members, or of nobody who is asked about; it is attacked by the same way as any other (`Target`). Both are made of the
+embedded digits, a public data set, in seconds and deterministically by a seed.
 """
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,19 +22,25 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor, nn
 
-from privot.attacks.membership import gan_leaks, nearest, tracing
-from privot.attacks.membership.lira import half, lira
-from privot.attacks.membership.loss import confidence, negative_loss
-from privot.attacks.membership.rmia import rmia
+from privot.attacks import ATTACKS
+from privot.attacks.prepared import Prepared
+from privot.attacks.shadows import Shadows
+from privot.attacks.target import Scores, Target, together
 from privot.audit.curve import roc
 from privot.data.load import load
 from privot.data.records import Public, Records
+from privot.data.spec import Spec
+from privot.demo import threads
 from privot.errors import SettingError
+from privot.product import Product
+from privot.release import NoGuarantee, Release
+from privot.runtime import Runtime, Streams
 
 CONFIDENCE = 0.99
 COUNT = 200  # candidates, half of them members
-MODELS = 16  # the victim and its shadows
-STEPS, HIDDEN = 150, 64  # of nets that learn 100 records by heart, a third of them under a wrong label
+FEW = 48  # those that classifiers learn by heart, two thirds of them under a wrong label
+SHADOWS, EPOCHS = 8, 150  # of classifiers that do so in seconds
+CPU, SPEC = Runtime("cpu"), Spec((1, 8, 8), 10)
 
 
 @dataclass(frozen=True)
@@ -49,15 +60,9 @@ class Power:
     publishable: bool = True
 
 
-class Scores(NamedTuple):
-    """Of candidates that were in the training data, and of others."""
-
-    members: np.ndarray
-    others: np.ndarray
-
-
+@cache
 def power(name: str, seed: int = 0) -> Power:
-    """Run both controls of an attack, see `CONTROLS`.
+    """Run both controls of an attack, see `CONTROLS`; once in a process.
 
     >>> power("nearest-pixels").passed
     True
@@ -65,7 +70,8 @@ def power(name: str, seed: int = 0) -> Power:
     if name not in CONTROLS:
         raise SettingError(f"no attack {name!r}: there are {', '.join(CONTROLS)}")
     control, stated = CONTROLS[name]
-    leaky, null = control(True, seed), control(False, seed)
+    with threads(1):  # nets so small are slower on several
+        leaky, null = (control.told(name, leaks, seed) for leaks in (True, False))
     found, nothing, by_chance = roc(*leaky).auc, roc(*null).auc, chance(*null)
     passed = found >= stated and by_chance > 1 - CONFIDENCE
     sentence = f"{name}: AUC {found:.3f} where all leaks (at least {stated:g} is its stated power), {nothing:.3f} where nothing can"
@@ -97,128 +103,98 @@ def digits(seed: int) -> tuple[Records, Records, Records]:
     return parts[0], parts[1], parts[2]
 
 
-def by_heart(images: Tensor, labels: Tensor, members: np.ndarray, steps: int, seed: int, hidden: int = HIDDEN) -> Tensor:
-    """Nets of one hidden layer trained side by side, each on its own members: logits [nets, candidates, classes].
+class Sides(NamedTuple):
+    """Whom a control asks about, ``members`` and ``others``; ``nobody``, of whom its null release is made; and a ``population``."""
 
-    ``members`` is bool [nets, learned]; images beyond the learned ones are only looked at. Nothing holds the nets back, so that they
-    learn every record; with 0 steps they know nothing.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    x, held = 2 * images.flatten(1) - 1, torch.from_numpy(members).float()
-    nets, learned, classes = len(held), held.shape[1], 10
-    sizes = ((nets, x.shape[1], hidden), (nets, 1, hidden), (nets, hidden, classes), (nets, 1, classes))
-    reach = (x.shape[1] ** -0.5, 0.0, hidden**-0.5, 0.0)
-    weights = [(torch.randn(size, generator=generator) * each).requires_grad_() for size, each in zip(sizes, reach, strict=True)]
-    adam = torch.optim.Adam(weights, lr=0.01)
+    members: Records
+    others: Records
+    nobody: Records
+    population: Records
 
-    def logits(rows: Tensor) -> Tensor:
-        return (rows @ weights[0] + weights[1]).relu() @ weights[2] + weights[3]
 
-    for _ in range(steps):
-        adam.zero_grad()
-        losses = nn.functional.cross_entropy(logits(x[:learned]).flatten(0, 1), labels[:learned].repeat(nets), reduction="none")
-        (losses.view(nets, learned) * held).sum().backward()  # nets share nothing: each has its own gradient; Adam knows no scale
-        adam.step()
-    with torch.no_grad():
-        return logits(x)
+def many(seed: int) -> Sides:
+    """Digits as they are."""
+    candidates, nobody, population = digits(seed)
+    (inside, outside), (own, theirs) = (each.split(COUNT // 2) for each in candidates)
+    return Sides(Records(inside, own), Records(outside, theirs), nobody, population)
+
+
+def mislabelled(seed: int) -> Sides:
+    """A few digits, two thirds of them under a wrong label: what a classifier says of one tells whether it has learned it."""
+    (images, labels), generator = digits(seed)[2], Streams(seed).generator("labels")
+    wrong = torch.rand(len(labels), generator=generator) < 2 / 3
+    labels = torch.where(wrong, labels + torch.randint(1, SPEC.classes, labels.shape, generator=generator), labels) % SPEC.classes
+    sizes = (*[FEW // 2] * 3, len(labels) - 3 * (FEW // 2))
+    return Sides(*(Records(*each) for each in zip(images.split(sizes), labels.split(sizes), strict=True)))
+
+
+@dataclass(frozen=True)
+class Control:
+    """A release that ``shows`` all of some records (and a seed), of ``sides`` by a seed. ``epochs`` are those of classifiers."""
+
+    shows: Callable[[Records, int], Product]
+    sides: Callable[[int], Sides] = many
+    epochs: int = 1
+
+    def told(self, name: str, leaks: bool, seed: int) -> Scores:
+        """What an attack says of members and others: of a release of the members, or of one of nobody."""
+        sides, needs = self.sides(seed), ATTACKS[name].needs
+        members, others, population = (_box(each) for each in (sides.members, sides.others, sides.population))
+        prepared = _prepared(self, seed) if "shadows" in needs else None
+        given = population if "population" in needs and prepared is None else None
+        return _target(self, leaks, seed).told(name, members, others, population=given, prepared=prepared)
 
 
 @cache
-def _models(leaky: bool, seed: int) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Logits [models, candidates + population, classes], labels and members [models, candidates]; the victim is the first model."""
-    candidates, _, population = digits(seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    wrong = torch.rand(COUNT, generator=generator) < 1 / 3
-    labels = torch.where(wrong, (candidates.labels + torch.randint(1, 10, (COUNT,), generator=generator)) % 10, candidates.labels)
-    members = half(COUNT, MODELS, generator)
-    images, labels = torch.cat([candidates.images, population.images]), torch.cat([labels, population.labels])
-    return by_heart(images, labels, members, STEPS if leaky else 0, seed), labels, members
+def _target(control: Control, leaks: bool, seed: int) -> Target:
+    """One for all attacks of a control, which trains its classifier once."""
+    sides = control.sides(seed)
+    release = _released(control.shows(sides.members if leaks else sides.nobody, seed))
+    return Target(release, CPU, seed=seed, epochs=control.epochs, perceptual=0)  # 0: without the weights of LPIPS
 
 
-def _split(scores: np.ndarray, members: np.ndarray) -> Scores:
-    return Scores(scores[members], scores[~members])
+@cache
+def _prepared(control: Control, seed: int) -> Prepared:
+    """Shadows of a control: each shows its half of the candidates. They lie in a folder as any others do, until the process ends."""
+    folder, sides = Path(tempfile.mkdtemp(prefix="privot-controls-")), control.sides(seed)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    box = together(_box(sides.members), _box(sides.others))
+    shadows = Shadows(folder=folder, box=box, method="real-subset", count=SHADOWS, seed=seed + 1, epochs=control.epochs)
+    (images, labels), draws = box._take(slice(None)), np.random.default_rng(seed)
+    with shadows.begun() as prepared:
+        members = prepared.members()
+        for shadow, own in enumerate(members):
+            # Sets side by side have one size, so some records come twice: by chance, or who comes first would be learned better.
+            half = np.resize(draws.permutation(np.flatnonzero(own)), members.sum(1).max())
+            _released(control.shows(Records(images[half], labels[half]), seed + 1 + shadow)).save(prepared.made(shadow))
+    return shadows.prepare(CPU)
 
 
-def _loss(leaky: bool, seed: int) -> Scores:
-    logits, labels, members = _models(leaky, seed)
-    return _split(negative_loss(logits[0], labels).numpy()[:COUNT], members[0])
+def _box(records: Records) -> Public:
+    return Public(records.images.numpy(), records.labels.numpy(), SPEC)
 
 
-def _lira(offline: bool) -> Callable[[bool, int], Scores]:
-    def control(leaky: bool, seed: int) -> Scores:
-        logits, labels, members = _models(leaky, seed)
-        seen = confidence(logits, labels).numpy()[:, :COUNT]
-        return _split(lira(seen[0], seen[1:], members[1:], offline=offline), members[0])
-
-    return control
+def _released(product: Product) -> Release:
+    return Release(product, NoGuarantee("it is made to leak"), SPEC, {})
 
 
-def _lira_on(metric: str) -> Callable[[bool, int], Scores]:
-    """Sets that repeat the members of each model, a little blurred; or, the victim's, as many others."""
-
-    def control(leaky: bool, seed: int) -> Scores:
-        (images, labels), others, _ = digits(seed)
-        draws, members = torch.Generator().manual_seed(seed + 1), half(COUNT, MODELS, torch.Generator().manual_seed(seed + 2))
-        sets = [Records(images[own], labels[own]) for own in torch.from_numpy(members)]
-        if not leaky:
-            sets[0] = others
-        blurred = [Records((x + 0.05 * torch.randn(x.shape, generator=draws)).clamp(0, 1), y) for x, y in sets]
-        seen = np.stack([nearest.nearest(images, x, metric, labels=labels, released_labels=y) for x, y in blurred])
-        return _split(lira(seen[0], seen[1:], members[1:]), members[0])
-
-    return control
+def blurred(held: Records, seed: int) -> Product:
+    """The records, but no copies."""
+    noise = 0.05 * torch.randn(held.images.shape, generator=Streams(seed).generator("blur"))
+    return Product.set((held.images + noise).clamp(0, 1), held.labels)
 
 
-def _rmia(leaky: bool, seed: int) -> Scores:
-    logits, labels, members = _models(leaky, seed)
-    seen = negative_loss(logits[:5], labels).numpy()  # four references: few are its strength
-    own, theirs = seen[:, :COUNT], seen[:, COUNT:]
-    return _split(rmia(own[0], own[1:], members[1:5], theirs[0], theirs[1:]), members[0])
-
-
-FIRST = np.arange(COUNT) < COUNT // 2  # members of what is made of records as they are
-
-
-def _held(leaky: bool, seed: int) -> Records:
-    """Records that a release repeats: the members, or as many others."""
-    candidates, others, _ = digits(seed)
-    return Records(candidates.images[: COUNT // 2], candidates.labels[: COUNT // 2]) if leaky else others
-
-
-def _nearest(metric: str) -> Callable[[bool, int], Scores]:
-    def control(leaky: bool, seed: int) -> Scores:
-        candidates, released = digits(seed)[0], _held(leaky, seed)
-        blurred = released.images + 0.05 * torch.randn(released.images.shape, generator=torch.Generator().manual_seed(seed))  # no copies
-        return _split(nearest.nearest(candidates.images, blurred.clamp(0, 1), metric), FIRST)
-
-    return control
-
-
-def _real_start(leaky: bool, seed: int) -> Scores:
-    candidates, released = digits(seed)[0], _held(leaky, seed)
-    moved = released.images + digits(seed)[2].images.mean(0) - released.images.mean(0)  # what distribution matching makes of its start
-    return _split(nearest.cosine(candidates.images, moved), FIRST)
-
-
-def _tracing(leaky: bool, seed: int) -> Scores:
-    candidates, _, population = digits(seed)
-    scores = tracing.trace(*candidates, *_held(leaky, seed), *population, nets=8, width=32, seed=seed)
-    return _split(scores, FIRST)
+def moved(held: Records, seed: int) -> Product:
+    """The records, all moved alike: what distribution matching makes of its start."""
+    return Product.set(held.images + digits(seed)[2].images.mean(0) - held.images.mean(0), held.labels)
 
 
 class Memory(nn.Module):
     """A generator that stores images and gives the one whose key the code points at, or a blend of near ones: it leaks all."""
 
-    images: Tensor
-    labels: Tensor
-    keys: Tensor
-
-    def __init__(self, held: Records, generator: torch.Generator, code: int = 8):
+    def __init__(self, images: Tensor, labels: Tensor, keys: Tensor):
         super().__init__()
-        self.code = code
-        self.register_buffer("images", held.images)
-        self.register_buffer("labels", held.labels)
-        self.register_buffer("keys", torch.randn(len(held.labels), code, generator=generator))
+        self.images, self.labels, self.keys, self.code = nn.Buffer(images), nn.Buffer(labels), nn.Buffer(keys), keys.shape[1]
 
     def forward(self, codes: Tensor, labels: Tensor) -> Tensor:
         wrong = labels[:, None] != self.labels  # [codes, stored]
@@ -226,35 +202,35 @@ class Memory(nn.Module):
         return (shares @ self.images.flatten(1)).view(-1, *self.images.shape[1:])
 
 
-def _gan_leaks(kind: str) -> Callable[[bool, int], Scores]:
-    def control(leaky: bool, seed: int) -> Scores:
-        (images, labels), generator = digits(seed)[0], torch.Generator().manual_seed(seed)
-        memory = Memory(_held(leaky, seed), generator)
-        if kind == "full":
-            given = torch.arange(2000) % 10
-            generated = memory(torch.randn(2000, memory.code, generator=generator), given)
-            return _split(gan_leaks.full_black_box(images, generated, labels=labels, generated_labels=given), FIRST)
-        if kind == "partial":
-            return _split(gan_leaks.partial_black_box(memory, images, labels, rounds=60, seed=seed), FIRST)
-        return _split(gan_leaks.white_box(memory, images, labels, steps=60, restarts=2, rate=0.2, perceptual=0, seed=seed), FIRST)
+class Remembered(Product):
+    """A generator that is a `Memory`."""
 
-    return control
+    def build(self) -> nn.Module:
+        return Memory(**self.tensors)
 
+
+def remembered(held: Records, seed: int) -> Product:
+    """A generator that gives the records."""
+    keys = torch.randn(len(held.labels), 8, generator=Streams(seed).generator("keys"))
+    return Remembered("generator", {"images": held.images, "labels": held.labels, "keys": keys})
+
+
+LEARNED, SHOWN, GIVEN = Control(blurred, mislabelled, EPOCHS), Control(blurred), Control(remembered)
 
 # By attack: its control and its stated power, an AUC that it reached for each of the seeds 0 to 7 with something to spare.
-CONTROLS: dict[str, tuple[Callable[[bool, int], Scores], float]] = {
-    "loss": (_loss, 0.75),
-    "lira": (_lira(False), 0.9),
-    "lira-offline": (_lira(True), 0.8),
-    "lira-pixels": (_lira_on("pixels"), 0.99),
-    "lira-features": (_lira_on("features"), 0.99),
-    "rmia": (_rmia, 0.8),
-    "nearest-pixels": (_nearest("pixels"), 0.99),
-    "nearest-features": (_nearest("features"), 0.99),
-    "nearest-lpips": (_nearest("lpips"), 0.99),
-    "real-start": (_real_start, 0.99),
-    "tracing": (_tracing, 0.8),
-    "gan-leaks-full": (_gan_leaks("full"), 0.95),
-    "gan-leaks-partial": (_gan_leaks("partial"), 0.98),
-    "gan-leaks-white": (_gan_leaks("white"), 0.98),
+CONTROLS: dict[str, tuple[Control, float]] = {
+    "loss": (LEARNED, 0.8),
+    "lira": (LEARNED, 0.9),
+    "lira-offline": (LEARNED, 0.9),
+    "lira-pixels": (SHOWN, 0.99),
+    "lira-features": (SHOWN, 0.99),
+    "rmia": (LEARNED, 0.8),
+    "nearest-pixels": (SHOWN, 0.99),
+    "nearest-features": (SHOWN, 0.99),
+    "nearest-lpips": (SHOWN, 0.99),
+    "real-start": (Control(moved), 0.99),
+    "tracing": (SHOWN, 0.75),
+    "gan-leaks-full": (GIVEN, 0.95),
+    "gan-leaks-partial": (GIVEN, 0.98),
+    "gan-leaks-white": (GIVEN, 0.98),
 }

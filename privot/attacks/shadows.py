@@ -105,8 +105,8 @@ class Shadows:
         """Prepare the shadows that are not there yet: here, in so many processes on this host, or on a Ray cluster."""
         from privot.attacks import workers as ways
 
-        runtime, prepared = runtime or Runtime(), Prepared(self.folder)
-        with self._begun(prepared):
+        runtime = runtime or Runtime()
+        with self.begun() as prepared:
             todo = [number for number, batch in enumerate(self.batches()) if not all(prepared.path(each).exists() for each in batch)]
             progress("shadows", prepared.done(), self.count)
             if not todo:
@@ -120,9 +120,9 @@ class Shadows:
         return prepared
 
     @contextmanager
-    def _begun(self, prepared: Prepared) -> Iterator[None]:
-        """The folder with its plan, for this run alone."""
-        plan = self.plan()
+    def begun(self) -> Iterator[Prepared]:
+        """The folder with its plan, for this run alone. Releases that lie in it are taken as they are."""
+        plan, prepared = self.plan(), Prepared(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # as secret as the candidates
         ours, known = ("lock", "plan.json", "members.npz"), (self.folder / "plan.json").exists()
         if strange := [each.name for each in self.folder.iterdir() if not known and not each.name.startswith(ours)]:
@@ -142,4 +142,4 @@ class Shadows:
             else:
                 write(self.folder / "members.npz", {"members": self.members()})
                 write(self.folder / "plan.json", json.dumps(plan, indent=1).encode())  # last: it vouches for the rest
-            yield
+            yield prepared

@@ -6,38 +6,35 @@ Attacks that compare with shadows need them prepared, of the same method and set
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.stats import chi2_contingency
+from scipy.special import ndtri
 
 from privot.attacks import ATTACKS
+from privot.attacks.blind import blind
 from privot.attacks.controls import Power, power
-from privot.attacks.membership import gan_leaks, lira, nearest, rmia, tracing
-from privot.attacks.observing import classifier_width, observe
-from privot.attacks.prepared import Prepared, digest
-from privot.attacks.preparing import victims
+from privot.attacks.membership import lira
+from privot.attacks.prepared import Prepared
 from privot.attacks.shadows import Shadows
-from privot.audit import Advantage, Points, Verdict, advantage, judge, roc, tpr_at
-from privot.data.records import Public, Records, Sensitive
-from privot.data.spec import Spec
+from privot.attacks.target import SAMPLES, STATISTIC, Box, Scores, Target, together
+from privot.audit import Advantage, Interval, Points, Verdict, advantage, judge, mean_auc, roc, tpr_at
+from privot.audit.verdict import NO_VERDICT
+from privot.data.records import Public, Records
 from privot.errors import DataError, PrivotError, SettingError
-from privot.measures.subject import Subject, refuse_overlap, same_names
+from privot.measures.subject import refuse_overlap, same_names
 from privot.release import Guarantee, Release
 from privot.runtime import Progress, Runtime, silent
 
-Box = Sensitive | Public
 RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
-SAMPLES = 5000  # of a generator
-STRANGE = 1e-3  # a p-value of equal class shares under which a caution is said
-STATISTIC = {"lira": "confidence", "lira-offline": "confidence", "lira-pixels": "pixels", "lira-features": "features"}
+DRAWN = 60  # points of the curve in the report
+STRANGE = 1e-3  # a p-value of sides that look alike, under which a caution is said
+UNSEEN = 10_000  # of each side, for one who never saw the release
 ENOUGH = 32  # shadows, under which LiRA on all of them comes out under chance: one fewer is left on a member's own side
-ASIDE = 0.2  # of the others are set aside as a population where an attack needs one and none is given
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,8 @@ class Tried:
     """What an attack found. ``power`` is its proof of power; ``verdict`` holds rates, the ``judged``, against the release's certificate.
 
     Against a certificate false-positive rates must be known, not only measured: then ``judged`` are other points than ``points``.
+    ``curve`` is the measured ROC (fpr, tpr) on log axes; of several victims, of the one that is judged, and ``auc`` is the mean of all,
+    with its ``spread`` over them. ``blind`` is the AUC of one who never saw the release.
     """
 
     name: str
@@ -56,28 +55,18 @@ class Tried:
     judged: Points
     verdict: Verdict
     publishable: bool
+    curve: tuple[tuple[float, ...], tuple[float, ...]]
+    blind: float | None = None
+    spread: Interval | None = None
     caution: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """With ``attacks``, as the report reads it."""
-        return {"attacks": [asdict(self.judged.attack(self.title))], **asdict(self)}
-
-
-def together(members: Box, others: Box, sizes: bool = False) -> Box:
-    """Members and, after them, others, as one box of candidates; public if both are. ``sizes``: those of its classes are declared."""
-    if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
-        raise SettingError("members and others must be images of one shape with the same classes")
-    same_names("the members", members.spec.class_names, "the others", others.spec.class_names)
-    boxes = members, others
-    if members._images.dtype == others._images.dtype:
-        images = np.concatenate([each._images for each in boxes])
-    else:  # bytes to 255 beside numbers to 1
-        images = np.concatenate([each._take(slice(None)).images.numpy() for each in boxes])
-    labels = np.concatenate([each._labels for each in boxes])
-    counts = tuple(np.bincount(labels, minlength=members.spec.classes).tolist()) if sizes else None
-    names = members.spec.class_names
-    spec = Spec(members.spec.shape, members.spec.classes, len(labels), counts, class_names=names, mirror=members.spec.mirror)
-    return (Public if isinstance(members, Public) and isinstance(others, Public) else Sensitive)(images, labels, spec, name="candidates")
+        words = {"control": self.power.sentence, "caution": self.caution, "verdict": self.verdict.sentence}
+        told = self.judged.attack(self.title, auc=self.auc, curve=self.curve, **words)
+        if self.verdict.status == NO_VERDICT:  # rates that accuse nobody
+            told = replace(told, fpr=(), tpr=(), lower=(), ceiling=())
+        return {"attacks": [asdict(told)], **asdict(self)}
 
 
 def shadows_of(release: Release, members: Box, others: Box, folder: Path, count: int, **more: Any) -> Shadows:
@@ -88,7 +77,7 @@ def shadows_of(release: Release, members: Box, others: Box, folder: Path, count:
     epsilon = None
     if settings.get("noise") is None and (release.facts.get("plan") or {}).get("stages"):  # noise that a budget set
         epsilon = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else math.inf
-    box = together(members, others, release.spec.class_sizes is not None)
+    box = together(members, others, release.spec.class_sizes is not None, release.spec.owners)
     return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, **more)
 
 
@@ -96,7 +85,7 @@ def compared(
     method: str, settings: dict[str, Any], epsilon: float | None, members: Box, others: Box, folder: Path, count: int, **more: Any
 ) -> Shadows:  # fmt: skip
     """Shadows of a method where no release is attacked: each is the victim once (`left_out`)."""
-    box = together(members, others, members.spec.class_sizes is not None)
+    box = together(members, others, members.spec.class_sizes is not None, members.spec.owners)
     return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, **more)
 
 
@@ -129,11 +118,11 @@ def left_out(name: str, prepared: Prepared, confidence: float = 0.95, seed: int 
     scores = lira.leave_one_out(prepared.observed(STATISTIC[name]), members, offline=name == "lira-offline")
     victim = int(torch.randint(len(members), (), generator=torch.Generator().manual_seed(seed)))
     own = members[victim]
-    sides = scores[victim, own], scores[victim, ~own]
-    found = concluded(name, proof, *sides, prepared.release(victim), confidence, seed, prepared.publishable)
+    sides = Scores(scores[victim, own], scores[victim, ~own])
+    found = concluded(name, proof, sides, prepared.release(victim), confidence, seed, prepared.publishable)
     few = f"of {len(members)} shadows the AUC comes out under 0.5 where nothing leaks: {ENOUGH} and more are needed to see a small leak"
-    mean = float(np.mean([roc(each[mine], each[~mine]).auc for each, mine in zip(scores, members, strict=True)]))
-    return replace(found, auc=mean, caution=few if len(members) < ENOUGH else "")
+    mean = mean_auc([(each[mine], each[~mine]) for each, mine in zip(scores, members, strict=True)], confidence, seed)
+    return replace(found, auc=mean.value, spread=mean, caution=few if len(members) < ENOUGH else "")
 
 
 def attempt(
@@ -160,47 +149,36 @@ def attempt(
         proved(name, each, population)
     boxes = {"members": members, "non-members": others} | ({} if population is None else {"the population": population})
     _fitting(boxes, release)
-    first = members._count()
-    if "shadows" in needs:
-        if prepared is None:
-            raise SettingError(f"{name} compares with shadows: prepare them first (`shadows_of`)")
-        both = together(members, others)
-        if prepared.plan["candidates"]["digest"] != digest(both):
-            raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
-        # a classifier as theirs
-        target = _Target(name, release, runtime, seed, prepared.plan["epochs"], progress, prepared.plan["samples"])
-        scores = target.against(prepared, both, first)
-    else:
-        inside, outside = (box._take(_some(box, candidates, seed)) for box in (members, others))
-        first = len(inside.labels)
-        aside, known = _population(population, outside, seed) if "population" in needs else (None, outside)
-        # In one go: scores that look at the mean of the candidates must not see members and others about different means.
-        whole = Records(*(torch.cat(each) for each in zip(inside, known, strict=True)))
-        scores = _Target(name, release, runtime, seed, epochs, progress).scores(whole, aside)
-        if references:
-            theirs = [_Target(name, each, runtime, seed, epochs, progress).scores(whole, aside) for each in references]
-            scores = nearest.calibrated(scores, np.stack(theirs))
-    found = scores[:first], scores[first:][~np.isnan(scores[first:])]
+    # a classifier as theirs, where there are shadows
+    plan = prepared.plan if prepared is not None and "shadows" in needs else {"epochs": epochs, "samples": SAMPLES}
+    alike: Any = {"seed": seed, "epochs": plan["epochs"], "samples": plan["samples"], "progress": progress}
+    target, known = Target(release, runtime, **alike), [Target(each, runtime, **alike) for each in references]
+    found = target.told(name, members, others, population=population, prepared=prepared, references=known, candidates=candidates)
     public = all(isinstance(box, Public) for box in boxes.values())
-    told = concluded(name, proof, *found, release, confidence, seed, public)
+    told = concluded(name, proof, found, release, confidence, seed, public)
     title = f"{told.title}, calibrated by {len(references)} of other records" if references else told.title
-    return replace(told, title=title, caution=_shifted(members, others))
+    return beside(replace(told, title=title), Scores(*blind(*_both(members, others, seed), release.spec.classes, seed)), release)
 
 
-def _some(box: Box, count: int | None, seed: int) -> slice | torch.Tensor:
-    if count is None or count >= box._count():
-        return slice(None)
-    if count < 1:
-        raise SettingError(f"candidates={count}: at least 1 of each side is needed")
-    return torch.randperm(box._count(), generator=torch.Generator().manual_seed(seed))[:count]
+def _both(members: Box, others: Box, seed: int) -> tuple[Records, Records]:
+    """Both sides, of large ones a part."""
+    first, second = (torch.randperm(each._count(), generator=torch.Generator().manual_seed(seed))[:UNSEEN] for each in (members, others))
+    return members._take(first), others._take(second)
 
 
-def _shifted(members: Box, others: Box) -> str:
-    """Words where classes have other shares among members than among others: what tells the sides apart is then not membership alone."""
-    counts = np.stack([np.bincount(each._labels, minlength=each.spec.classes) for each in (members, others)])
-    if chi2_contingency(counts[:, counts.any(0)]).pvalue > STRANGE:
-        return ""
-    return "class shares differ between members and non-members by more than chance: rates may tell the split, not membership"
+def beside(told: Tried, unseen: Scores, release: Release) -> Tried:
+    """An attack beside one that never saw the release (`blind`): what tells the sides apart is then not membership alone, and is said.
+
+    Where even that one passes the certificate, which bounds what a *release* can tell, nothing was proved against the release.
+    """
+    inside, outside = map(len, unseen)
+    auc, error = roc(*unseen).auc, math.sqrt((inside + outside + 1) / (12 * inside * outside))  # of Mann and Whitney, for equal sides
+    words = f"members and non-members can be told apart without the release (AUC {auc:.3f}): rates may tell the split, not membership"
+    told = replace(told, blind=auc, caution=words if auc - 0.5 > ndtri(1 - STRANGE) * error else "")
+    if told.verdict.broken and judge(tpr_at(*unseen, RATES, told.judged.confidence, certain=True), release.guarantee).broken:
+        why = f"no verdict: who never saw the release does so too, with an AUC of {auc:.3f}; take both sides from one random split"
+        told = replace(told, verdict=replace(told.verdict, status=NO_VERDICT, sentence=f"{told.verdict.sentence}; {why}"))
+    return told
 
 
 def _fitting(boxes: dict[str, Box], release: Release) -> None:
@@ -217,81 +195,12 @@ def _fitting(boxes: dict[str, Box], release: Release) -> None:
             raise SettingError(f"{one} and {two} share records: each must be on one side alone") from None
 
 
-def concluded(
-    name: str, proof: Power, inside: np.ndarray, outside: np.ndarray, release: Release, confidence: float, seed: int, public: bool,
-) -> Tried:  # fmt: skip
+def concluded(name: str, proof: Power, found: Scores, release: Release, confidence: float, seed: int, public: bool) -> Tried:
     """From scores to what they prove."""
-    points = tpr_at(inside, outside, RATES, confidence, publishable=public)
+    points = tpr_at(*found, RATES, confidence, publishable=public)
     certain = isinstance(release.guarantee, Guarantee)  # then the false-positive rate must be known, not only measured
-    judged = tpr_at(inside, outside, RATES, confidence, certain, public) if certain else points
-    gain, verdict = advantage(inside, outside, seed, publishable=public), judge(judged, release.guarantee)
-    return Tried(name, ATTACKS[name].title, proof, roc(inside, outside).auc, gain, points, judged, verdict, public)
-
-
-def _population(given: Box | None, others: Records, seed: int) -> tuple[Records, Records]:
-    """Records that nobody learned, and the others that are left: given ones, or a fifth of the others, set aside."""
-    if given is not None:
-        return given._take(slice(None)), others
-    order = torch.randperm(len(others.labels), generator=torch.Generator().manual_seed(seed))
-    first, rest = order.split([round(ASIDE * len(order)), len(order) - round(ASIDE * len(order))])
-    return Records(others.images[first], others.labels[first]), Records(others.images[rest], others.labels[rest])
-
-
-class _Target:
-    """A release as an attacker holds it."""
-
-    def __init__(
-        self, name: str, release: Release, runtime: Runtime, seed: int, epochs: int, progress: Progress, samples: int = SAMPLES
-    ):  # fmt: skip
-        self.name, self.release, self.runtime, self.progress = name, release, runtime, progress
-        self.seed, self.epochs, self.samples = seed, epochs, samples
-        shown, device = Subject.sampled(release, "the release", samples, seed), runtime.target
-        self.images, self.labels = shown.images.to(device), shown.labels.to(device)
-
-    def scores(self, candidates: Records, population: Records | None) -> np.ndarray:
-        """Of each candidate."""
-        images, labels = candidates
-        mine: dict[str, Any] = {"labels": labels, "released_labels": self.labels}
-        ways: dict[str, Callable[[], np.ndarray]] = {
-            "loss": lambda: self._observed("loss", candidates),
-            "nearest-pixels": lambda: nearest.nearest(images, self.images, **mine),
-            "nearest-features": lambda: nearest.nearest(images, self.images, "features", **mine),
-            "nearest-lpips": lambda: nearest.nearest(images, self.images, "lpips", **mine),
-            "real-start": lambda: nearest.cosine(images, self.images, **mine),
-            "tracing": lambda: self._traced(candidates, population),
-            "gan-leaks-full": lambda: gan_leaks.full_black_box(images, self.images, labels=labels, generated_labels=self.labels),
-            "gan-leaks-partial": lambda: gan_leaks.partial_black_box(self.release.product, images, labels, **self._here()),
-            "gan-leaks-white": lambda: gan_leaks.white_box(self.release.product, images, labels, **self._here()),
-        }
-        return ways[self.name]()
-
-    def against(self, prepared: Prepared, candidates: Box, first_other: int) -> np.ndarray:
-        """Of each candidate, compared with shadows; others that serve as a population have no score (NaN)."""
-        members = prepared.members()
-        if self.name != "rmia":
-            what = STATISTIC[self.name]
-            return lira.lira(self._observed(what, candidates), prepared.observed(what), members, offline=self.name == "lira-offline")
-        own, seen = self._observed("loss", candidates), prepared.observed("loss")
-        order = torch.randperm(len(own) - first_other, generator=torch.Generator().manual_seed(self.seed)).numpy()
-        aside = first_other + order[: max(1, round(ASIDE * len(order)))]
-        scores = rmia.rmia(own, seen, members, own[aside], seen[:, aside], members[:, aside])
-        scores[aside] = np.nan
-        return scores
-
-    def _observed(self, what: str, candidates: Records | Box) -> np.ndarray:
-        """By a classifier trained on the release, as a shadow's is."""
-        box = candidates
-        if isinstance(box, Records):
-            spec = Spec(self.release.spec.shape, self.release.spec.classes, mirror=self.release.spec.mirror)
-            box = Sensitive(box.images.numpy(), box.labels.numpy(), spec)
-        if not hasattr(self, "_victims"):
-            self._victims = victims([self.release], [self.seed], box.spec, self.epochs, self.samples, self.runtime, self.progress)
-        return observe(self._victims, box, (what,), self.runtime)[what][0]
-
-    def _traced(self, candidates: Records, population: Records | None) -> np.ndarray:
-        assert population is not None
-        width = classifier_width(self.release.spec)
-        return tracing.trace(*candidates, self.images, self.labels, *population, width=width, seed=self.seed)
-
-    def _here(self) -> dict[str, Any]:
-        return {"seed": self.seed, "device": self.runtime.target, "progress": self.progress}
+    judged = tpr_at(*found, RATES, confidence, certain, public) if certain else points
+    gain, verdict = advantage(*found, seed, publishable=public), judge(judged, release.guarantee)
+    curve = roc(*found)
+    fpr, tpr = (tuple(each.tolist()) for each in curve.logarithmic(DRAWN))
+    return Tried(name, ATTACKS[name].title, proof, curve.auc, gain, points, judged, verdict, public, (fpr, tpr))

@@ -31,6 +31,7 @@ class Bound:
 
     ``ceiling``: what a perfect attack would have proved by the same procedure. ``trials``: runs a side that were counted (the fewer), or
     guesses of one run. ``mu``: of Gaussian privacy, where epsilon is read off it; then it judges Gaussian certificates alone.
+    ``highest_fpr`` and ``lowest_tpr`` bound, together, the rates it was read off; ``tpr`` was measured. One run has none.
     """
 
     epsilon: float
@@ -41,6 +42,9 @@ class Bound:
     delta: float = 0.0
     mu: float | None = None
     publishable: bool = False
+    highest_fpr: float | None = None
+    tpr: float | None = None
+    lowest_tpr: float | None = None
 
     @classmethod
     def from_json(cls, value: Any) -> Bound:
@@ -125,7 +129,8 @@ def many_runs(
     how = [f"{len(there)} runs with the record and {len(absent)} without", "Clopper-Pearson"]
     how.insert(1, "threshold " + ("fixed beforehand" if threshold is not None else "chosen on as many others"))
     trials = min(len(there), len(absent))
+    rates = float(most(alarms, len(absent), error / 2)), hits / len(there), float(least(hits, len(there), error / 2))
     if not gaussian:
-        return Bound(found, confidence, perfect, ", ".join(how), trials, delta, None, publishable)
+        return Bound(found, confidence, perfect, ", ".join(how), trials, delta, None, publishable, *rates)
     epsilon, ceiling = gaussian_epsilon(found, delta), gaussian_epsilon(perfect, delta)
-    return Bound(epsilon, confidence, ceiling, ", ".join([*how, GAUSSIAN]), trials, delta, found, publishable)
+    return Bound(epsilon, confidence, ceiling, ", ".join([*how, GAUSSIAN]), trials, delta, found, publishable, *rates)

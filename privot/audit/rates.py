@@ -63,16 +63,16 @@ class Points:
     others: int
     publishable: bool = False
 
-    def attack(self, name: str) -> Attack:
+    def attack(self, name: str, **more: Any) -> Attack:
         """For the report's plot: measured and lowest TPR over the *highest* FPR, so that an honest release is not accused by luck.
 
         Where that is known to be no more than the level, over the level, at which `judge` looks too: report and verdict say the same.
         """
         from privot.report.attack import Attack
 
-        tpr, low = ([getattr(each, key) for each in self.points] for key in ("tpr", "lowest_tpr"))
-        fpr = [max(each.level, each.highest_fpr) for each in self.points]
-        return Attack(name, tuple(fpr), tuple(tpr), tuple(low), self.confidence, self.publishable)
+        tpr, low, perfect = (tuple(getattr(each, key) for each in self.points) for key in ("tpr", "lowest_tpr", "ceiling"))
+        fpr = tuple(max(each.level, each.highest_fpr) for each in self.points)
+        return Attack(name, fpr, tpr, low, self.confidence, self.publishable, ceiling=perfect, **more)
 
 
 def tpr_at(

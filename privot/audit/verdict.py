@@ -1,4 +1,4 @@
-"""A measured bound against the certificate: holds, broken, or no claim; and a sentence that never leaves out the ceiling."""
+"""A measured bound against the certificate: holds, broken, no claim or no verdict; and a sentence that never leaves out the ceiling."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from privot.audit.rates import Points
 from privot.errors import SettingError
 from privot.release import Guarantee, NoGuarantee
 
-HOLDS, BROKEN, NO_CLAIM = "holds", "broken", "no claim"
+HOLDS, BROKEN, NO_CLAIM, NO_VERDICT = "holds", "broken", "no claim", "no verdict"
 SLACK = 1e-9  # rounding
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``status`` is "holds", "broken" or "no claim"; ``wall`` names the number that was ``claimed``, ``proved`` and capped by ``ceiling``.
+    """``status`` is one of the above; ``wall`` names the number that was ``claimed``, ``proved`` and capped by ``ceiling``.
 
-    "holds" says that these trials did not refute the claim, never that it is true; where ``blind``, they could not have refuted it.
+    "holds" says that these trials did not refute the claim, never that it is true; where ``blind``, they could not have refuted it. "no
+    verdict": the trials were not fair, so that what they refute is not the claim.
     """
 
     status: str

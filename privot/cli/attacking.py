@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from privot.cli.terminal import (
     Config,
+    Dealt,
     Device,
     Download,
     IsPublic,
@@ -29,6 +29,7 @@ from privot.cli.terminal import (
     err_console,
     out_console,
     plain,
+    resumable,
     say,
     say_caution,
     to_settings,
@@ -74,9 +75,9 @@ def attack(
     sets: Sets = None, config: Config = None, epochs: Annotated[int, typer.Option(min=1, help="Of classifiers.")] = 300,
     confidence: Confidence = 0.95, workers: Workers = 1, ray: OnRay = False, public: IsPublic = False,
     public_classes: PublicClasses = False, device: Device = "auto", microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label",
-    resize: Resize = None, download: Download = False, as_json: Json = False,
+    resize: Resize = None, download: Download = False, owners: Dealt = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Tell members from others by a release. Exit code 3 if that beats its certificate.
+    """Tell members from others by a release. Exit code 3 if that beats its certificate, 4 if the two can be told apart without it.
 
     The attack first proves its power on controls. Results go beside the release, into RELEASE.attacks, which is the owner's own; where all
     data is public, into RELEASE/attacks. `privot report` reads both.
@@ -95,8 +96,8 @@ def attack(
     path, made = Path(target), Path(target, "manifest.json").exists()
     if not made and not (compares and target in methods()):
         raise SettingError(f"{target}: no release is there" + ("; nor is it a method" if compares else f"; {name} attacks a release"))
-    if made and (epsilon is not None or sets or config or public_classes):
-        raise SettingError("--epsilon, --set, --config and --public-classes are of a method: a release says itself how it was made")
+    if made and (epsilon is not None or sets or config or public_classes or owners):
+        raise SettingError("--epsilon, --set, --config, --public-classes, --owners are of a method: a release says itself how it was made")
     if not compares and (shadows or folder or ray or workers > 1):
         raise SettingError(f"--shadows, --folder, --workers and --ray: {name} compares with no shadows; leave them out")
     chance(confidence, "--confidence")
@@ -108,7 +109,7 @@ def attack(
     writable(out / name)  # said before the work
     more: Any = {"label": label, "resize": resize, "download": download, "public": public}
     known = release.spec if release else None
-    inside = load(members, **declared(members, known), **more, public_classes=public_classes)
+    inside = load(members, **declared(members, known), **more, public_classes=public_classes, owners=owners)
     known = known or inside.spec
     outside = load(nonmembers, "test", **declared(nonmembers, known), **more)
     others = load(population, "test", **declared(population, known), **more) if population else None
@@ -121,7 +122,8 @@ def attack(
                 planned = shadows_of(release, inside, outside, folder, shadows or SHADOWS, **given)
             else:
                 planned = compared(target, to_settings(config, sets), epsilon, inside, outside, folder, shadows or SHADOWS, **given)
-            prepared = planned.prepare(runtime, progress, workers=workers, ray=ray)
+            with resumable(folder):
+                prepared = planned.prepare(runtime, progress, workers=workers, ray=ray)
         if release:
             found = attempt(
                 name, release, inside, outside, population=others, prepared=prepared, references=references, candidates=candidates,
@@ -151,7 +153,10 @@ def _show(found: Any, path: Path, as_json: bool) -> None:
             rates = (f"{100 * each:.3g} %" for each in (point.level, point.tpr, point.lowest_tpr, point.highest_tpr))
             table.add_row(*rates, f"{point.alarms}{' (few)' if point.few else ''}")
         out_console.print(table, soft_wrap=False)
-        say(f"AUC        {found.auc:.4f}")
+        over = found.spread
+        say(f"AUC        {found.auc:.4f}" + (f", {over.low:.4f} to {over.high:.4f}, the mean over {over.count} victims" if over else ""))
+        if found.blind is not None:
+            say(f"unseen     {found.blind:.4f}, the AUC of one who never saw the release")
         say(f"advantage  {100 * found.advantage.value:.2f} % +- {100 * found.advantage.error:.2f}")
         say(f"verdict    {found.verdict.sentence}")
         say(f"file       {plain(path)}")
@@ -166,6 +171,9 @@ def _broken(verdict: Any) -> None:
     if verdict.broken:
         say("privot: implementation broken: more was proved than the certificate allows; do not publish", err_console, "red")
         sys.exit(3)
+    if verdict.status == "no verdict":
+        say("privot: no verdict: members and non-members differ by more than that; take both from one random split", err_console, "red")
+        sys.exit(4)
 
 
 @app.command()
@@ -183,7 +191,7 @@ def audit(
     gaussian: Annotated[bool, typer.Option("--gaussian", help="Read the runs as of a Gaussian mechanism: proves far more of one.")] = False,
     sets: Sets = None, config: Config = None, confidence: Confidence = 0.95, public: IsPublic = False,
     public_classes: PublicClasses = False, device: Device = "auto", microbatch: Microbatch = None, seed: Seed = 0, label: Label = "label",
-    resize: Resize = None, download: Download = False, as_json: Json = False,
+    resize: Resize = None, download: Download = False, owners: Dealt = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Whole runs with and without a planted record: what do they prove about epsilon? Exit code 3 if more than was claimed."""
     from privot.attacks.auditing import Audit
@@ -191,18 +199,20 @@ def audit(
     from privot.runtime import Runtime
 
     folder = folder or Path(f"{method}.audit")
-    box = load(data, label=label, resize=resize, download=download, public=public, public_classes=public_classes)
+    box = load(data, label=label, resize=resize, download=download, public=public, public_classes=public_classes, owners=owners)
     planned = Audit(
         folder=folder, box=box, method=method, settings=to_settings(config, sets), epsilon=epsilon, runs=runs, canaries=canaries, kind=kind,
         score=score, confidence=confidence, gaussian=gaussian, seed=seed,
     )  # fmt: skip
-    with progress_bar(err_console) as progress:
+    with progress_bar(err_console) as progress, resumable(folder):
         verdict = planned.run(Runtime(device, microbatch), progress)
-    _write(folder / "verdict.json", asdict(verdict), verdict.publishable)
+    told = planned.to_json()
+    _write(folder / "verdict.json", told, verdict.publishable)
     if as_json:
-        emit({**asdict(verdict), "folder": str(folder)})
+        emit({**told, "folder": str(folder)})
     else:
         say(f"{verdict.status}: {verdict.sentence}")
+        say(f"file: {plain(folder / 'verdict.json')}, for `privot report RELEASE --attacks` of a release made likewise")
         if not verdict.publishable:
             say_caution("sensitive records had a part in these numbers: they are the owner's own")
     _broken(verdict)

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -35,6 +37,15 @@ class Verbs(typer.core.TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             raise Stopped("; ".join(["stopped", *map(str, stop.args), *getattr(stop, "__notes__", [])])) from None
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """An interrupt tells where what is done is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"what is done is kept in {folder}: the same command goes on there") from None
 
 
 app = typer.Typer(

@@ -78,7 +78,7 @@ def sandwich(curve: dict[str, list[float]] | None, attacks: Sequence[dict[str, A
     parts.append(_path("chance", [(1e-4, 1e-4), (1, 1)], x, y))
     for place, attack in enumerate(attacks):
         colour = f"c{place % 5}"
-        points = sorted(zip(attack["fpr"], attack["tpr"], strict=True))
+        points = sorted(zip(*(attack["curve"] if attack["curve"][0] else (attack["fpr"], attack["tpr"])), strict=True))
         if len(points) > 1:
             parts.append(_path(f"attack {colour}", points, x, y))
         for fpr, tpr, low, above in zip(attack["fpr"], attack["tpr"], attack["lower"], attack["above"], strict=True):

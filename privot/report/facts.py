@@ -91,7 +91,8 @@ def public(base: Known, readings: Sequence[Reading], attacks: Sequence[Attack]) 
 def _attack(attack: Attack, bound: Callable[[float], float] | None) -> dict[str, Any]:
     above = attack.over(bound) if bound else (False,) * len(attack.fpr)
     most = [bound(rate) for rate in attack.fpr] if bound else None
-    return {**dataclasses.asdict(attack), "name": clean(attack.name), "certified": most, "above": list(above), "broken": any(above)}
+    said = {"name": clean(attack.name), **{key: clean(getattr(attack, key), 500) for key in ("control", "caution", "verdict")}}
+    return {**dataclasses.asdict(attack), **said, "certified": most, "above": list(above), "broken": attack.refuted or any(above)}
 
 
 def _plain(value: Any) -> Any:

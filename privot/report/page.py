@@ -59,7 +59,7 @@ def page(
         history=facts.get("history"),
         sandwich=charts.sandwich(facts["curve"], facts["attacks"]),
         growth=charts.growth(steps) if steps and math.isfinite(float(steps[-1]["epsilon"])) and steps[-1]["steps"] < 1e15 else None,
-        strongest=[(each, strongest(each)) for each in facts["attacks"]],
+        strongest=[(each, strongest(each)) for each in facts["attacks"] if each["fpr"]],
     )
 
 

@@ -1,12 +1,11 @@
 """Canaries: each kind is what it says, and deterministic; planting keeps the records."""
 
-import numpy as np
 import pytest
 import torch
 
 from privot.attacks import controls
-from privot.attacks.membership.canaries import GIVEN, KINDS, MADE, canaries, coins, planted
-from privot.data.records import Records, Sensitive
+from privot.attacks.membership.canaries import GIVEN, KINDS, MADE, canaries, coins
+from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 
@@ -59,14 +58,6 @@ def test_orthogonal_ones_are_orthogonal_and_large(spec):
     assert lengths.min() > 0.1 * spec.pixels / 4  # a tenth of what any image can have about mid-grey
 
 
-def test_planting_keeps_the_records_and_adds_the_included():
-    extra, included = made("noise", count=10), np.arange(10) % 3 == 0
-    found = planted(CANDIDATES, extra, included)
-    assert torch.equal(found.images[: len(CANDIDATES.labels)], CANDIDATES.images)
-    assert torch.equal(found.images[len(CANDIDATES.labels) :], extra.images[torch.from_numpy(included)])
-    assert torch.equal(found.labels[len(CANDIDATES.labels) :], extra.labels[torch.from_numpy(included)])
-
-
 def test_coins_are_fair_and_independent():
     """Six deviations each: two in a thousand million."""
     thrown = coins(40_000)
@@ -81,7 +72,3 @@ def test_what_cannot_be_is_refused():
             canaries(kind, SPECS[0], count, torch.Generator())
     with pytest.raises(SettingError, match="2 classes"):
         canaries("mislabelled", Spec((1, 8, 8), 1), 3, torch.Generator(), *CANDIDATES)
-    with pytest.raises(SettingError, match="included"):
-        planted(CANDIDATES, CANDIDATES, np.ones(3, bool))
-    with pytest.raises(SettingError, match="included"):
-        planted(CANDIDATES, Records(torch.zeros(3, 3, 8, 8), torch.zeros(3, dtype=torch.int64)), np.ones(3, bool))

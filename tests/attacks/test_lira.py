@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from by_heart import learned
 from scipy.stats import norm
 
-from privot.attacks import controls
+from privot.attacks.controls import chance
 from privot.attacks.membership import lira as module
 from privot.attacks.membership.lira import half, leave_one_out, lira
 from privot.attacks.membership.loss import confidence, negative_loss
@@ -128,21 +129,9 @@ def test_what_cannot_be_is_refused():
 COUNT, SHADOWS = 400, 64
 
 
-def learned(steps):
-    """What 64 nets, each trained on its half of 400 digits of which half have a wrong label, say of all; and of 200 others."""
-    images, labels = controls.load("digits", public=True).records()
-    draw = generator(3)
-    order = torch.randperm(len(labels), generator=draw)[: COUNT + 200]
-    images, labels = images[order], labels[order]
-    wrong = torch.arange(len(order)) < COUNT // 2
-    labels = torch.where(wrong, (labels + torch.randint(1, 10, labels.shape, generator=draw)) % 10, labels)
-    members = half(COUNT, SHADOWS, draw)
-    return controls.by_heart(images, labels, members, steps, seed=5, hidden=64), labels, members
-
-
 def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_attack(one_thread):
     # Right and wrong labels differ in hardness: non-members of the easy half look surer than members of the hard one.
-    logits, labels, members = learned(80)
+    logits, labels, members = learned(COUNT, 200, SHADOWS, 80, wrong=0.5)
     own, truth = logits[:, :COUNT].argmax(-1), labels[:COUNT]
     assert (own == truth).numpy()[members].mean() > 0.99  # learned by heart
     plain = negative_loss(logits, labels).numpy()[:, :COUNT]
@@ -155,7 +144,7 @@ def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_at
 
 
 def test_on_untrained_models_no_attack_beats_chance(one_thread):
-    logits, labels, members = learned(0)
+    logits, labels, members = learned(COUNT, 200, SHADOWS, 0, wrong=0.5)
     seen, log_p = confidence(logits, labels).numpy()[:, :COUNT], negative_loss(logits, labels).numpy()
     attacks = {
         "loss": log_p[:, :COUNT],
@@ -165,5 +154,5 @@ def test_on_untrained_models_no_attack_beats_chance(one_thread):
         "rmia": rmia_leave_one_out(log_p[:, :COUNT], members, log_p[:, COUNT:]),
     }
     for name, scores in attacks.items():
-        by_chance = [controls.chance(row[own], row[~own]) for row, own in zip(scores, members, strict=True)]
+        by_chance = [chance(row[own], row[~own]) for row, own in zip(scores, members, strict=True)]
         assert min(by_chance) > 0.01 / SHADOWS, name  # together at 99 % (Bonferroni over the victims)

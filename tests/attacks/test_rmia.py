@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from by_heart import learned
 
-from privot.attacks import controls
 from privot.attacks.membership import rmia as module
 from privot.attacks.membership.lira import half
+from privot.attacks.membership.loss import negative_loss
 from privot.attacks.membership.rmia import leave_one_out, rmia
 from privot.audit import roc
 from privot.errors import SettingError
@@ -53,14 +54,18 @@ def test_leave_one_out_equals_the_slow_loop(seen, offline, monkeypatch):
     np.testing.assert_allclose(leave_one_out(p, members, z, offline=offline, gamma=1.1), found)
 
 
+@pytest.fixture(scope="module")
+def models(one_thread):
+    return learned(200, 400, 16, 150, wrong=1 / 3)
+
+
 @pytest.mark.parametrize("references", [1, 2, 4])
 @pytest.mark.parametrize("offline", [False, True])
-def test_few_references_are_enough(references, offline):
-    logits, labels, members = controls._models(True, 0)
-    log_p = controls.negative_loss(logits, labels).numpy()
-    own, z, count = log_p[:, : controls.COUNT], log_p[:, controls.COUNT :], references
-    chosen = members[1 : 1 + count]
-    usable = (~chosen).any(0) if offline else np.ones(controls.COUNT, bool)
+def test_few_references_are_enough(models, references, offline):
+    logits, labels, members = models
+    log_p, count = negative_loss(logits, labels).numpy(), references
+    own, z, chosen = log_p[:, : members.shape[1]], log_p[:, members.shape[1] :], members[1 : 1 + count]
+    usable = (~chosen).any(0) if offline else np.ones(members.shape[1], bool)
     scores = rmia(own[0][usable], own[1 : 1 + count][:, usable], chosen[:, usable], z[0], z[1 : 1 + count], offline=offline, gamma=1.0)
     inside = members[0][usable]
     found, plain = (roc(each[inside], each[~inside]).auc for each in (scores, own[0][usable]))

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from privot.attacks import ATTACKS, trying
+from privot.attacks import ATTACKS, target, trying
+from privot.attacks.blind import blind
 from privot.attacks.controls import Power
 from privot.attacks.membership import lira
-from privot.attacks.trying import attempt, compared, left_out, shadows_of, together
+from privot.attacks.target import Scores, together
+from privot.attacks.trying import attempt, beside, compared, concluded, left_out, shadows_of
 from privot.audit import roc
 from privot.data import load
 from privot.data.records import Public, Sensitive
@@ -184,7 +186,7 @@ def test_what_may_be_published():
 def test_an_attack_that_fails_its_controls_is_not_tried(monkeypatch):
     broken = Power("nearest-pixels", 0.5, 0.5, 0.5, 0.99, False, "it does not work")
     monkeypatch.setattr(trying, "power", lambda name: broken)
-    monkeypatch.setattr(trying, "_Target", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(trying, "Target", lambda *_, **__: pytest.fail("it was tried"))
     with pytest.raises(PrivotError, match="controls here: it does not work"):
         tried("nearest-pixels", published(digits(0, 100)))
 
@@ -266,8 +268,8 @@ def test_an_attack_with_shadows(against, name, others):
 def test_the_victim_learns_as_its_shadows_do(against, monkeypatch):
     """Whatever else is said: comparing unlike classifiers compares nothing."""
     release, members, others, prepared = against
-    seen, real = [], trying.victims
-    monkeypatch.setattr(trying, "victims", lambda *given: seen.append(given[3]) or real(*given))
+    seen, real = [], target.victims
+    monkeypatch.setattr(target, "victims", lambda *given: seen.append(given[3]) or real(*given))
     attempt("lira", release, members, others, prepared=prepared, epochs=5, runtime=CPU)
     assert seen == [80]
 
@@ -308,7 +310,29 @@ def test_sides_of_other_class_shares_are_told(private):
     odd = np.flatnonzero((labels % 2 == 1) | (np.arange(len(labels)) % 3 == 0))
     odd = odd[odd >= 600][:300]
     found = attempt("nearest-pixels", private, digits(0, 600), Sensitive(images[odd], labels[odd], SPEC), runtime=CPU)
-    assert "class shares differ" in found.caution
+    assert "told apart without the release" in found.caution
+    assert found.blind > 0.57
+
+
+def test_sides_that_look_different_refute_nothing(private):
+    """Non-members are negatives: every attack finds the members, and whoever never saw the release does, too."""
+    images, labels = everyone()
+    negatives = Sensitive(images.max() - images[600:1400], labels[600:1400], SPEC)
+    found = attempt("nearest-pixels", private, digits(0, 600), negatives, runtime=CPU)
+    assert found.auc > 0.99
+    assert found.blind > 0.99
+    assert found.verdict.status == "no verdict"
+    assert not found.verdict.broken
+    assert "who never saw the release" in found.verdict.sentence
+    [told] = found.to_json()["attacks"]
+    assert told["fpr"] == told["lower"] == ()
+    assert not told["refuted"]
+    fair = attempt("nearest-pixels", private, digits(0, 600), digits(600, 1400), runtime=CPU)
+    scores = Scores(np.linspace(1, 2, 600), np.linspace(0, 1, 800))  # what a leak would give
+    leaks = concluded("nearest-pixels", fair.power, scores, private, 0.95, 0, False)
+    unseen = Scores(*blind(*(box._take(slice(None)) for box in (digits(0, 600), digits(600, 1400))), 10))
+    assert leaks.verdict.broken
+    assert beside(leaks, unseen, private).verdict.broken  # sides are alike: it stands
 
 
 def test_what_was_found_survives_json(private):

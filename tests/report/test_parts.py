@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specimens import GAUSSIAN, attack
+from specimens import GAUSSIAN, attack, hand
 
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
@@ -141,11 +141,33 @@ def test_one_step_needs_no_account():
 
 # Attacks
 
+TOLD = {
+    "auc": 0.53, "ceiling": (0.8, 0.9), "curve": ((0.01, 1.0), (0.02, 1.0)), "control": "finds all of a control", "caution": "few shadows",
+    "verdict": "proves little", "refuted": True,
+}  # fmt: skip
+
 
 def test_an_attack_comes_back_from_json(tmp_path):
-    one = attack()
-    (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(one)]}))
-    assert read(tmp_path / "attacks.json") == [one]
+    plain, whole = attack(), replace(attack(), **TOLD)
+    (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(plain), asdict(whole)]}))
+    assert read(tmp_path / "attacks.json") == [plain, whole]
+    short = {key: each for key, each in asdict(plain).items() if key not in TOLD}
+    (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [short]}))
+    assert read(tmp_path / "attacks.json") == [plain]
+
+
+@pytest.mark.parametrize("other", [{"method": "mean"}, {"settings": {"noise": 1.0}}, {"claimed": 2.0}, {"claimed": None}, {"claimed": "1"}])
+def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, other):
+    release = hand(settings={"noise": None})
+    audited = {"method": "handmade", "settings": {"noise": None}, "claimed": release.guarantee.epsilon * 1.0001}
+    found = Attack("audit", (), (), (), 0.95, True, verdict="proves nothing")
+    (tmp_path / "verdict.json").write_text(json.dumps({"audited": audited, "attacks": [asdict(found)]}))
+    assert read(tmp_path / "verdict.json", release) == [found]
+    (tmp_path / "verdict.json").write_text(json.dumps({"audited": audited | other, "attacks": [asdict(found)]}))
+    with pytest.raises(ReleaseError, match="audit"):
+        read(tmp_path / "verdict.json", release)
+    with pytest.raises(ReleaseError, match="1 to 200 numbers"):  # neither rates nor a verdict
+        replace(found, verdict="")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +175,9 @@ def test_an_attack_comes_back_from_json(tmp_path):
     [
         {"name": 3}, {"publishable": 1}, {"publishable": "no"}, {"fpr": [0.1]}, {"fpr": [True, 0.1]}, {"tpr": ["0.1", 0.2]},
         {"tpr": [0.1, 1.5]}, {"lower": [0.5, 0.5]}, {"lower": 0.1}, {"confidence": 1}, {"confidence": None}, {"extra": 1},
-        {"fpr": [], "tpr": [], "lower": []}, {"tpr": [math.nan, 0.2]}, {"fpr": [0.1] * 201, "tpr": [0.1] * 201, "lower": [0.1] * 201},
+        {"fpr": [], "tpr": [], "lower": []}, {"auc": 1.5}, {"auc": "0.5"}, {"ceiling": [0.5]}, {"ceiling": [0.5, 2.0]},
+        {"curve": [[0.5], []]}, {"curve": 3}, {"control": 1}, {"refuted": 0}, {"verdict": None}, {"tpr": [math.nan, 0.2]},
+        {"fpr": [0.1] * 201, "tpr": [0.1] * 201, "lower": [0.1] * 201},
     ],
 )  # fmt: skip
 def test_an_attack_of_the_wrong_kind_is_refused(wrong):

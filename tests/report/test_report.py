@@ -15,7 +15,7 @@ from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson
 from privot.product import Product
 from privot.release import Release
-from privot.report import Owner, write
+from privot.report import Attack, Owner, write
 from privot.report.pictures import uri
 from privot.synthesis import synthesize
 
@@ -294,6 +294,25 @@ def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
         assert ("privacy_loss" in record["deployment"]) is not broken
         assert ("do not submit" in record["deployment"]["administrative"]["notes"]) is broken
         assert ("differential privacy" in record["deployment"]["basic"]["description"]) is not broken
+
+
+def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
+    words = {"control": "AUC 0.99 <b>on</b> a control", "caution": "class shares differ", "verdict": "proves a true-positive rate of 0.1"}
+    found = replace(attack(), auc=0.531, ceiling=(0.77, 0.88), curve=((0.01, 0.3, 1.0), (0.011, 0.31, 1.0)), **words)
+    assert not write(hand(), tmp_path / "out", name="toy", attacks=[found, attack("bare")]).broken
+    seen = text(tmp_path / "out")
+    for each in ("0.531", "88 %", "class shares differ", words["verdict"], "AUC 0.99"):
+        assert each in seen
+    assert "<b>on" not in (tmp_path / "out" / "report.html").read_text()
+    assert "A perfect attack" in seen
+
+
+def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
+    found = Attack("audit of the whole method: one run", (), (), (), 0.95, True, verdict="proves epsilon of at least 9", refuted=True)
+    assert write(hand(), tmp_path / "out", name="toy", attacks=[found]).broken
+    assert "Implementation broken" in text(tmp_path / "out")
+    assert "proves epsilon of at least 9" in text(tmp_path / "out")
+    assert not write(hand(), tmp_path / "out", name="toy", attacks=[replace(found, refuted=False)]).broken
 
 
 def _tags(folder):

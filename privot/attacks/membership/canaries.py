@@ -47,21 +47,6 @@ def canaries(
     return Records(made, torch.randint(0, spec.classes, (count,), generator=generator))
 
 
-def planted(records: Records, canaries: Records, included: np.ndarray | Tensor) -> Records:
-    """The records and, after them, the canaries that are ``included``, bool [canaries].
-
-    >>> one = Records(torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64))
-    >>> planted(one, one, np.array([True, False])).labels.shape
-    torch.Size([3])
-    """
-    chosen = torch.as_tensor(included)
-    if chosen.dtype != torch.bool or chosen.shape != canaries.labels.shape or canaries.images.shape[1:] != records.images.shape[1:]:
-        raise SettingError(f"included: bool [{len(canaries.labels)}] is needed, and canaries of the records' shape")
-    images, labels = (each[chosen.to(each.device)] for each in canaries)
-    device = records.images.device
-    return Records(torch.cat([records.images, images.to(device)]), torch.cat([records.labels, labels.to(device)]))
-
-
 def coins(count: int) -> np.ndarray:
     """Which canaries are included in one run: fair and independent coins, bool [count], as an audit in one run asks.
 

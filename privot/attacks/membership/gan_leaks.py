@@ -33,14 +33,14 @@ ASKED = 4096  # images asked of a generator at a time
 
 
 def full_black_box(
-    candidates: Tensor, generated: Tensor, *, labels: Tensor | None = None, generated_labels: Tensor | None = None
+    candidates: Tensor, generated: Tensor, *, labels: Tensor | None = None, released_labels: Tensor | None = None
 ) -> np.ndarray:  # fmt: skip
     """Scores [candidates]: minus the L2 distance to the nearest generated image, of the same class where labels are given.
 
     >>> full_black_box(torch.zeros(1, 1, 2, 2), torch.ones(3, 1, 2, 2)).tolist()
     [-2.0]
     """
-    return nearest(candidates, generated, "pixels", labels=labels, released_labels=generated_labels)
+    return nearest(candidates, generated, "pixels", labels=labels, released_labels=released_labels)
 
 
 def partial_black_box(
