@@ -142,8 +142,8 @@ class Audit:
         """The verdict, what was ``audited``, and ``attacks`` as the report reads them: the rates that the verdict was read off."""
         bound, verdict = self._judged()
         fpr, tpr, lower = (() if each is None else (each,) for each in (bound.highest_fpr, bound.tpr, bound.lowest_tpr))
-        name, public = f"audit of the whole method: {bound.how}", verdict.publishable
-        attack = Attack(name, fpr, tpr, lower, bound.confidence, public, verdict=verdict.sentence, refuted=verdict.broken)
+        name, said, public = "audit of the whole method", f"{bound.how}: {verdict.sentence}", verdict.publishable
+        attack = Attack(name, fpr, tpr, lower, bound.confidence, public, verdict=said, refuted=verdict.broken)
         plan = self.plan()
         audited = {"method": plan["method"], "settings": plan["settings"], "claimed": verdict.claimed}
         return {"audited": audited, "attacks": [asdict(attack)], **asdict(verdict)}

@@ -8,8 +8,11 @@ attacks").
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -21,27 +24,37 @@ SIDE, MOST = 12, 4000  # pixels of a side, and records of each side of the split
 STRENGTH = 0.01  # of the rule's weights: strongly held down, as pixels are many
 
 
-def blind(members: Records, others: Records, classes: int, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Scores [members], [others] of logistic regressions on coarse pixels and labels, each record by the rule of the half it is not in.
+class Unseen(NamedTuple):
+    """Scores [members] and [others], and ``chance``: how probable so good a rule is where both sides look alike."""
+
+    members: NDArray[np.float64]
+    others: NDArray[np.float64]
+    chance: float
+
+
+def blind(members: Records, others: Records, classes: int, seed: int = 0) -> Unseen:
+    """Of logistic regressions on coarse pixels and labels, each record by the rule of the half it is not in.
+
+    Scores of both halves together are not independent, so the chance is the smaller one of the halves, each a test of its own, twice.
 
     >>> import torch
     >>> bright, dark = (Records(torch.rand(60, 1, 4, 4) / each, torch.zeros(60, dtype=torch.int64)) for each in (1, 2))
-    >>> first, second = blind(bright, dark, 1)
-    >>> bool(np.median(first) > np.median(second))
+    >>> blind(bright, dark, 1).chance < 1e-6
     True
     """
     rows = np.concatenate([_seen(each, classes) for each in (members, others)])
-    side, rng = np.arange(len(rows)) < len(members.labels), np.random.default_rng(seed)
-    fold = np.empty(len(rows), np.int64)
+    side, rng, fold = np.arange(len(rows)) < len(members.labels), np.random.default_rng(seed), np.empty(len(rows), np.int64)
     for each in (side, ~side):  # halves of each side
         fold[each] = rng.permutation(int(each.sum())) % 2
-    scores = np.zeros(len(rows))
-    for held in (0, 1):
-        learned = np.concatenate([rng.permutation(np.flatnonzero((fold != held) & each))[:MOST] for each in (side, ~side)])
-        if len(set(side[learned])) == 2:
+    scores, chances = np.zeros(len(rows)), [0.5]
+    for half in (0, 1):
+        learned = np.concatenate([rng.permutation(np.flatnonzero((fold != half) & each))[:MOST] for each in (side, ~side)])
+        mine, theirs = (fold == half) & side, (fold == half) & ~side
+        if len({*side[learned]}) == 2 and mine.any() and theirs.any():
             rule = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=200, class_weight="balanced"))
-            scores[fold == held] = rule.fit(rows[learned], side[learned]).decision_function(rows[fold == held])
-    return scores[side], scores[~side]
+            scores[fold == half] = rule.fit(rows[learned], side[learned]).decision_function(rows[fold == half])
+            chances.append(float(mannwhitneyu(scores[mine], scores[theirs], alternative="greater").pvalue))
+    return Unseen(scores[side], scores[~side], 2 * min(chances))
 
 
 def _seen(records: Records, classes: int) -> NDArray[np.float64]:

@@ -12,11 +12,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from scipy.special import ndtri
+from scipy.stats import chi2_contingency
 
 from privot.attacks import ATTACKS
-from privot.attacks.blind import blind
+from privot.attacks.blind import Unseen, blind
 from privot.attacks.controls import Power, power
 from privot.attacks.membership import lira
 from privot.attacks.prepared import Prepared
@@ -157,7 +158,8 @@ def attempt(
     public = all(isinstance(box, Public) for box in boxes.values())
     told = concluded(name, proof, found, release, confidence, seed, public)
     title = f"{told.title}, calibrated by {len(references)} of other records" if references else told.title
-    return beside(replace(told, title=title), Scores(*blind(*_both(members, others, seed), release.spec.classes, seed)), release)
+    unseen = blind(*_both(members, others, seed), release.spec.classes, seed)
+    return beside(replace(told, title=title, caution=_shifted(members, others, unseen)), unseen, release)
 
 
 def _both(members: Box, others: Box, seed: int) -> tuple[Records, Records]:
@@ -166,16 +168,25 @@ def _both(members: Box, others: Box, seed: int) -> tuple[Records, Records]:
     return members._take(first), others._take(second)
 
 
-def beside(told: Tried, unseen: Scores, release: Release) -> Tried:
-    """An attack beside one that never saw the release (`blind`): what tells the sides apart is then not membership alone, and is said.
+def _shifted(members: Box, others: Box, unseen: Unseen) -> str:
+    """Words where sides differ in their classes or in their looks: what tells them apart is then not membership alone."""
+    counts = np.stack([np.bincount(each._labels, minlength=each.spec.classes) for each in (members, others)])
+    if chi2_contingency(counts[:, counts.any(0)]).pvalue < STRANGE:
+        return "class shares differ between members and non-members by more than chance: rates may tell the split, not membership"
+    if unseen.chance < STRANGE:
+        return "members and non-members can be told apart without the release: rates may tell the split, not membership"
+    return ""
+
+
+def beside(told: Tried, unseen: Unseen, release: Release) -> Tried:
+    """An attack beside one that never saw the release (`blind`).
 
     Where even that one passes the certificate, which bounds what a *release* can tell, nothing was proved against the release.
     """
-    inside, outside = map(len, unseen)
-    auc, error = roc(*unseen).auc, math.sqrt((inside + outside + 1) / (12 * inside * outside))  # of Mann and Whitney, for equal sides
-    words = f"members and non-members can be told apart without the release (AUC {auc:.3f}): rates may tell the split, not membership"
-    told = replace(told, blind=auc, caution=words if auc - 0.5 > ndtri(1 - STRANGE) * error else "")
-    if told.verdict.broken and judge(tpr_at(*unseen, RATES, told.judged.confidence, certain=True), release.guarantee).broken:
+    sides = unseen.members, unseen.others
+    auc = roc(*sides).auc
+    told = replace(told, blind=auc)
+    if told.verdict.broken and judge(tpr_at(*sides, RATES, told.judged.confidence, certain=True), release.guarantee).broken:
         why = f"no verdict: who never saw the release does so too, with an AUC of {auc:.3f}; take both sides from one random split"
         told = replace(told, verdict=replace(told.verdict, status=NO_VERDICT, sentence=f"{told.verdict.sentence}; {why}"))
     return told

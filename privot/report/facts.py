@@ -91,7 +91,8 @@ def public(base: Known, readings: Sequence[Reading], attacks: Sequence[Attack]) 
 def _attack(attack: Attack, bound: Callable[[float], float] | None) -> dict[str, Any]:
     above = attack.over(bound) if bound else (False,) * len(attack.fpr)
     most = [bound(rate) for rate in attack.fpr] if bound else None
-    said = {"name": clean(attack.name), **{key: clean(getattr(attack, key), 500) for key in ("control", "caution", "verdict")}}
+    told = {"control": attack.control, "caution": attack.caution, "verdict": attack.verdict}
+    said = {"name": clean(attack.name), **{key: clean(words, 500) if words else "" for key, words in told.items()}}
     return {**dataclasses.asdict(attack), **said, "certified": most, "above": list(above), "broken": attack.refuted or any(above)}
 
 

@@ -60,7 +60,7 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
     assert "controls" in err
     assert "controls" not in out
     assert "caution: sensitive records" in err
-    assert "caution: members and non-members can be told apart without the release" in err  # the digits' own split is by writers
+    assert "caution: class shares differ" in err  # of the digits' own split, by a chi-squared test
     folder = private.with_name("private.attacks")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [each.name for each in folder.iterdir()] == ["nearest-pixels.json"]
@@ -236,7 +236,7 @@ def test_an_audit_for_people_and_programs(privot, tmp_path):
         synthesize("digits", budget=epsilon, settings=TINY, out=tmp_path / name, ledger=tmp_path / "book.jsonl")
     code, _, err = privot("report", "same", "--attacks", "here/verdict.json")
     assert (code, "caution" in err) == (0, False)
-    assert "audit of the whole method: 2 runs with the record" in (tmp_path / "report" / "report.html").read_text()
+    assert "2 runs with the record and 2 without" in (tmp_path / "report" / "report.html").read_text()
     code, _, err = privot("report", "other", "--attacks", "here/verdict.json", "--out", "page")
     assert code == 2
     assert "another epsilon than the release" in err

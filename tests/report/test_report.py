@@ -305,6 +305,8 @@ def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
         assert each in seen
     assert "<b>on" not in (tmp_path / "out" / "report.html").read_text()
     assert "A perfect attack" in seen
+    assert seen.count("Its controls") == seen.count("Caution") == 1
+    assert "none" not in seen[seen.index("A perfect attack") : seen.index("Epsilon by step")]
 
 
 def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
