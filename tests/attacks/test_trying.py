@@ -336,6 +336,14 @@ def test_sides_that_look_different_refute_nothing(private):
     assert beside(leaks, unseen, private).verdict.broken  # sides are alike: it stands
 
 
+def test_shadows_have_as_many_owners_as_the_release(tmp_path):
+    box, others = load("digits", public=True, owners=5), load("digits", "test", public=True)
+    release = Release(Product.set(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64)), NONE, box.spec, {"method": "real-subset"})
+    for shadows in (shadows_of(release, box, others, tmp_path, 4), compared("real-subset", {}, None, box, others, tmp_path, 4)):
+        assert shadows.box.spec.owners == 5
+        assert np.array_equal(shadows.box._owners, np.arange(shadows.box._count()) % 5)
+
+
 def test_what_was_found_survives_json(private):
     found = tried("nearest-pixels", private, (0, 600))
     text = json.loads(json.dumps(found.to_json()))
