@@ -179,17 +179,27 @@ def _shifted(members: Box, others: Box, unseen: Unseen) -> str:
 
 
 def beside(told: Tried, unseen: Unseen, release: Release) -> Tried:
-    """An attack beside one that never saw the release (`blind`).
+    r"""An attack beside one that never saw the release (`blind`).
 
-    Where even that one passes the certificate, which bounds what a *release* can tell, nothing was proved against the release.
+    Where even that one passes the certificate, which bounds what a *release* can tell, passing it proves nothing. Who knows how members
+    look finds a share B of them unseen; with the release, which may tell of each as much as it claims, :math:`e^\epsilon B+\delta` at
+    most. What passes that stands, as far as our blind rule is as good as any.
     """
-    sides = unseen.members, unseen.others
+    sides, claim = (unseen.members, unseen.others), release.guarantee
     auc = roc(*sides).auc
     told = replace(told, blind=auc)
-    if told.verdict.broken and judge(tpr_at(*sides, RATES, told.judged.confidence, certain=True), release.guarantee).broken:
-        why = f"no verdict: who never saw the release does so too, with an AUC of {auc:.3f}; take both sides from one random split"
-        told = replace(told, verdict=replace(told.verdict, status=NO_VERDICT, sentence=f"{told.verdict.sentence}; {why}"))
-    return told
+    if not told.verdict.broken or not isinstance(claim, Guarantee):
+        return told
+    if not judge(tpr_at(*sides, RATES, told.judged.confidence, certain=True), claim).broken:
+        return told
+    alone = tpr_at(*sides, RATES, told.judged.confidence).points
+    if any(
+        mine.lowest_tpr > math.exp(min(claim.epsilon, 700)) * each.highest_tpr + claim.delta
+        for mine, each in zip(told.judged.points, alone, strict=True)
+    ):
+        return told
+    why = f"no verdict: who never saw the release does so too, with an AUC of {auc:.3f}; take both sides from one random split"
+    return replace(told, verdict=replace(told.verdict, status=NO_VERDICT, sentence=f"{told.verdict.sentence}; {why}"))
 
 
 def _fitting(boxes: dict[str, Box], release: Release) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from privot.attacks import ATTACKS, target, trying
-from privot.attacks.blind import blind
+from privot.attacks.blind import Unseen, blind
 from privot.attacks.controls import Power
 from privot.attacks.membership import lira
 from privot.attacks.target import Scores, together
@@ -325,15 +325,20 @@ def test_sides_that_look_different_refute_nothing(private):
     assert found.verdict.status == "no verdict"
     assert not found.verdict.broken
     assert "who never saw the release" in found.verdict.sentence
-    [told] = found.to_json()["attacks"]
-    assert told["fpr"] == told["lower"] == ()
-    assert not told["refuted"]
+    [shown] = found.to_json()["attacks"]
+    assert shown["fpr"] == shown["lower"] == ()
+    assert not shown["refuted"]
     fair = attempt("nearest-pixels", private, digits(0, 600), digits(600, 1400), runtime=CPU)
     scores = Scores(np.linspace(1, 2, 600), np.linspace(0, 1, 800))  # what a leak would give
     leaks = concluded("nearest-pixels", fair.power, scores, private, 0.95, 0, False)
     unseen = blind(*(box._take(slice(None)) for box in (digits(0, 600), digits(600, 1400))), 10)
     assert leaks.verdict.broken
     assert beside(leaks, unseen, private).verdict.broken  # sides are alike: it stands
+    apart = Unseen(np.linspace(0.5, 2, 600), np.linspace(0, 1, 800), 0.0)  # finds two thirds of the members without the release
+    some = Scores(np.linspace(0.6, 2, 600), np.linspace(0, 1, 800))
+    for claim, told, status in ((0.1, some, "no verdict"), (0.1, scores, "broken"), (2.0, scores, "no verdict")):
+        tight = replace(private, guarantee=Guarantee.of(Plan((Stage("one", "sum", 4 / claim),), Neighbours.ADD_REMOVE), 1e-5))
+        assert beside(concluded("nearest-pixels", fair.power, told, tight, 0.95, 0, False), apart, tight).verdict.status == status
 
 
 def test_shadows_have_as_many_owners_as_the_release(tmp_path):
