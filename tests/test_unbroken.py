@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from privot.cli import tidily
 from privot.synthesis import synthesize
 from privot.unbroken import GIVEN_UP, unbroken
 
@@ -23,14 +24,14 @@ def listening():
     signal.signal(signal.SIGINT, before)
 
 
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
+def interrupt(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
 
 
-def worked(interrupts, done):
+def worked(interrupts, done, number=signal.SIGINT):
     with unbroken():
         for _ in range(interrupts):
-            interrupt()
+            interrupt(number)
         done.append("kept")
 
 
@@ -70,6 +71,26 @@ def test_an_error_within_is_the_one_that_is_seen():
     with pytest.raises(ValueError, match="no"), unbroken():
         raise ValueError("no")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_request_to_end_is_heard_as_an_interrupt(ignored):
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if ignored:  # then it ends the process at once, as ever: nothing is put in its place
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tidily()
+        assert (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL) is ignored
+        if not ignored:
+            done = []
+            with pytest.raises(KeyboardInterrupt):
+                worked(1, done, signal.SIGTERM)
+            assert done == ["kept"]
+            with pytest.raises(KeyboardInterrupt):
+                interrupt(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 RUN = """

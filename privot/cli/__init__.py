@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import warnings
 from importlib import import_module
@@ -18,8 +19,18 @@ for part in ("making", "privatizing", "judging", "attacking", "inverting", "fede
     import_module(f"privot.cli.{part}")
 
 
+def tidily() -> None:
+    """A request to end, as of `kill` or a container that is stopped, is heard as Ctrl-C is: answers that are paid for are kept first.
+
+    Not where interrupts are ignored, as they are in a shell's background, or where somebody else looks after such requests.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+
 def main() -> None:
     """Run the command line; what a user can mend ends in one line and exit code 2."""
+    tidily()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     if not sys.warnoptions:
