@@ -81,7 +81,7 @@ class Target:
             first = members._count()
             scores = self._against(name, prepared, together(members, others), first)
         else:
-            inside, outside = (box._take(_some(box, candidates, self.seed)) for box in (members, others))
+            inside, outside = (box._take(some(box, candidates, self.seed)) for box in (members, others))
             first = len(inside.labels)
             aside, known = _population(population, outside, self.seed) if "population" in ATTACKS[name].needs else (None, outside)
             # In one go: scores that look at the mean of the candidates must not see members and others about different means.
@@ -132,7 +132,8 @@ class Target:
         return observe(self._trained, candidates, (what,), self.runtime)[what][0]
 
 
-def _some(box: Box, count: int | None, seed: int) -> slice | torch.Tensor:
+def some(box: Box, count: int | None, seed: int) -> slice | torch.Tensor:
+    """Places of so many records, drawn by the seed; all, where there are no more."""
     if count is None or count >= box._count():
         return slice(None)
     if count < 1:

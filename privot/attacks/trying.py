@@ -22,10 +22,10 @@ from privot.attacks.controls import Power, power
 from privot.attacks.membership import lira
 from privot.attacks.prepared import Prepared
 from privot.attacks.shadows import Shadows
-from privot.attacks.target import SAMPLES, STATISTIC, Box, Scores, Target, together
+from privot.attacks.target import SAMPLES, STATISTIC, Box, Scores, Target, some, together
 from privot.audit import Advantage, Interval, Points, Verdict, advantage, judge, mean_auc, roc, tpr_at
 from privot.audit.verdict import NO_VERDICT
-from privot.data.records import Public, Records
+from privot.data.records import Public
 from privot.errors import DataError, PrivotError, SettingError
 from privot.measures.subject import refuse_overlap, same_names
 from privot.release import Guarantee, Release
@@ -158,14 +158,9 @@ def attempt(
     public = all(isinstance(box, Public) for box in boxes.values())
     told = concluded(name, proof, found, release, confidence, seed, public)
     title = f"{told.title}, calibrated by {len(references)} of other records" if references else told.title
-    unseen = blind(*_both(members, others, seed), release.spec.classes, seed)
+    inside, outside = (each._take(some(each, UNSEEN, seed)) for each in (members, others))
+    unseen = blind(inside, outside, release.spec.classes, seed)
     return beside(replace(told, title=title, caution=_shifted(members, others, unseen)), unseen, release)
-
-
-def _both(members: Box, others: Box, seed: int) -> tuple[Records, Records]:
-    """Both sides, of large ones a part."""
-    first, second = (torch.randperm(each._count(), generator=torch.Generator().manual_seed(seed))[:UNSEEN] for each in (members, others))
-    return members._take(first), others._take(second)
 
 
 def _shifted(members: Box, others: Box, unseen: Unseen) -> str:

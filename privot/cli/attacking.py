@@ -168,10 +168,12 @@ def _show(found: Any, path: Path, as_json: bool) -> None:
 
 
 def _broken(verdict: Any) -> None:
+    from privot.audit.verdict import NO_VERDICT
+
     if verdict.broken:
         say("privot: implementation broken: more was proved than the certificate allows; do not publish", err_console, "red")
         sys.exit(3)
-    if verdict.status == "no verdict":
+    if verdict.status == NO_VERDICT:
         say("privot: no verdict: members and non-members differ by more than that; take both from one random split", err_console, "red")
         sys.exit(4)
 
