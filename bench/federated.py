@@ -49,7 +49,7 @@ METHOD, DELTA = "federated-gs-wgan", 1.15e-3
 SETTINGS = {"window": 16, "detail": 0.5, "rounds": 500, "cohort": 60, "lessons": 10, "warm": 40, "critic_rate": 3e-4}
 # Chosen, not tuned: between two turns of an owner a critic should come further (lessons x critic_rate) than the generator (rounds x rate).
 STARTING = {"nothing": {"rate": 6e-4}, "glyphs": {"rate": 1e-4, "practice": 4000}}  # who begins with nothing has a longer way
-MANY = {"records": 16, "cohort": 300, "rounds": 200, "lessons": 16}  # of 3,000 owners each has 14 records and 20 turns, of 300 138 and 100
+MANY = {"records": 16, "cohort": 300, "rounds": 200, "lessons": 16, "warm": 16}  # of 3,000 each has 14 records, of 300 138
 PAPER = (
     "| Fed-Avg GAN, published | 1e7 | - | 10.88 | 218.24 | - | - | - | 3.94e7 | - |",
     "| Fed-GS-WGAN, published | 599 | - | 11.25 | 60.76 | - | - | - | 1.5e5 | - |",
