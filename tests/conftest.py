@@ -80,6 +80,13 @@ def any_clock():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk():
+    """No test cuts the power, so `os.fsync` here only looks at its descriptor; children, and tests that patch it, have their own."""
+    with mock.patch.object(os, "fsync", lambda file: os.fstat(file) and None):
+        yield
+
+
 @pytest.fixture
 def coarse_prices(monkeypatch):
     """Sampled plans are priced on the coarsest grid: never optimistic, near the finest for a hundred steps, 30 times as quick."""

@@ -37,6 +37,9 @@ class Drawing:
         begun(net, settings.start, settings.practice, spec, streams, progress)
         self.pair = Averaged(net, settings.rate, (0.5, 0.9), settings.average)
         self.down, self.across = (waves(side, settings.detail, settings.window).to(self.device) for side in spec.shape[1:])
+        asked = [line.abs().sum(1) > 0 for line in (self.down, self.across)]
+        # Nobody is asked outside of the window: a generator that begins with nothing is led to draw nothing there.
+        self._outside = ~(asked[0][:, None] & asked[1]) if settings.start == "nothing" and settings.window else None
         self._labels = torch.arange(spec.classes, device=self.device).repeat_interleave(settings.rows)
         self._codes = torch.empty(0)  # of the open round
 
@@ -66,8 +69,15 @@ class Drawing:
             values = torch.where(answered.to(values.device).view(-1, 1, 1, 1, 1, 1), values, 0)
         slopes = self.down @ values.flatten(0, 2).float() @ self.across.T / (max(count, 1) * len(self._labels))
         for images, part in self._lots():
-            images.backward(-slopes[part])
+            images.backward(self._fading(images.detach()) / len(slopes) - slopes[part])
         self.pair.step()
+
+    def _fading(self, images: Tensor) -> Tensor | float:
+        """Where nobody is asked, the way to an empty margin: of length 1 at most, as a slope is."""
+        if self._outside is None:
+            return 0.0
+        margin = images * self._outside
+        return margin / margin.flatten(1).norm(dim=1).clamp(min=1).view(-1, 1, 1, 1)
 
     def kept(self) -> dict[str, Tensor]:
         """All of it between two rounds, as tensors by name."""
