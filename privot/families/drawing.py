@@ -37,9 +37,7 @@ class Drawing:
         begun(net, settings.start, settings.practice, spec, streams, progress)
         self.pair = Averaged(net, settings.rate, (0.5, 0.9), settings.average)
         self.down, self.across = (waves(side, settings.detail, settings.window).to(self.device) for side in spec.shape[1:])
-        asked = [line.abs().sum(1) > 0 for line in (self.down, self.across)]
-        # Nobody is asked outside of the window: a generator that begins with nothing is led to draw nothing there.
-        self._outside = ~(asked[0][:, None] & asked[1]) if settings.start == "nothing" and settings.window else None
+        self._margin = ~((self.down != 0).any(1)[:, None] & (self.across != 0).any(1))  # pixels that no slope can move
         self._labels = torch.arange(spec.classes, device=self.device).repeat_interleave(settings.rows)
         self._codes = torch.empty(0)  # of the open round
 
@@ -73,10 +71,10 @@ class Drawing:
         self.pair.step()
 
     def _fading(self, images: Tensor) -> Tensor | float:
-        """Where nobody is asked, the way to an empty margin: of length 1 at most, as a slope is."""
-        if self._outside is None:
+        """Away from a black margin, of length 1 at most: nobody is asked there, and who begins with nothing would draw anything."""
+        if self.settings.start != "nothing":
             return 0.0
-        margin = images * self._outside
+        margin = images * self._margin
         return margin / margin.flatten(1).norm(dim=1).clamp(min=1).view(-1, 1, 1, 1)
 
     def kept(self) -> dict[str, Tensor]:

@@ -289,6 +289,31 @@ def test_slopes_move_pixels_where_they_point():
     assert half.draw(0, range(OWNERS)).float().mean() > before + 20
 
 
+def test_the_margin_of_a_window_becomes_black():
+    """Nobody is asked there, so who begins with nothing would draw anything there."""
+    half, middle = drawing(rate=1e-2, channels=8, window=4, detail=1.0), (..., slice(2, 6), slice(2, 6))
+    assert half.settings.numbers(SPEC) == (1, 4, 4)
+    white = (half.down.T @ torch.ones(8, 8) @ half.across).expand(OWNERS, CLASSES, 2, 1, -1, -1)
+    before = half.draw(0, range(OWNERS)).float()
+    for number in range(40):
+        half.draw(number, range(OWNERS))
+        half.take(white)
+    after = half.draw(0, range(OWNERS)).float()
+    assert after[middle].mean() > before[middle].mean() + 20
+    before[middle] = after[middle] = 0
+    assert after.mean() < before.mean() / 4
+
+
+@pytest.mark.parametrize(("start", "window"), [("glyphs", 4), ("nothing", 0), ("nothing", 8)])
+def test_a_prior_and_images_without_a_margin_are_moved_by_slopes_alone(start, window):
+    spec = Spec(SHAPE, 10, owners=OWNERS)
+    half = Drawing(FederatedGsWgan(**TINY, noise=1.0, start=start, practice=1, window=window), spec, streams())
+    before = weights(half)
+    half.draw(0, range(OWNERS))
+    half.take(torch.zeros(OWNERS, 10, 2, *half.settings.numbers(spec)))
+    assert torch.equal(weights(half), before)
+
+
 # A crash
 
 
