@@ -22,6 +22,7 @@ ln(TPR / FPR) over all thresholds with a false positive, which is no bound at al
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -131,6 +132,9 @@ def leaks(asked: argparse.Namespace) -> None:
                 at = next(point.tpr for point in tried.points.points if point.level == 0.01)
                 found[name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
             attacking += time.perf_counter() - begin
+            each = ", ".join(f"{name} {figures[-1][0]:.2f}" for name, figures in found.items())
+            spent = f"{making:.0f} s of making and {attacking:.0f} s of attacking so far"
+            print(f"{way}, seed {seed}: AUC {each}; {spent}", file=sys.stderr, flush=True)
         for name, figures in found.items():
             told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(figures, 0), np.std(figures, 0), strict=True)]
             shown = " ".join(f"{key}={value}" for key, value in given.items()) or "default"

@@ -22,6 +22,7 @@ from privot.errors import SettingError
 from privot.families.condensation import at_least_one
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
+from privot.nets.blocks import half
 from privot.nets.deep_convolutional import ProjectionCritic, doublings
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
@@ -111,16 +112,18 @@ class ConditionalGan:
             for _ in range(self.critic_steps):
                 real = some()
                 wanted = labels[some()]  # labels as frequent as among the records
-                with torch.no_grad():
-                    fake = made(net, wanted)
-                scores = critic(torch.cat([images[real], fake]), torch.cat([labels[real], wanted]))
+                with half(device):
+                    with torch.no_grad():
+                        fake = made(net, wanted)
+                    scores = critic(torch.cat([images[real], fake]), torch.cat([labels[real], wanted])).float()
                 loss = (1 - scores[: self.batch]).relu().mean() + (1 + scores[self.batch :]).relu().mean()
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()
             wanted = labels[some()]
             critic.requires_grad_(False)
-            loss = -critic(made(net, wanted), wanted).mean()
+            with half(device):
+                loss = -critic(made(net, wanted), wanted).float().mean()
             loss.backward()
             pair.step()
             critic.requires_grad_(True)

@@ -92,12 +92,13 @@ class ProjectionCritic(nn.Module):
         result = []
         for place, layer in enumerate(self._weighted()):
             matrix, left = layer.weight.flatten(1), self.get_buffer(f"direction{place}")
-            with torch.no_grad():
-                right = normalize(matrix.T @ left, dim=0)
-                if self.training:
-                    left.copy_(normalize(matrix @ right, dim=0))
-                kept = left.clone()  # the next use changes the buffer, while the gradient of this one still needs it
-            result.append(layer.weight / (kept @ matrix @ right))
+            with torch.autocast(matrix.device.type, enabled=False):  # singular values want more digits than images do
+                with torch.no_grad():
+                    right = normalize(matrix.T @ left, dim=0)
+                    if self.training:
+                        left.copy_(normalize(matrix @ right, dim=0))
+                    kept = left.clone()  # the next use changes the buffer, while the gradient of this one still needs it
+                result.append(layer.weight / (kept @ matrix @ right))
         return result
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
