@@ -1,7 +1,9 @@
 """What many tests begin with: an empty ledger, a small sealed box, the command line."""
 
+import functools
 import math
 import os
+import posix
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import steady
+import typer.main
 from trust import record
 
 from privot import files, runtime
@@ -82,8 +85,21 @@ def any_clock():
 
 @pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk():
-    """No test cuts the power, so `os.fsync` here only looks at its descriptor; children, and tests that patch it, have their own."""
+    """No test cuts the power: `os.fsync` only looks at its descriptor here. Not in children, nor where `a_real_disk` is asked for."""
     with mock.patch.object(os, "fsync", lambda file: os.fstat(file) and None):
+        yield
+
+
+@pytest.fixture
+def a_real_disk(monkeypatch):
+    """For tests of what is made durable."""
+    monkeypatch.setattr(os, "fsync", posix.fsync)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def verbs_made_once():
+    """Typer makes all verbs anew for each command line, which takes longer than most of them do."""
+    with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
         yield
 
 

@@ -79,8 +79,8 @@ class Audit:
     `privot.attacks.membership.canaries`; ``score`` of SCORES.
 
     >>> from privot.data import load
-    >>> quick = {"settings": {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}, "epsilon": 5.0, "runs": 4}
-    >>> audit = Audit(folder=Path(tempfile.mkdtemp()) / "audit", box=load("digits", public=True), method="private-set", **quick)
+    >>> quick = {"settings": {"features": 20, "steps": 2}, "epsilon": 5.0, "runs": 4}
+    >>> audit = Audit(folder=Path(tempfile.mkdtemp()) / "audit", box=load("digits", public=True), method="merf", **quick)
     >>> audit.run().status
     'holds'
     """

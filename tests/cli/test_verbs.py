@@ -670,6 +670,7 @@ def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
     assert ["epsilon inf from now on" in each for each in said(*words)["cautions"]] == [True]
 
 
+@pytest.mark.usefixtures("coarse_prices")
 def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
     np.savez("few.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
     words = ("synthesize", "few.npz", "--method", "gs-wgan", "--epsilon", 1, "--out", "one", "--ledger", "book.jsonl", "--device", "cpu")

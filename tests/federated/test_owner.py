@@ -89,6 +89,7 @@ def test_the_ledger_knows_the_digest_of_what_crossed(agreed):
     assert known == [hashlib.sha256(raw).hexdigest() for raw in sent]
 
 
+@pytest.mark.usefixtures("a_real_disk")
 def test_an_answer_lies_on_the_disk_by_its_name_before_it_is_sent(agreed, monkeypatch):
     """A name that a power failure takes away would have its round answered anew."""
     folder, synced, sync = agreed.folder / "run", [], os.fsync
@@ -97,6 +98,7 @@ def test_an_answer_lies_on_the_disk_by_its_name_before_it_is_sent(agreed, monkey
     assert (folder.stat().st_ino, True) in synced
 
 
+@pytest.mark.usefixtures("a_real_disk")
 def test_and_so_do_its_bytes(agreed, monkeypatch):
     """What still lies in a buffer when the disk is asked to keep it is lost with the power."""
     sizes, sync = {}, os.fsync

@@ -1,7 +1,6 @@
 """Random settings and random command lines: each is taken or refused in one line; none crashes, hangs, runs code or writes elsewhere."""
 
 import dataclasses
-import functools
 import json
 import math
 import pickle
@@ -181,7 +180,6 @@ def no_work(monkeypatch):
 
     for place in QUIET:
         monkeypatch.setattr(place, refused)
-    monkeypatch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # half a second each time
 
 
 THINGS = [
