@@ -158,8 +158,10 @@ def attempt(
     public = all(isinstance(box, Public) for box in boxes.values())
     told = concluded(name, proof, found, release, confidence, seed, public)
     title = f"{told.title}, calibrated by {len(references)} of other records" if references else told.title
+    progress("beside one who never saw it", 0, 1)
     inside, outside = (each._take(some(each, UNSEEN, seed)) for each in (members, others))
     unseen = blind(inside, outside, release.spec.classes, seed)
+    progress("beside one who never saw it", 1, 1)
     return beside(replace(told, title=title, caution=_shifted(members, others, unseen)), unseen, release)
 
 

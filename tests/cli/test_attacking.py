@@ -58,6 +58,7 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
     for words in ("it works", "AUC", "advantage", "verdict", "claimed", "private.attacks/nearest-pixels.json"):
         assert words in out
     assert "controls" in err
+    assert "beside one who never saw it" in err
     assert "controls" not in out
     assert "caution: sensitive records" in err
     assert "caution: class shares differ" in err  # of the digits' own split, by a chi-squared test
