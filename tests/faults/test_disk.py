@@ -1,14 +1,46 @@
 """A disk that fails or is full, at every write of a run: one line, nothing read unpaid, and once the disk is well the run goes on."""
 
 import json
+import os
 
 import pytest
+import torch
 from aftermath import WRITES, examine, public, resumed, states
 from deeds import DISK
+
+from privot.files import put
+from privot.privacy import vault
+from privot.runtime import Streams
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 KNOWN = {"LedgerError", "ReleaseError", "OSError"}  # all of which the command line says in one line
+
+
+KEEPING = {
+    "a file": lambda folder: put(folder / "x", b"some"),
+    "what a critic knows": lambda folder: vault.write(folder / "x", {"x": torch.zeros(2)}),
+    "where a stage has come to": lambda folder: Streams(0, folder=folder).store("x", {"x": torch.zeros(2)}),
+}
+
+
+@pytest.mark.usefixtures("a_real_disk")
+@pytest.mark.parametrize("what", KEEPING)
+def test_all_its_bytes_are_on_the_disk_before_a_file_has_its_name(what, tmp_path, monkeypatch):
+    """A name that outlives a power failure while its bytes do not is a run that cannot go on."""
+    sizes, sync, named = {}, os.fsync, []
+
+    def seen(file):
+        found = os.fstat(file)
+        sizes[found.st_ino] = found.st_size
+        named.extend(each for each in tmp_path.iterdir() if not each.name.endswith("part"))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    KEEPING[what](tmp_path)
+    (kept,) = tmp_path.iterdir()
+    assert sizes.get(kept.stat().st_ino) == kept.stat().st_size > 0
+    assert not named
 
 
 SLOW = [(which, code, 1) for which in ("merf", "walk", "private-set", "gs-wgan") for code in DISK]
