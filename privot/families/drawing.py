@@ -71,7 +71,10 @@ class Drawing:
         self.pair.step()
 
     def _fading(self, images: Tensor) -> Tensor | float:
-        """Away from a black margin, of length 1 at most: nobody is asked there, and who begins with nothing would draw anything."""
+        """Away from a black margin, of length 1 at most: no slope comes from there, and who begins with nothing would draw anything.
+
+        It is public, as the images are; a generator with a prior knows what belongs there, and is left alone.
+        """
         if self.settings.start != "nothing":
             return 0.0
         margin = images * self._margin

@@ -51,7 +51,7 @@ class Federation:
     critic_rate: float = 1e-4
     shift: int = 0  # pixels by which what a critic learns from is moved at random, up to a fourteenth of a side
     detail: float = 0.5  # part of the frequencies of each side in which slopes are asked
-    window: int = 0  # pixels in the middle of each side, if not all, on which they are asked; the margin is black
+    window: int = 0  # pixels in the middle of each side, if not all, on which they are asked; see `Drawing._fading`
     full: bool = True  # slopes are brought to norm 1; else only those that are longer
     known: bool = True  # of classes that an owner has no record of, it says nothing but noise
     kind: str = "dcgan"  # or "residual"
