@@ -2,7 +2,7 @@
 
     python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --ratio .002 .01 .02 --folder F
     python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --set init=real --ratio .002 --folder F
-    python bench/membership.py leaks --data celeba --ways conditional-gan dp-gan@10 sliced-generator@10 --preparations 3
+    python bench/membership.py leaks --data celeba --ways conditional-gan dp-gan@10 sliced-generator@10 --preparations 3 --references 2
     python bench/membership.py roc --out lira.png "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
     python bench/membership.py bounds "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
 
@@ -11,7 +11,8 @@ the loss attack, 2 (accuracy - 50 %), as mean and deviation over them: the thres
 judged on as many more (Table 2). Where sets begin from real images, those images are told from as many other members (Table 1). A row
 for a random real subset of the same size stands beside: it protects nobody it shows, and only with it can the others be read.
 *leaks* is GAN-Leaks on generators: of each way, releases made from a random half of the training images (or --size of them), attacked with
---candidates of its members and as many of the other half.
+--candidates of its members and as many of the other half. With --references a third of the images is set aside first, and so many
+releases of it calibrate the scores, as the paper's shadow models do.
 *roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
 *bounds* is their Table 3 with what was proved from above and what an attack proves from below in columns of their own. From below: LiRA on
 one victim (the first), by each of SEEN with its share of the error, threshold chosen on one half of the candidates and Clopper-Pearson on
@@ -41,8 +42,9 @@ from privot.attacks.shadows import BESIDE, Shadows
 from privot.attacks.trying import attempt
 from privot.audit import advantage, many_runs, roc
 from privot.data import Public, Sensitive
+from privot.export import picture
 from privot.methods import make
-from privot.release import Guarantee
+from privot.release import Guarantee, Release
 from privot.runtime import Runtime
 
 SEEN = ("confidence", "pixels", "features")  # of the classifier trained on a release; of the release itself
@@ -104,31 +106,40 @@ def loss(asked: argparse.Namespace) -> None:
 def leaks(asked: argparse.Namespace) -> None:
     settings, runtime, box = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device), privot.load(asked.data, public=True)
     assert isinstance(box, Public)
-    half = len(box.records()[1]) // 2
+    order = np.random.default_rng(0).permutation(len(box.records()[1]))
+    # References learn from a third that is never a member nor a candidate, and are the same for all preparations.
+    aside, rest = np.split(order, [len(order) // 3 if asked.references else 0])
+    half = len(rest) // 2
     if not 0 < (size := asked.size or half) <= half:
-        raise SystemExit(f"--size {size}: at most half of the training images, {half}; the other half are the others")
+        raise SystemExit(f"--size {size}: at most {half} of the training images; as many are the others")
     print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
-    head = ("data", "way", "members", "settings", "seeds", "attack", "AUC %", "advantage %", "TPR at 1 %", "making", "attacking")
+    head = ("data", "way", "members", "settings", "references", "seeds", "attack", "AUC %", "advantage %", "TPR at 1 %", "made, attacked")
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for way in asked.ways:
         method, _, epsilon = way.partition("@")
         given = settings if not epsilon else {}
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asked.attacks}
-        seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
-        for seed in seeds:
-            order = np.random.default_rng(seed).permutation(2 * half)
-            inside, outside = order[:size], order[half:][: asked.candidates]
-            begin = time.perf_counter()
+
+        def made(some: np.ndarray, seed: int, method: str = method, epsilon: str = epsilon, given: dict[str, str] = given) -> Release:
             with tempfile.TemporaryDirectory() as folder:
-                release = privot.synthesize(
-                    part(Sensitive, box, inside, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
+                return privot.synthesize(
+                    part(Sensitive, box, some, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
                     ledger=f"{folder}/ledger.jsonl", runtime=runtime,
                 )  # fmt: skip
+
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asked.attacks}
+        seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
+        drawn = np.random.default_rng(1)
+        references = [made(drawn.permutation(aside)[:size], 1000 + number) for number in range(asked.references)]
+        for seed in seeds:
+            rows = np.random.default_rng(seed).permutation(rest)
+            inside, outside = rows[:size], rows[half:][: asked.candidates]
+            begin = time.perf_counter()
+            release = made(inside, seed)
             making += time.perf_counter() - begin
             begin = time.perf_counter()
             sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
             for name in asked.attacks:
-                tried = attempt(name, release, *sides, seed=seed, runtime=runtime)
+                tried = attempt(name, release, *sides, seed=seed, runtime=runtime, references=references)
                 at = next(point.tpr for point in tried.points.points if point.level == 0.01)
                 found[name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
             attacking += time.perf_counter() - begin
@@ -138,8 +149,12 @@ def leaks(asked: argparse.Namespace) -> None:
         for name, figures in found.items():
             told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(figures, 0), np.std(figures, 0), strict=True)]
             shown = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
-            seconds = [f"{each / len(seeds):.0f} s" for each in (making, attacking)]
-            print(f"| {' | '.join(map(str, (asked.data, way, size, shown, len(seeds), name, *told, *seconds)))} |", flush=True)
+            seconds = f"{making / len(seeds):.0f} s, {attacking / len(seeds):.0f} s"
+            row = (asked.data, way, size, shown, len(references), len(seeds), name, *told, seconds)
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
+        if asked.pictures:
+            asked.pictures.mkdir(parents=True, exist_ok=True)
+            picture(release.sample(64, torch.arange(64) % box.spec.classes)[0], 8).save(asked.pictures / f"{way}.png")
 
 
 def curves(asked: argparse.Namespace) -> None:
@@ -208,6 +223,8 @@ def main() -> None:
     generators.add_argument("--ways", nargs="+", default=["conditional-gan"], metavar="METHOD[@EPSILON]")
     generators.add_argument("--attacks", nargs="+", default=["gan-leaks-full", "gan-leaks-partial", "gan-leaks-white"])
     generators.add_argument("--size", type=int, help="members; else half of the training images")
+    generators.add_argument("--references", type=int, default=0, help="releases of yet other records, by which scores are calibrated")
+    generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each way's last release")
     generators.add_argument("--candidates", type=int, default=1000, help="of each side")
     generators.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon")
     generators.add_argument("--preparations", type=int, default=3)

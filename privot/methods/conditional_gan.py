@@ -91,6 +91,8 @@ class ConditionalGan:
         arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.width}
         net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(device)
         critic = initialise(ProjectionCritic(spec.shape, spec.classes, self.width), streams.generator("critic")).to(device)
+        for each in (net, critic):  # as the matrix units of a GPU read them
+            each.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         mean = self._train(net, critic, records.images, records.labels, streams, progress)
         return Product.generator("DeepConvGenerator", arguments, mean)
 

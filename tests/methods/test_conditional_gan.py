@@ -10,7 +10,7 @@ from privot.errors import SettingError
 from privot.methods import make
 from privot.methods.conditional_gan import ConditionalGan
 from privot.nets import NETS, initialise
-from privot.nets.deep_convolutional import DeepConvGenerator, ProjectionCritic
+from privot.nets.deep_convolutional import DeepConvGenerator, LabelledNorm, ProjectionCritic
 from privot.release import NoGuarantee, Release
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
@@ -83,6 +83,20 @@ def test_the_label_reaches_generator_and_critic():
     assert not torch.allclose(net(codes, zero), net(codes, one))
     images = net(codes, zero)
     assert not torch.allclose(critic(images, zero), critic(images, one))
+
+
+def test_half_precision_stays_half_and_near():
+    """Gains in float32 would widen the maps, which a GPU spends its time on."""
+    norm, x, labels = LabelledNorm(4, 2), torch.randn(6, 4, 5, 5, generator=seeded()), torch.tensor([0, 1, 0, 1, 1, 0])
+    torch.nn.init.normal_(norm.gain, generator=seeded(1))
+    torch.nn.init.normal_(norm.shift, generator=seeded(2))
+    plain = torch.nn.functional.batch_norm(x, None, None, training=True)
+    wanted = plain * (1 + norm.gain[labels])[:, :, None, None] + norm.shift[labels][:, :, None, None]
+    assert torch.allclose(norm(x, labels), wanted, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(x.bfloat16(), labels)
+    assert found.dtype is torch.bfloat16
+    assert torch.allclose(found.float(), wanted, atol=0.05, rtol=0.05)
 
 
 def test_the_critic_divides_by_the_largest_singular_value():

@@ -118,11 +118,13 @@ def _share(perceptual: float | None) -> float:
 
 
 def _net(generator: Product | nn.Module, device: torch.device | str) -> Any:
+    net: Any = generator
     if isinstance(generator, Product):
         if generator.kind != "generator":
             raise SettingError("the release is a set: attack it with nearest or tracing")
-        generator = generator.build()
-    return generator.to(device).eval().requires_grad_(False)
+        net = generator.build()
+        net.to(memory_format=torch.channels_last)  # as the matrix units of a GPU read it
+    return net.to(device).eval().requires_grad_(False)
 
 
 def _portions(net: Any, candidates: Tensor, labels: Tensor, count: int, seed: int, device: torch.device | str) -> Any:
