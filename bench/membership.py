@@ -103,6 +103,16 @@ def loss(asked: argparse.Namespace) -> None:
                     print(f"| {' | '.join(map(str, (*row, *figures)))} | {took:.0f} |", flush=True)
 
 
+def released(box: Public, some: np.ndarray, way: str, given: dict[str, str], seed: int, runtime: Runtime) -> Release:
+    """Of these records of a public box, by METHOD[@EPSILON]; its ledger is thrown away."""
+    method, _, epsilon = way.partition("@")
+    with tempfile.TemporaryDirectory() as folder:
+        return privot.synthesize(
+            part(Sensitive, box, some, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
+            ledger=f"{folder}/ledger.jsonl", runtime=runtime,
+        )  # fmt: skip
+
+
 def leaks(asked: argparse.Namespace) -> None:
     settings, runtime, box = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device), privot.load(asked.data, public=True)
     assert isinstance(box, Public)
@@ -116,25 +126,18 @@ def leaks(asked: argparse.Namespace) -> None:
     head = ("data", "way", "members", "settings", "references", "seeds", "attack", "AUC %", "advantage %", "TPR at 1 %", "made, attacked")
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for way in asked.ways:
-        method, _, epsilon = way.partition("@")
-        given = settings if not epsilon else {}
-
-        def made(some: np.ndarray, seed: int, method: str = method, epsilon: str = epsilon, given: dict[str, str] = given) -> Release:
-            with tempfile.TemporaryDirectory() as folder:
-                return privot.synthesize(
-                    part(Sensitive, box, some, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
-                    ledger=f"{folder}/ledger.jsonl", runtime=runtime,
-                )  # fmt: skip
-
+        given = {} if "@" in way else settings
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asked.attacks}
         seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
-        drawn = np.random.default_rng(1)
-        references = [made(drawn.permutation(aside)[:size], 1000 + number) for number in range(asked.references)]
+        drawn, references = np.random.default_rng(1), []
+        for number in range(asked.references):
+            references.append(released(box, drawn.permutation(aside)[:size], way, given, 1000 + number, runtime))
+            print(f"{way}: reference {number + 1} of {asked.references}", file=sys.stderr, flush=True)
         for seed in seeds:
             rows = np.random.default_rng(seed).permutation(rest)
             inside, outside = rows[:size], rows[half:][: asked.candidates]
             begin = time.perf_counter()
-            release = made(inside, seed)
+            release = released(box, inside, way, given, seed, runtime)
             making += time.perf_counter() - begin
             begin = time.perf_counter()
             sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
