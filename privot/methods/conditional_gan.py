@@ -24,6 +24,7 @@ from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged
 from privot.nets.blocks import half
 from privot.nets.deep_convolutional import ProjectionCritic, doublings
+from privot.nets.repeated import Repeated
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
 from privot.product import Product
@@ -97,10 +98,11 @@ class ConditionalGan:
         return Product.generator("DeepConvGenerator", arguments, mean)
 
     def _train(self, net: nn.Module, critic: nn.Module, images: Tensor, labels: Tensor, streams: Streams, progress: Progress) -> nn.Module:
-        """The running mean of the generator. Batches and codes are drawn where the networks are, so nothing waits for the host."""
+        """The running mean of the generator. On a GPU a step of the pair, draws included, is one CUDA graph."""
         device, draws = images.device, streams.generator("draws", images.device)
-        betas = (0.0, 0.9)  # as is usual with spectral norm: momentum makes the pair circle
-        pair, optimiser = Averaged(net, self.rate, betas, self.average), torch.optim.Adam(critic.parameters(), lr=self.rate, betas=betas)
+        betas, on_gpu = (0.0, 0.9), device.type == "cuda"  # as is usual with spectral norm: momentum makes the pair circle
+        pair = Averaged(net, self.rate, betas, self.average)
+        optimiser = torch.optim.Adam(critic.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, foreach=on_gpu)
 
         def some() -> Tensor:
             return torch.randint(len(labels), (self.batch,), generator=draws, device=device)
@@ -108,9 +110,7 @@ class ConditionalGan:
         def made(generator: nn.Module, wanted: Tensor) -> Tensor:
             return generator(torch.randn(self.batch, self.code, generator=draws, device=device), wanted)
 
-        net.train()
-        critic.train()
-        for step in range(self.steps):
+        def both() -> None:
             for _ in range(self.critic_steps):
                 real = some()
                 wanted = labels[some()]  # labels as frequent as among the records
@@ -127,8 +127,15 @@ class ConditionalGan:
             with half(device):
                 loss = -critic(made(net, wanted), wanted).float().mean()
             loss.backward()
-            pair.step()
+            pair.follow()
             critic.requires_grad_(True)
+
+        net.train()
+        critic.train()
+        again = Repeated(both, device, draws)
+        for step in range(self.steps):
+            pair.ahead()
+            again()
             if step % 25 == 24 or step + 1 == self.steps:
                 progress("training the pair", step + 1, self.steps)
         return pair.settled(lambda mean: made(mean, labels[some()]))

@@ -33,22 +33,35 @@ def blobs(count=200):
     return images, labels
 
 
+def learned(folder, device):
+    method = ConditionalGan(width=8, code=8, steps=250, batch=32, rate=2e-3, average=0.9)
+    box = Sensitive(*blobs(), Spec((1, 8, 8), 2), name="blobs")
+    return synthesize(box, method, out=folder / "out", ledger=folder / "blobs.jsonl", runtime=Runtime(device))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gan")
-    method = ConditionalGan(width=8, code=8, steps=250, batch=32, rate=2e-3, average=0.9)
-    box = Sensitive(*blobs(), Spec((1, 8, 8), 2), name="blobs")
-    return synthesize(box, method, out=folder / "out", ledger=folder / "blobs.jsonl", runtime=Runtime("cpu")), folder / "out"
+    return learned(folder, "cpu"), folder / "out"
 
 
-def test_samples_follow_their_label(trained):
-    images, labels = trained[0].sample(200)
+def check_samples(release):
+    images, labels = release.sample(200)
     right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.95
     # As bright as the data, a square of 9 pixels and black elsewhere, and not one image for all.
     assert images.sum((1, 2, 3)).mean().item() == pytest.approx(blobs()[0].sum((1, 2, 3)).mean(), rel=0.2)
     assert images.flatten(1).topk(9).values.mean() > 0.5
     assert images[labels == 0].std(0).max() > 0.15
+
+
+def test_samples_follow_their_label(trained):
+    check_samples(trained[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone")
+def test_captured_steps_learn_the_same(tmp_path):
+    check_samples(learned(tmp_path, "cuda"))
 
 
 def test_it_promises_nothing(trained):

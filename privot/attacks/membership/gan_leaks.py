@@ -6,12 +6,15 @@ r"""GAN-Leaks (Chen et al. 2020): how well can a generator give back the candida
 
 The squared distance is the mean over pixels in [-1, 1], as in the paper. Scores are minus the distance of R(x), less that of reference
 generators which never saw the candidate, where there are some (`nearest.calibrated`). A generator is a `Product` or a net (codes, labels)
--> images with its ``code`` length, which is moved to the device and frozen; the attacker knows the candidates' labels.
+-> images with its ``code`` length, which is moved to the device and frozen, and which there asks nothing of the host; the attacker knows
+the candidates' labels.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from privot.attacks.membership.nearest import perceptual as perceptual_ruler
 from privot.errors import DataError, SettingError
 from privot.measures.similarity import weights
 from privot.nets.blocks import half
+from privot.nets.repeated import Repeated
 from privot.product import Product
 from privot.runtime import Progress, silent
 
@@ -90,21 +94,35 @@ def white_box(
         goals, owns = goal.repeat_interleave(restarts, 0), own.repeat_interleave(restarts)
         with torch.no_grad():
             seen = see(goals) if see else None
-        codes = starts.clone().requires_grad_()
-        adam = torch.optim.Adam([codes], lr=rate)
-        for step in range(steps):
-            fade = 0.5 * (1 + math.cos(math.pi * step / steps))
-            adam.param_groups[0]["lr"] = rate * fade
-            adam.zero_grad(set_to_none=True)
-            with half(codes.device):
-                apart = _apart(net(codes, owns), goals, see, seen, share)
-            # A sum over searches: each has the gradient that it would have alone.
-            (apart + penalty * fade * (codes.square().mean(1) - 1).square()).sum().backward()
-            adam.step()
+        apart = partial(_apart, goals=goals, see=see, seen=seen, share=share)
+        codes = _searched(net, starts, owns, apart, steps, rate, penalty)
         with torch.no_grad():
-            found.append(-_apart(net(codes, owns), goals, see, seen, share).view(-1, restarts).min(1).values.double().cpu())
+            found.append(-apart(net(codes, owns)).view(-1, restarts).min(1).values.double().cpu())
     progress("searching codes", len(labels), len(labels))
     return torch.cat(found).numpy()
+
+
+def _searched(
+    net: Any, starts: Tensor, labels: Tensor, apart: Callable[[Tensor], Tensor], steps: int, rate: float, penalty: float
+) -> Tensor:  # fmt: skip
+    """Codes [searches, code] after so many steps of Adam; on a GPU a step is one CUDA graph."""
+    codes, fade, on_gpu = starts.clone().requires_grad_(), torch.ones((), device=starts.device), starts.is_cuda
+    adam = torch.optim.Adam([codes], lr=rate * fade, capturable=on_gpu, foreach=on_gpu)
+
+    def step() -> None:
+        adam.zero_grad(set_to_none=True)
+        with half(codes.device):
+            lost = apart(net(codes, labels))
+        # A sum over searches: each has the gradient that it would have alone.
+        (lost + penalty * fade * (codes.square().mean(1) - 1).square()).sum().backward()
+        adam.step()
+
+    again = Repeated(step, codes.device)
+    for each in range(steps):
+        fade.fill_(0.5 * (1 + math.cos(math.pi * each / steps)))
+        adam.param_groups[0]["lr"].copy_(rate * fade)
+        again()
+    return codes.detach()
 
 
 def _share(perceptual: float | None) -> float:
