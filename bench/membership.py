@@ -12,7 +12,8 @@ judged on as many more (Table 2). Where sets begin from real images, those image
 for a random real subset of the same size stands beside: it protects nobody it shows, and only with it can the others be read.
 *leaks* is GAN-Leaks on generators: of each way, releases made from a random half of the training images (or --size of them), attacked with
 --candidates of its members and as many of the other half. With --references a third of the images is set aside first, and so many
-releases of it calibrate the scores, as the paper's shadow models do.
+releases of it calibrate the scores, as the paper's shadow models do; with --null one more of it is attacked with the same candidates, of
+whom it knows nobody: what is found there is chance.
 *roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
 *bounds* is their Table 3 with what was proved from above and what an attack proves from below in columns of their own. From below: LiRA on
 one victim (the first), by each of SEEN with its share of the error, threshold chosen on one half of the candidates and Clopper-Pearson on
@@ -118,7 +119,7 @@ def leaks(asked: argparse.Namespace) -> None:
     assert isinstance(box, Public)
     order = np.random.default_rng(0).permutation(len(box.records()[1]))
     # References learn from a third that is never a member nor a candidate, and are the same for all preparations.
-    aside, rest = np.split(order, [len(order) // 3 if asked.references else 0])
+    aside, rest = np.split(order, [len(order) // 3 if asked.references or asked.null else 0])
     half = len(rest) // 2
     if not 0 < (size := asked.size or half) <= half:
         raise SystemExit(f"--size {size}: at most {half} of the training images; as many are the others")
@@ -127,12 +128,14 @@ def leaks(asked: argparse.Namespace) -> None:
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for way in asked.ways:
         given = {} if "@" in way else settings
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asked.attacks}
-        seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
         drawn, references = np.random.default_rng(1), []
         for number in range(asked.references):
             references.append(released(box, drawn.permutation(aside)[:size], way, given, 1000 + number, runtime))
             print(f"{way}: reference {number + 1} of {asked.references}", file=sys.stderr, flush=True)
+        nobody = released(box, drawn.permutation(aside)[:size], way, given, 1000 + asked.references, runtime) if asked.null else None
+        attacked = (str(size), f"{size}, none of them asked about")[: 1 + asked.null]
+        found: dict[tuple[str, str], list[tuple[float, float, float]]] = {(who, name): [] for who in attacked for name in asked.attacks}
+        seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
         for seed in seeds:
             rows = np.random.default_rng(seed).permutation(rest)
             inside, outside = rows[:size], rows[half:][: asked.candidates]
@@ -141,19 +144,20 @@ def leaks(asked: argparse.Namespace) -> None:
             making += time.perf_counter() - begin
             begin = time.perf_counter()
             sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
-            for name in asked.attacks:
-                tried = attempt(name, release, *sides, seed=seed, runtime=runtime, references=references)
+            for who, name in found:
+                target = release if who == attacked[0] else nobody
+                tried = attempt(name, target, *sides, seed=seed, runtime=runtime, references=references)
                 at = next(point.tpr for point in tried.points.points if point.level == 0.01)
-                found[name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
+                found[who, name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
             attacking += time.perf_counter() - begin
-            each = ", ".join(f"{name} {figures[-1][0]:.2f}" for name, figures in found.items())
+            each = ", ".join(f"{name} ({who}) {figures[-1][0]:.2f}" for (who, name), figures in found.items())
             spent = f"{making:.0f} s of making and {attacking:.0f} s of attacking so far"
             print(f"{way}, seed {seed}: AUC {each}; {spent}", file=sys.stderr, flush=True)
-        for name, figures in found.items():
+        for (who, name), figures in found.items():
             told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(figures, 0), np.std(figures, 0), strict=True)]
             shown = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
             seconds = f"{making / len(seeds):.0f} s, {attacking / len(seeds):.0f} s"
-            row = (asked.data, way, size, shown, len(references), len(seeds), name, *told, seconds)
+            row = (asked.data, way, who, shown, len(references), len(seeds), name, *told, seconds)
             print(f"| {' | '.join(map(str, row))} |", flush=True)
         if asked.pictures:
             asked.pictures.mkdir(parents=True, exist_ok=True)
@@ -227,6 +231,7 @@ def main() -> None:
     generators.add_argument("--attacks", nargs="+", default=["gan-leaks-full", "gan-leaks-partial", "gan-leaks-white"])
     generators.add_argument("--size", type=int, help="members; else half of the training images")
     generators.add_argument("--references", type=int, default=0, help="releases of yet other records, by which scores are calibrated")
+    generators.add_argument("--null", action="store_true", help="attack one such release, too, with candidates whom it does not know")
     generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each way's last release")
     generators.add_argument("--candidates", type=int, default=1000, help="of each side")
     generators.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon")
