@@ -151,7 +151,7 @@ def victims(
     releases: list[Release], seeds: list[int], spec: Spec, epochs: int, samples: int, runtime: Runtime, progress: Progress
 ) -> Victims:  # fmt: skip
     """A classifier trained on each release, side by side, each by its own seed; a generator is asked for ``samples`` images."""
-    shown = [_shown(release, samples, seed) for release, seed in zip(releases, seeds, strict=True)]
+    shown = [_shown(release, samples, seed, runtime.target) for release, seed in zip(releases, seeds, strict=True)]
     images, labels, wanted = (torch.stack(each).to(runtime.target) for each in zip(*shown, strict=True))
     nets, orders = _fresh(spec, seeds).to(runtime.target), [Streams(seed).generator("order") for seed in seeds]
     pixels, plan = standardised(images.flatten(0, 1)).view_as(images), recipe(epochs, labels.shape[1], spec.mirrored)
@@ -175,12 +175,12 @@ def _observe(shadows: Shadows, group: list[int], members: NDArray[np.bool_], run
         progress("shadows", prepared.done(), shadows.count)
 
 
-def _shown(release: Release, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _shown(release: Release, samples: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Images, labels, and what a classifier is to learn of them: the soft labels of a set that has them."""
     if release.product.kind == "set":
         images, labels = release.product.tensors["images"], release.product.tensors["labels"]
         return images, labels, release.product.tensors.get("soft", labels)
-    images, labels = release.sample(samples, seed=seed)
+    images, labels = release.sample(samples, seed=seed, device=device)
     return images, labels, labels
 
 

@@ -6,6 +6,7 @@ Whatever is attacked comes this way, releases (`trying`) and controls alike, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -68,9 +69,12 @@ class Target:
     ):  # fmt: skip
         self.release, self.runtime, self.seed, self.epochs, self.samples = release, runtime, seed, epochs, samples
         self.perceptual, self.progress = perceptual, progress
-        shown = Subject.sampled(release, "the release", samples, seed)
-        self.images, self.labels = shown.images.to(runtime.target), shown.labels.to(runtime.target)
         self._trained: Victims | None = None
+
+    @cached_property
+    def shown(self) -> Subject:
+        """Its images, drawn where they will be looked at; an attack that searches a generator asks for none."""
+        return Subject.sampled(self.release, "the release", self.samples, self.seed, self.runtime.target)
 
     def told(
         self, name: str, members: Box, others: Box, *, population: Box | None = None, prepared: Prepared | None = None,
@@ -102,10 +106,11 @@ class Target:
             return function(self.release.product, images, labels, perceptual=self.perceptual, **here)
         if "generator" in needs:
             return function(self.release.product, images, labels, **here)
+        shown, own = (each.to(self.runtime.target) for each in (self.shown.images, self.shown.labels))
         if population is not None:
             width = classifier_width(self.release.spec)
-            return function(images, labels, self.images, self.labels, *population, width=width, seed=self.seed)
-        return function(images, self.images, labels=labels, released_labels=self.labels)
+            return function(images, labels, shown, own, *population, width=width, seed=self.seed)
+        return function(images, shown, labels=labels, released_labels=own)
 
     def _against(self, name: str, prepared: Prepared | None, candidates: Box, first_other: int) -> np.ndarray:
         """Of each candidate, compared with shadows; NaN of others that serve as a population."""

@@ -1,5 +1,8 @@
 """GAN-Leaks: what a generator can give is given back, what it cannot is not; a reference takes away what is easy for all."""
 
+import copy
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from privot.attacks.membership.gan_leaks import full_black_box, partial_black_bo
 from privot.attacks.membership.nearest import calibrated
 from privot.audit import roc
 from privot.data.spec import Spec
-from privot.errors import DataError, SettingError
+from privot.errors import DataError, ReleaseError, SettingError
 from privot.nets import DenseGenerator, initialise
 from privot.product import Product
 
@@ -111,6 +114,14 @@ def test_calibration_takes_away_what_is_easy_for_every_generator(one_thread):
     assert after > before + 0.02
     with pytest.raises(SettingError, match="shadows"):
         calibrated(own, reference[None, 1:])
+
+
+@pytest.mark.parametrize("attack", [white_box, partial_black_box])
+def test_a_generator_that_diverged_is_refused(product, its_own, attack):
+    broken = copy.deepcopy(product)
+    next(each for each in broken.tensors.values() if each.is_floating_point()).fill_(math.nan)
+    with pytest.raises(ReleaseError, match="not finite"):
+        attack(broken, its_own, LABELS)
 
 
 def test_a_set_is_no_generator():

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from privot.attacks.membership.nearest import Ruler, nearest, neighbours
 from privot.attacks.membership.nearest import perceptual as perceptual_ruler
-from privot.errors import DataError, SettingError
+from privot.errors import DataError, ReleaseError, SettingError
 from privot.measures.similarity import weights
 from privot.nets.blocks import half
 from privot.nets.repeated import Repeated
@@ -152,6 +152,8 @@ def _portions(net: Any, candidates: Tensor, labels: Tensor, count: int, seed: in
     draw = torch.Generator(device).manual_seed(seed)
     codes = torch.randn(DRAWS, net.code, generator=draw, device=device)
     drawn = {int(label): _asked(net, codes, torch.full((DRAWS,), int(label), device=device)) for label in labels.unique()}
+    if not all(each.isfinite().all() for each in drawn.values()):
+        raise ReleaseError("the generator gives values that are not finite: there is nothing to search")
     for part, own in zip(candidates.split(max(1, ROWS // count)), labels.split(max(1, ROWS // count)), strict=True):
         part, own = part.to(device).float(), own.to(device)
         starts = torch.zeros(len(own), count, net.code, device=device)
