@@ -7,10 +7,10 @@ import torch
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods import make
+from privot.methods import conditional_gan, make
 from privot.methods.conditional_gan import ConditionalGan
 from privot.nets import NETS, initialise
-from privot.nets.deep_convolutional import DeepConvGenerator, LabelledNorm, ProjectionCritic, doubled
+from privot.nets.deep_convolutional import DeepConvGenerator, LabelledNorm, ProjectionCritic, doubled, steepness
 from privot.release import NoGuarantee, Release
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
@@ -112,21 +112,45 @@ def test_half_precision_stays_half_and_near():
     assert torch.allclose(found.float(), wanted, atol=0.05, rtol=0.05)
 
 
-def test_the_critic_divides_by_the_largest_singular_value():
-    critic = initialise(ProjectionCritic((3, 16, 16), 4, width=8), seeded())
+def test_steepness_is_the_slope_of_the_scores_and_can_be_learned_from():
+    critic = initialise(ProjectionCritic((3, 8, 8), 2, width=4), seeded()).double()
+    images, labels = torch.rand(3, 3, 8, 8, generator=seeded(1), dtype=torch.float64).requires_grad_(), torch.tensor([0, 1, 1])
+    found = steepness(critic(images, labels), images)
+    step = 1e-6  # pixels in [0, 1] move by half of what they move in [-1, 1]
     with torch.no_grad():
-        for layer in critic.layers:
-            layer.weight.mul_(30)  # the norm must not depend on how large the weights are
-        for _ in range(200):
-            bounded = critic._bounded()
-    largest = torch.stack([torch.linalg.matrix_norm(each.detach().flatten(1), 2) for each in bounded])
-    torch.testing.assert_close(largest, torch.ones(len(bounded)), rtol=0.02, atol=0)
-    kept = {name: value.clone() for name, value in critic.named_buffers()}
-    critic.eval()(torch.rand(2, 3, 16, 16), torch.tensor([0, 1]))
-    assert all(torch.equal(value, kept[name]) for name, value in critic.named_buffers())  # looking changes nothing
+        moved = images[:, None] + step / 2 * torch.eye(192, dtype=torch.float64).view(192, 3, 8, 8)
+        scores = critic(moved.flatten(0, 1), labels.repeat_interleave(192)).view(3, 192) - critic(images, labels)[:, None]
+    assert found.item() == pytest.approx((scores / step).square().sum(1).mean().item(), rel=1e-4)
+    found.backward()
+    with torch.no_grad():
+        for each in critic.parameters():
+            if each.grad is not None:
+                each -= 1e-3 * each.grad / each.grad.norm().clamp(min=1e-9)
+    assert steepness(critic(images, labels), images) < found
 
 
-@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("width", 0), ("critic_steps", 0), ("code", 0), ("batch", 1)])
+@pytest.mark.parametrize("penalty", [0.0, 300.0])
+def test_the_penalty_flattens_the_critic(penalty, monkeypatch, tmp_path):
+    """Without it scores of records and of drawings part as far as they like."""
+    critics = []
+
+    class Seen(ProjectionCritic):
+        def __init__(self, *given):
+            super().__init__(*given)
+            critics.append(self)
+
+    monkeypatch.setattr(conditional_gan, "ProjectionCritic", Seen)
+    method = ConditionalGan(width=4, code=4, steps=60, batch=16, rate=2e-3, penalty=penalty)
+    images, labels = blobs()
+    box = Sensitive(images, labels, Spec((1, 8, 8), 2), name="blobs")
+    synthesize(box, method, ledger=tmp_path / "blobs.jsonl", runtime=Runtime("cpu"))
+    shown = torch.from_numpy(images).requires_grad_()
+    slope = steepness(critics[0](shown, torch.from_numpy(labels)), shown).item()
+    print(f"penalty {penalty}: slope {slope:.2g}")
+    assert slope < 0.02 if penalty else slope > 0.1
+
+
+@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("width", 0), ("critic_steps", 0), ("code", 0), ("batch", 1), ("penalty", -1.0)])
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match=f"conditional-gan.{key}"):
         make("conditional-gan", {key: value})
