@@ -23,7 +23,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.condensation import at_least_one
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged
+from privot.nets.averaged import SETTLING, Averaged
 from privot.nets.blocks import half
 from privot.nets.deep_convolutional import ProjectionCritic, doublings, steepness
 from privot.nets.repeated import Repeated
@@ -69,7 +69,7 @@ class ConditionalGan:
     code: int = 64
     width: int = 64  # channels at full resolution, of both networks; twice as many at each halving
     steps: int = 20_000  # of the generator
-    critic_steps: int = 2  # for each of them
+    critic_steps: int = 1  # for each of them
     batch: int = 128
     rate: float = 2e-4  # of Adam, for both
     penalty: float = 1.0  # on the critic's slope at the records
@@ -88,15 +88,17 @@ class ConditionalGan:
         return Plan((), Neighbours.REPLACE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        rounds = doublings(*spec.shape[1:])
-        # A round has 9 (3x3) + 2 * 4 (4x4, a quarter of the places, twice as many channels) products a place and pair of channels, and
-        # as many places times pairs of channels as every other round: places fall by 4 where channels double.
-        picture = 2 * 17 * (rounds + 1) * self.width**2 * spec.pixels / spec.shape[0]
-        # Forward and back is 3 passes. The critic learns from two images, one of them drawn (1 pass), and from its slope at the other (1
-        # pass to the image, 2 back from there); then the generator learns through the critic, which is gone through forward and back to
-        # the image alone (2).
-        passes = (3 * 2 + 1 + 3 * (self.penalty > 0)) * self.critic_steps + 3 + 2
-        return {"floating_point_operations": self.steps * self.batch * passes * picture}
+        # Every round has as many places times pairs of channels as any other: places fall by 4 where channels double. The generator has a
+        # 3x3 convolution from twice as many channels, the critic a 3x3 of its own channels and, a quarter of the places, a 4x4 to twice
+        # as many.
+        rounds, places = doublings(*spec.shape[1:]), spec.shape[1] * spec.shape[2]
+        ends = 9 * self.width * spec.pixels  # the layer at the image
+        judge = 2 * (17 * rounds * self.width**2 * places + ends)
+        draw = 2 * (18 * rounds * self.width**2 * places + ends + (self.code + spec.classes) * self.width * places / 2**rounds)
+        # Forward and back is 3 passes. The critic learns from two images, one of them drawn, and from its slope at the other (1 pass to the
+        # image, 2 back from there); then the generator learns through the critic, which is gone through forward and back to the image.
+        step = self.critic_steps * ((6 + 3 * (self.penalty > 0)) * judge + draw) + 3 * draw + 2 * judge
+        return {"floating_point_operations": self.batch * (self.steps * step + SETTLING * draw)}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
