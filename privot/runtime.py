@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from privot.errors import ReleaseError, SettingError
+from privot.files import put
 from privot.privacy.ranks import Alone, place
 from privot.show import Progress, silent
 
@@ -112,13 +112,8 @@ class Streams:
         """Keep where a long stage has come to, in the place of what was kept under this name; all of it is public."""
         if self.folder is None:
             return
-        begin, old = self._begin(name), self._files(name)
-        raw = save({key: value.detach().cpu().contiguous() for key, value in state.items()})
-        with open(part := self.folder / f"{begin}part", "wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(new := self.folder / f"{begin}{hashlib.sha256(raw).hexdigest()[:16]}.safetensors")
+        old, raw = self._files(name), save({key: value.detach().cpu().contiguous() for key, value in state.items()})
+        put(new := self.folder / f"{self._begin(name)}{hashlib.sha256(raw).hexdigest()[:16]}.safetensors", raw)
         for file in old:
             if file != new:
                 file.unlink()
