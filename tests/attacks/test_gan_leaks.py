@@ -12,11 +12,15 @@ from privot.attacks import controls
 from privot.attacks.membership import gan_leaks
 from privot.attacks.membership.gan_leaks import full_black_box, partial_black_box, white_box
 from privot.attacks.membership.nearest import calibrated
+from privot.attacks.target import Target
 from privot.audit import roc
+from privot.data import Public
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
 from privot.nets import DenseGenerator, initialise
 from privot.product import Product
+from privot.release import NoGuarantee, Release
+from privot.runtime import Runtime
 
 SPEC, COUNT = Spec((1, 8, 8), 10), 20
 SIZES = {"shape": (1, 8, 8), "classes": 10, "code": 5, "hidden": 64}
@@ -122,6 +126,19 @@ def test_a_generator_that_diverged_is_refused(product, its_own, attack):
     next(each for each in broken.tensors.values() if each.is_floating_point()).fill_(math.nan)
     with pytest.raises(ReleaseError, match="not finite"):
         attack(broken, its_own, LABELS)
+
+
+def test_a_search_asks_for_no_samples(product, its_own, monkeypatch, one_thread):
+    """They take longer than the search where there is no GPU to draw them."""
+    drawn, sample = [], Release.sample
+    monkeypatch.setattr(Release, "sample", lambda *given, **more: drawn.append(1) or sample(*given, **more))
+    target = Target(Release(product, NoGuarantee("a test"), SPEC, {}), Runtime("cpu"), samples=40, perceptual=0)
+    sides = [Public(each.numpy(), own.numpy(), SPEC) for each, own in zip(its_own.split(10), LABELS.split(10), strict=True)]
+    target.told("gan-leaks-white", *sides)
+    assert not drawn
+    for _ in range(2):
+        target.told("gan-leaks-full", *sides)
+    assert len(drawn) == 1
 
 
 def test_a_set_is_no_generator():
