@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, leaky_relu, one_hot
+
+from privot.nets.blocks import HALF
 
 
 def doublings(height: int, width: int) -> int:
@@ -21,7 +24,8 @@ def doubled(x: Tensor) -> Tensor:
     >>> doubled(torch.tensor([[[[1.0, 2.0]]]])).tolist()
     [[[[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]]]
     """
-    with torch.autocast(x.device.type, enabled=False):  # autocast would widen the maps, and twice the memory is twice the time
+    # Autocast would widen the maps, and twice the memory is twice the time.
+    with torch.autocast(x.device.type, enabled=False) if x.dtype in HALF else nullcontext():
         return interpolate(x, scale_factor=2)
 
 
