@@ -27,7 +27,9 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +135,7 @@ def leaks(asked: argparse.Namespace) -> None:
             references.append(released(box, drawn.permutation(aside)[:size], way, given, 1000 + number, runtime))
             print(f"{way}: reference {number + 1} of {asked.references}", file=sys.stderr, flush=True)
         nobody = released(box, drawn.permutation(aside)[:size], way, given, 1000 + asked.references, runtime) if asked.null else None
-        attacked = (str(size), f"{size}, none of them asked about")[: 1 + asked.null]
-        found: dict[tuple[str, str], list[tuple[float, float, float]]] = {(who, name): [] for who in attacked for name in asked.attacks}
+        found: defaultdict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
         seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
         for seed in seeds:
             rows = np.random.default_rng(seed).permutation(rest)
@@ -142,10 +143,13 @@ def leaks(asked: argparse.Namespace) -> None:
             begin = time.perf_counter()
             release = released(box, inside, way, given, seed, runtime)
             making += time.perf_counter() - begin
+            if asked.pictures:
+                asked.pictures.mkdir(parents=True, exist_ok=True)
+                picture(release.sample(64, torch.arange(64) % box.spec.classes)[0], 8).save(asked.pictures / f"{way}.png")
             begin = time.perf_counter()
             sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
-            for who, name in found:
-                target = release if who == attacked[0] else nobody
+            targets = {str(size): release} | ({f"{size}, none of them asked about": nobody} if nobody else {})
+            for (who, target), name in product(targets.items(), asked.attacks):
                 tried = attempt(name, target, *sides, seed=seed, runtime=runtime, references=references)
                 at = next(point.tpr for point in tried.points.points if point.level == 0.01)
                 found[who, name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
@@ -159,9 +163,6 @@ def leaks(asked: argparse.Namespace) -> None:
             seconds = f"{making / len(seeds):.0f} s, {attacking / len(seeds):.0f} s"
             row = (asked.data, way, who, shown, len(references), len(seeds), name, *told, seconds)
             print(f"| {' | '.join(map(str, row))} |", flush=True)
-        if asked.pictures:
-            asked.pictures.mkdir(parents=True, exist_ok=True)
-            picture(release.sample(64, torch.arange(64) % box.spec.classes)[0], 8).save(asked.pictures / f"{way}.png")
 
 
 def curves(asked: argparse.Namespace) -> None:

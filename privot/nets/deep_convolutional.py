@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, leaky_relu, one_hot
 
-from privot.nets.blocks import HALF
-
 
 def doublings(height: int, width: int) -> int:
     """How often a side can be halved without falling below 4 pixels: 8 px 1, 28 px 2, 32 px 3, 64 px 4."""
     return max(0, int(math.log2(min(height, width) / 4))) if min(height, width) >= 4 else 0
-
-
-def doubled(x: Tensor) -> Tensor:
-    """Maps [count, channels, height, width] with every place repeated in both directions, as wide as they come.
-
-    >>> doubled(torch.tensor([[[[1.0, 2.0]]]])).tolist()
-    [[[[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]]]
-    """
-    # Autocast would widen the maps, and twice the memory is twice the time.
-    with torch.autocast(x.device.type, enabled=False) if x.dtype in HALF else nullcontext():
-        return interpolate(x, scale_factor=2)
 
 
 class LabelledNorm(nn.Module):
@@ -68,7 +54,7 @@ class DeepConvGenerator(nn.Module):
     def forward(self, codes: Tensor, labels: Tensor) -> Tensor:
         x = self.dense(torch.cat([codes, one_hot(labels, self.classes).to(codes.dtype)], 1)).view(-1, *self.plane)
         for norm, layer in zip(self.norms, self.layers, strict=False):
-            x = layer(doubled(norm(x, labels).relu()))
+            x = layer(interpolate(norm(x, labels).relu(), scale_factor=2))
         x = self.last(self.norms[-1](x, labels).relu())
         return x[:, :, : self.shape[1], : self.shape[2]].sigmoid()
 
