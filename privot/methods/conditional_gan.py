@@ -116,7 +116,7 @@ class ConditionalGan:
         device, draws = images.device, streams.generator("draws", images.device)
         betas, on_gpu = (0.0, 0.99), device.type == "cuda"  # momentum makes the pair circle
         pair = Averaged(net, self.rate, betas, self.average)
-        optimiser = torch.optim.Adam(critic.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, foreach=on_gpu)
+        optimiser = torch.optim.Adam(critic.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, fused=on_gpu)
 
         def some() -> Tensor:
             return torch.randint(len(labels), (self.batch,), generator=draws, device=device)

@@ -81,7 +81,7 @@ class Averaged:
         device = next(net.parameters()).device
         on_gpu = device.type == "cuda"
         self.rate, self.keep = torch.tensor(rate, device=device), torch.zeros((), device=device)
-        self.optimiser = torch.optim.Adam(net.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, foreach=on_gpu)
+        self.optimiser = torch.optim.Adam(net.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, fused=on_gpu)
 
     def ahead(self, rate: float | None = None) -> None:
         """Before a step: how far the mean will follow, and the rate if it changes. It asks nothing of the device."""

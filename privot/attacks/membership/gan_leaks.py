@@ -107,7 +107,7 @@ def _searched(
 ) -> Tensor:  # fmt: skip
     """Codes [searches, code] after so many steps of Adam; on a GPU a step is one CUDA graph."""
     codes, fade, on_gpu = starts.clone().requires_grad_(), torch.ones((), device=starts.device), starts.is_cuda
-    adam = torch.optim.Adam([codes], lr=rate * fade, capturable=on_gpu, foreach=on_gpu)
+    adam = torch.optim.Adam([codes], lr=rate * fade, capturable=on_gpu, fused=on_gpu)
 
     def step() -> None:
         adam.zero_grad(set_to_none=True)
