@@ -72,7 +72,7 @@ class ConditionalGan:
     critic_steps: int = 1  # for each of them
     batch: int = 128
     rate: float = 2e-4  # of Adam, for both
-    penalty: float = 1.0  # on the critic's slope at the records
+    penalty: float = 10.0  # on the critic's slope at the records
     average: float = 0.999  # of the generator's weights over the steps
 
     def __post_init__(self) -> None:
