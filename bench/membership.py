@@ -13,7 +13,8 @@ for a random real subset of the same size stands beside: it protects nobody it s
 *leaks* is GAN-Leaks on generators: of each way, releases made from a random half of the training images (or --size of them), attacked with
 --candidates of its members and as many of the other half. With --references a third of the images is set aside first, and so many
 releases of it calibrate the scores, as the paper's shadow models do; with --null one more of it is attacked with the same candidates, of
-whom it knows nobody: what is found there is chance.
+whom it knows nobody: what is found there is chance. *variety* is how far apart two images of a class are that the generator draws, of
+what two of the others are: where it has collapsed nobody can be found, and that protects nobody.
 *roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
 *bounds* is their Table 3 with what was proved from above and what an attack proves from below in columns of their own. From below: LiRA on
 one victim (the first), by each of SEEN with its share of the error, threshold chosen on one half of the candidates and Clopper-Pearson on
@@ -29,7 +30,6 @@ import tempfile
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,13 @@ from surroundings import commit, hardware, part
 
 import privot
 from privot.attacks.membership import lira
+from privot.attacks.membership.nearest import calibrated
 from privot.attacks.prepared import Prepared
 from privot.attacks.preparing import begun_from
 from privot.attacks.shadows import BESIDE, Shadows
-from privot.attacks.trying import attempt
-from privot.audit import advantage, many_runs, roc
+from privot.attacks.target import Scores, Target
+from privot.attacks.trying import proved
+from privot.audit import advantage, many_runs, roc, tpr_at
 from privot.data import Public, Sensitive
 from privot.export import picture
 from privot.methods import make
@@ -116,6 +118,12 @@ def released(box: Public, some: np.ndarray, way: str, given: dict[str, str], see
         )  # fmt: skip
 
 
+def figures(scores: Scores, seed: int) -> tuple[float, ...]:
+    """In percent: AUC, advantage, and true positives at 1 % of false ones."""
+    [at] = tpr_at(*scores, (0.01,), 0.95).points
+    return 100 * roc(*scores).auc, 100 * advantage(*scores, seed).value, 100 * at.tpr
+
+
 def leaks(asked: argparse.Namespace) -> None:
     settings, runtime, box = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device), privot.load(asked.data, public=True)
     assert isinstance(box, Public)
@@ -126,16 +134,17 @@ def leaks(asked: argparse.Namespace) -> None:
     if not 0 < (size := asked.size or half) <= half:
         raise SystemExit(f"--size {size}: at most {half} of the training images; as many are the others")
     print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
-    head = ("data", "way", "members", "settings", "references", "seeds", "attack", "AUC %", "advantage %", "TPR at 1 %", "made, attacked")
-    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
+    head = ("data", "way", "members", "settings", "references", "seeds", "variety %", "attack", "AUC %", "advantage %", "TPR at 1 %")
+    print(f"| {' | '.join((*head, 'made, attacked'))} |\n{'|---' * (len(head) + 1)}|", flush=True)
     for way in asked.ways:
         given = {} if "@" in way else settings
         drawn, references = np.random.default_rng(1), []
-        for number in range(asked.references):
+        for number in range(asked.references + asked.null):
             references.append(released(box, drawn.permutation(aside)[:size], way, given, 1000 + number, runtime))
-            print(f"{way}: reference {number + 1} of {asked.references}", file=sys.stderr, flush=True)
-        nobody = released(box, drawn.permutation(aside)[:size], way, given, 1000 + asked.references, runtime) if asked.null else None
-        found: defaultdict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+            print(f"{way}: {number + 1} of {asked.references + asked.null} of other records", file=sys.stderr, flush=True)
+        nobody = references.pop() if asked.null else None
+        found: defaultdict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
+        differ: defaultdict[str, list[float]] = defaultdict(list)
         seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
         for seed in seeds:
             rows = np.random.default_rng(seed).permutation(rest)
@@ -145,23 +154,35 @@ def leaks(asked: argparse.Namespace) -> None:
             making += time.perf_counter() - begin
             if asked.pictures:
                 asked.pictures.mkdir(parents=True, exist_ok=True)
-                picture(release.sample(64, torch.arange(64) % box.spec.classes)[0], 8).save(asked.pictures / f"{way}.png")
+                shown = release.sample(64, torch.arange(64) % box.spec.classes, device=runtime.target)[0].cpu()
+                picture(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
             begin = time.perf_counter()
             sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
-            targets = {str(size): release} | ({f"{size}, none of them asked about": nobody} if nobody else {})
-            for (who, target), name in product(targets.items(), asked.attacks):
-                tried = attempt(name, target, *sides, seed=seed, runtime=runtime, references=references)
-                at = next(point.tpr for point in tried.points.points if point.level == 0.01)
-                found[who, name].append((100 * tried.auc, 100 * tried.advantage.value, 100 * at))
+            targets = {str(size): Target(release, runtime, seed=seed)}
+            if nobody:
+                targets[f"{size}, none of them asked about"] = Target(nobody, runtime, seed=seed)
+            known = [Target(each, runtime, seed=seed) for each in references]
+            for who, target in targets.items():
+                differ[who].append(100 * target.variety(sides[1]))
+            for name in asked.attacks:
+                proved(name, release)  # its controls, or nothing is tried
+                without = [np.concatenate(each.told(name, *sides)) for each in known]  # once for all that they calibrate
+                for who, target in targets.items():
+                    scores = target.told(name, *sides)
+                    found[who, name].append(figures(scores, seed))
+                    if references:
+                        less = calibrated(np.concatenate(scores), np.stack(without))
+                        found[who, f"{name}, calibrated"].append(figures(Scores(*np.split(less, [len(scores.members)])), seed))
             attacking += time.perf_counter() - begin
-            each = ", ".join(f"{name} ({who}) {figures[-1][0]:.2f}" for (who, name), figures in found.items())
+            each = ", ".join(f"{name} ({who}) {said[-1][0]:.2f}" for (who, name), said in found.items())
+            spread = ", ".join(f"{said[-1]:.0f} ({who})" for who, said in differ.items())
             spent = f"{making:.0f} s of making and {attacking:.0f} s of attacking so far"
-            print(f"{way}, seed {seed}: AUC {each}; {spent}", file=sys.stderr, flush=True)
-        for (who, name), figures in found.items():
-            told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(figures, 0), np.std(figures, 0), strict=True)]
-            shown = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
+            print(f"{way}, seed {seed}: AUC {each}; variety {spread}; {spent}", file=sys.stderr, flush=True)
+        for (who, name), said in found.items():
+            told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(said, 0), np.std(said, 0), strict=True)]
+            chosen = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
             seconds = f"{making / len(seeds):.0f} s, {attacking / len(seeds):.0f} s"
-            row = (asked.data, way, who, shown, len(references), len(seeds), name, *told, seconds)
+            row = (asked.data, way, who, chosen, len(references), len(seeds), f"{np.mean(differ[who]):.0f}", name, *told, seconds)
             print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
@@ -233,7 +254,7 @@ def main() -> None:
     generators.add_argument("--size", type=int, help="members; else half of the training images")
     generators.add_argument("--references", type=int, default=0, help="releases of yet other records, by which scores are calibrated")
     generators.add_argument("--null", action="store_true", help="attack one such release, too, with candidates whom it does not know")
-    generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each way's last release")
+    generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each release")
     generators.add_argument("--candidates", type=int, default=1000, help="of each side")
     generators.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon")
     generators.add_argument("--preparations", type=int, default=3)

@@ -5,12 +5,14 @@ Whatever is attacked comes this way, releases (`trying`) and controls alike, so 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from privot.attacks import ATTACKS
 from privot.attacks.membership import nearest
@@ -27,6 +29,7 @@ from privot.runtime import Progress, Runtime, silent
 Box = Sensitive | Public
 SAMPLES = 5000  # of a generator
 STATISTIC = {"lira": "confidence", "lira-offline": "confidence", "lira-pixels": "pixels", "lira-features": "features"}
+LOOKED = 200  # images of a generator by which its variety is judged
 ASIDE = 0.2  # of the others are set aside as a population where an attack needs one and none is given
 
 
@@ -75,6 +78,12 @@ class Target:
     def shown(self) -> Subject:
         """Its images, drawn where they will be looked at; an attack that searches a generator asks for none."""
         return Subject.sampled(self.release, "the release", self.samples, self.seed, self.runtime.target)
+
+    def variety(self, others: Box) -> float:
+        """How far apart two images of one class are that it draws, as a share of what two of the others are."""
+        drawn = Subject.sampled(self.release, "the release", max(LOOKED, 4 * self.release.spec.classes), self.seed, self.runtime.target)
+        within = [_within(each.images.cpu(), each.labels.cpu()) for each in (drawn, others._take(some(others, 10 * LOOKED, self.seed)))]
+        return math.sqrt(within[0] / within[1]) if within[1] else math.inf
 
     def told(
         self, name: str, members: Box, others: Box, *, population: Box | None = None, prepared: Prepared | None = None,
@@ -137,13 +146,20 @@ class Target:
         return observe(self._trained, candidates, (what,), self.runtime)[what][0]
 
 
-def some(box: Box, count: int | None, seed: int) -> slice | torch.Tensor:
+def some(box: Box, count: int | None, seed: int) -> slice | Tensor:
     """Places of so many records, drawn by the seed; all, where there are no more."""
     if count is None or count >= box._count():
         return slice(None)
     if count < 1:
         raise SettingError(f"candidates={count}: at least 1 of each side is needed")
     return torch.randperm(box._count(), generator=torch.Generator().manual_seed(seed))[:count]
+
+
+def _within(images: Tensor, labels: Tensor) -> float:
+    """The variance within a class, summed over pixels: half the mean squared distance of two of its images. Classes of one are left out."""
+    held = [images[labels == each].flatten(1).double() for each in labels.unique()]
+    several = [each for each in held if len(each) > 1]
+    return sum(len(each) * each.var(0).sum().item() for each in several) / max(1, sum(map(len, several)))
 
 
 def _population(given: Box | None, others: Records, seed: int) -> tuple[Records, Records]:

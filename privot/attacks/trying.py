@@ -33,6 +33,7 @@ from privot.runtime import Progress, Runtime, silent
 
 RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
 DRAWN = 60  # points of the curve in the report
+FLAT = 0.3  # how much images of a release differ, of what candidates do, under which a caution is said: it has collapsed
 STRANGE = 1e-3  # a p-value of sides that look alike, under which a caution is said
 UNSEEN = 10_000  # of each side, for one who never saw the release
 ENOUGH = 32  # shadows, under which LiRA on all of them comes out under chance: one fewer is left on a member's own side
@@ -162,7 +163,8 @@ def attempt(
     inside, outside = (each._take(some(each, UNSEEN, seed)) for each in (members, others))
     unseen = blind(inside, outside, release.spec.classes, seed)
     progress("beside one who never saw it", 1, 1)
-    return beside(replace(told, title=title, caution=_shifted(members, others, unseen)), unseen, release)
+    caution = "; ".join(filter(None, [_shifted(members, others, unseen), _collapsed(target, others)]))
+    return beside(replace(told, title=title, caution=caution), unseen, release)
 
 
 def _shifted(members: Box, others: Box, unseen: Unseen) -> str:
@@ -173,6 +175,16 @@ def _shifted(members: Box, others: Box, unseen: Unseen) -> str:
     if unseen.chance < STRANGE:
         return "members and non-members can be told apart without the release: rates may tell the split, not membership"
     return ""
+
+
+def _collapsed(target: Target, others: Box) -> str:
+    """Words where a generator draws little else than one image of a class: nobody is found in what is not drawn."""
+    if target.release.product.kind != "generator" or not (share := target.variety(others)) < FLAT:
+        return ""
+    return (
+        f"the generator has collapsed: two of its images of a class differ {100 * share:.0f} % as much as two candidates. That few are found "
+        "in it does not say that its training protects anybody"
+    )
 
 
 def beside(told: Tried, unseen: Unseen, release: Release) -> Tried:

@@ -13,13 +13,14 @@ from privot.attacks import ATTACKS, target, trying
 from privot.attacks.blind import Unseen, blind
 from privot.attacks.controls import Power
 from privot.attacks.membership import lira
-from privot.attacks.target import Scores, together
+from privot.attacks.target import Scores, Target, together
 from privot.attacks.trying import attempt, beside, compared, concluded, left_out, shadows_of
 from privot.audit import roc
 from privot.data import load
 from privot.data.records import Public, Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError, SettingError
+from privot.nets import DenseGenerator, initialise
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.product import Product
 from privot.release import Guarantee, NoGuarantee, Release
@@ -313,6 +314,35 @@ def test_sides_of_other_class_shares_are_told(private):
     assert "class shares differ" in found.caution
     shifted = Sensitive(np.roll(images[600:1400], 1, -1), labels[600:1400], SPEC)
     assert "told apart without the release" in attempt("nearest-pixels", private, digits(0, 600), shifted, runtime=CPU).caution
+
+
+def test_variety_is_what_two_images_of_a_class_differ():
+    images, labels = digits(0, 200)._take(slice(None))
+    for fade in (1.0, 0.5, 0.0):
+        made = Release(Product.set(fade * images, labels), NONE, SPEC, {})
+        assert Target(made, CPU).variety(digits(0, 200)) == pytest.approx(fade)
+    means = torch.stack([images[labels == each].mean(0) for each in range(10)])
+    for wanted in (labels, torch.arange(10)):  # classes differ, images of a class do not; one alone has nothing to differ from
+        assert Target(Release(Product.set(means[wanted], wanted), NONE, SPEC, {}), CPU).variety(digits(0, 200)) < 1e-6
+    alone = Release(Product.set(images, labels), NONE, SPEC, {})
+    assert Target(alone, CPU).variety(digits(600, 610)) == math.inf
+
+
+@pytest.mark.parametrize("name", ["gan-leaks-full", "tracing"])
+def test_a_generator_that_collapsed_is_told(name):
+    """An AUC of chance means little where a generator draws one image of each class."""
+    sizes = {"shape": (1, 8, 8), "classes": 10, "code": 5, "hidden": 64}
+
+    def made(apart):
+        """Random drawings, of which codes change more or less."""
+        net = initialise(DenseGenerator(**sizes), torch.Generator().manual_seed(0)).eval()
+        with torch.no_grad():
+            net.layers[0].weight[:, : net.code] *= apart
+            net.layers[-1].weight *= 5
+        return Release(Product.generator("DenseGenerator", sizes, net), NONE, SPEC, {})
+
+    assert "collapsed" in tried(name, made(0.01)).caution
+    assert tried(name, made(5.0)).caution == ""
 
 
 def test_sides_that_look_different_refute_nothing(private):
