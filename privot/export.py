@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -36,13 +37,20 @@ def to_bytes(images: Tensor) -> np.ndarray:
     return (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def write(images: Tensor, labels: Tensor, out: Path, classes: int, names: tuple[str, ...] | None = None) -> Path:
-    """Write by the ending of ``out``; an existing file or folder is never overwritten. Class folders have the ``names``, or numbers."""
+def ready(out: Path) -> None:
+    """Refuse what `write` could not write, before images are drawn for it; the folder above is made."""
     if os.path.lexists(out):
         raise ReleaseError(f"{out} is there already: name another, or remove it")
     if out.suffix not in ("", ".npz", ".png", ".parquet"):
         raise ReleaseError(f"{out}: samples are written as .npz, .png (a grid), .parquet, or a folder of PNGs")
+    if out.suffix == ".parquet":
+        _arrow()
     out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def write(images: Tensor, labels: Tensor, out: Path, classes: int, names: tuple[str, ...] | None = None) -> Path:
+    """Write by the ending of ``out``; an existing file or folder is never overwritten. Class folders have the ``names``, or numbers."""
+    ready(out)
     part = out.with_name(f".{out.stem}.part{out.suffix}")
     _clear(part)  # what a crashed run left must not end among these samples
     try:
@@ -74,12 +82,17 @@ def _png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _parquet(images: Tensor, labels: Tensor, out: Path) -> None:
+def _arrow() -> tuple[Any, Any]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
         raise ReleaseError("writing parquet needs an extra: pip install 'privot[parquet]'") from None
+    return arrow, parquet
+
+
+def _parquet(images: Tensor, labels: Tensor, out: Path) -> None:
+    arrow, parquet = _arrow()
     encoded = [{"bytes": _png(pixels), "path": None} for pixels in to_bytes(images)]
     kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
     parquet.write_table(arrow.table({"image": arrow.array(encoded, kind), "label": labels.numpy().astype(np.int64)}), out)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.nets import NETS
+from privot.show import Progress, silent
 
 KEPT = "kept."
 MOST = 10_000_000  # samples at a time
+PORTION = 1000  # of them that a generator draws in one go
 TOLERANCE = 1e-3  # of the sum of an image's soft labels: float32 and a softmax in half precision stay well within
 
 
@@ -52,8 +54,9 @@ class Product:
         return self.kind == "set" or (self.kind == "generator" and self.net in NETS)
 
     def sample(
-        self, spec: Spec, count: int, labels: Tensor | None = None, seed: int = 0, device: str | torch.device = "cpu", spread: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
+        self, spec: Spec, count: int, labels: Tensor | None = None, seed: int = 0, device: str | torch.device = "cpu", spread: float = 1.0,
+        progress: Progress = silent,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Images [count, channels, height, width] in [0, 1] and labels [count]; classes take turns unless labels are given.
 
         Sampling touches no data and costs nothing. A set gives its own images, each as often as it must. A generator draws on the
@@ -71,9 +74,13 @@ class Product:
             return self.tensors["images"][self.places(labels)], labels
         net: Any = self.build().to(device)
         codes = spread * torch.randn(count, net.code, generator=torch.Generator().manual_seed(seed))
-        with torch.no_grad():
-            parts = zip(codes.split(1000), labels.split(1000), strict=True)
-            images = torch.cat([net(*(each.to(device) for each in part)).cpu() for part in parts])
+        images = torch.empty(count, *spec.shape)
+        for begin in range(0, count, PORTION):
+            some = slice(begin, begin + PORTION)
+            with torch.no_grad():
+                images[some] = net(codes[some].to(device), labels[some].to(device)).cpu()
+            if count > PORTION:
+                progress("drawing", min(begin + PORTION, count), count)
         if not images.isfinite().all():
             raise ReleaseError("the generator gives values that are not finite: its training diverged; train again at a lower rate")
         return images, labels

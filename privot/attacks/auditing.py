@@ -126,7 +126,7 @@ class Audit:
                         self._world(records, planted, included), self.method, self.epsilon, settings=self.settings,
                         ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime,
                     )  # fmt: skip
-                line = {"included": included.tolist(), "scores": self._scores(release, records, planted)}
+                line = {"included": included.tolist(), "scores": self._scores(release, records, planted, runtime)}
                 with open(self.folder / "runs.jsonl", "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                     file.write(json.dumps(jsonable({**line, "guarantee": asdict(release.guarantee)})) + "\n")
                     file.flush()
@@ -222,17 +222,17 @@ class Audit:
             return replace(self.box.spec, size=None, class_sizes=None)
         return half_spec(self.box.spec, labels)
 
-    def _scores(self, release: Release, records: Kept, planted: Records) -> list[float]:
+    def _scores(self, release: Release, records: Kept, planted: Records, runtime: Runtime) -> list[float]:
         """For each canary, how much a release looks as if it was there."""
         scored, known = SCORES[self.score], {label: self._usual(records, label) for label in set(planted.labels.tolist())}
-        shown = {label: self._shown(release, label) for label in known}
+        shown = {label: self._shown(release, label, runtime) for label in known}
         return [scored(shown[label], image, known[label]) for image, label in zip(planted.images, planted.labels.tolist(), strict=True)]
 
-    def _shown(self, release: Release, label: int) -> Tensor:
+    def _shown(self, release: Release, label: int, runtime: Runtime) -> Tensor:
         """Images of one class, of a set all."""
         if release.product.kind == "set":
             return release.product.tensors["images"][release.product.tensors["labels"] == label]
-        return release.sample(SAMPLES, torch.full((SAMPLES,), label))[0]
+        return release.sample(SAMPLES, torch.full((SAMPLES,), label), device=runtime.target)[0]
 
     def _usual(self, records: Kept, label: int) -> Tensor:
         """The mean image of a class without canaries, which the adversary knows: [channels, height, width]."""

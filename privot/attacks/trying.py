@@ -182,8 +182,8 @@ def _collapsed(target: Target, others: Box) -> str:
     if target.release.product.kind != "generator" or not (share := target.variety(others)) < FLAT:
         return ""
     return (
-        f"the generator has collapsed: two of its images of a class differ {100 * share:.0f} % as much as two candidates. That few are found "
-        "in it does not say that its training protects anybody"
+        f"the generator has collapsed: two of its images of a class differ {100 * share:.0f} % as much as two non-members. "
+        "That few are found in it does not say that its training protects anybody"
     )
 
 

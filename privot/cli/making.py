@@ -182,14 +182,17 @@ def sample(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
     count: Annotated[int, typer.Option(help="How many images.")] = 100,
     out: Annotated[Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class.")] = Path("samples.npz"),
-    spread: Spread = 1.0, seed: Seed = 0, as_json: Json = False,
+    spread: Spread = 1.0, seed: Seed = 0, device: Device = "cpu", as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Draw samples from a release; costs nothing."""
-    from privot.export import write
+    """Draw samples from a release; costs nothing. Another device draws the same images, but for their rounding."""
+    from privot.export import ready, write
     from privot.release import Release
+    from privot.runtime import Runtime
 
-    loaded = Release.load(release)
-    images, labels = loaded.sample(count, seed=seed, spread=spread)
+    loaded, where = Release.load(release), Runtime(device).target
+    ready(out)
+    with progress_bar(err_console) as progress:
+        images, labels = loaded.product.sample(loaded.spec, count, seed=seed, device=where, spread=spread, progress=progress)
     write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
     if as_json:
         return emit({"out": str(out), "count": count})

@@ -185,7 +185,7 @@ def test_a_higher_score_means_that_the_canary_is_there(kind, score):
         shown = [torch.from_numpy(kept.images[kept.labels == int(planted.labels[0])])]
         shown.append(torch.cat([shown[0], planted.images]))
         one, two = (Release(Product.set(each, planted.labels.expand(len(each)).clone()), NoGuarantee(""), box.spec, {}) for each in shown)
-        assert audit._scores(two, kept, planted)[0] > audit._scores(one, kept, planted)[0]
+        assert audit._scores(two, kept, planted, CPU)[0] > audit._scores(one, kept, planted, CPU)[0]
 
 
 def test_scores_of_a_generator_are_of_the_canary_s_class(audit, tmp_path):

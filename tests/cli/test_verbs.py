@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from specimens import hand
 
-from privot import __version__, demo, files
+from privot import __version__, demo, files, product
 from privot.cli import main
 from privot.data import catalogue, load, readers
 from privot.data.records import Sensitive
@@ -248,6 +249,38 @@ def test_writing_a_parquet_needs_its_extra(privot, release, tmp_path, monkeypatc
     code, _, err = privot("sample", release, "--out", "a.parquet")
     assert (code, "privot[parquet]" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_many_samples_show_how_far_they_are(said, release, monkeypatch):
+    """A large generator takes minutes where there is no GPU; in portions it draws what it would in one go."""
+    told, loaded = [], Release.load(release)
+    whole = loaded.sample(25)
+    monkeypatch.setattr(product, "PORTION", 10)
+    parts = loaded.product.sample(loaded.spec, 25, progress=lambda stage, step, of, **facts: told.append((stage, step, of)))
+    assert told == [("drawing", 10, 25), ("drawing", 20, 25), ("drawing", 25, 25)]
+    assert torch.allclose(whole[0], parts[0], atol=1e-5)
+    assert torch.equal(whole[1], parts[1])
+
+
+def test_nothing_is_drawn_for_a_file_that_cannot_be_written(privot, release, tmp_path, monkeypatch):
+    (tmp_path / "a.npz").touch()
+    monkeypatch.setattr(product.Product, "sample", lambda *given, **more: pytest.fail("drawn for nothing"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for out, why in (
+        ("a.npz", "there already"),
+        ("a.gif", "samples are written as"),
+        ("a.parquet", "privot[parquet]"),
+        ("a.npz/b.npz", "a.npz"),
+    ):
+        code, _, err = privot("sample", release, "--out", out)
+        assert (code, why in err) == (2, True)
+
+
+def test_samples_ask_for_a_device_that_is_there(privot, release, tmp_path):
+    code, _, err = privot("sample", release, "--device", "cuda:99", "--out", tmp_path / "none.npz")
+    assert code == 2
+    assert "cuda:99" in err
+    assert not (tmp_path / "none.npz").exists()
 
 
 def test_samples_of_a_crashed_run_do_not_end_among_the_new_ones(said, release, tmp_path):
@@ -613,10 +646,10 @@ def test_version(privot):
 
 def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")):
-        monkeypatch.setattr(Release, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(product.Product, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
         code, _, err = privot("sample", release, "--out", "a.npz")
         assert (code, err.count("\n"), "memory" in err) == (2, 1, True)
-    monkeypatch.setattr(Release, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug")))
+    monkeypatch.setattr(product.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):  # our own mistakes are not dressed up as the user's
         privot("sample", release, "--out", "a.npz")
 
@@ -722,7 +755,7 @@ def test_once_records_are_open_epsilon_is_not_0(privot):
 
 
 def test_an_interrupt_ends_with_130(privot, release, monkeypatch):
-    monkeypatch.setattr(Release, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(product.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     code, out, err = privot("sample", release, "--out", "a.npz")
     assert (code, out, err) == (130, "", "privot: stopped\n")  # nothing was charged, and there is nothing to resume
     code, out, _ = privot("sample", release, "--out", "a.npz", "--json")
