@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from privot.errors import ReleaseError
+from privot.files import writable
 
 SOUND = re.compile(r"[^\W_]([\w ()+-]{0,98}[\w)])?")  # a class name that can name a folder: no dots, slashes or blanks at its ends
 
@@ -38,19 +39,20 @@ def to_bytes(images: Tensor) -> np.ndarray:
 
 
 def ready(out: Path) -> None:
-    """Refuse what `write` could not write, before images are drawn for it; the folder above is made."""
+    """Refuse what `write` could not write, before images are drawn for it; nothing is made."""
     if os.path.lexists(out):
         raise ReleaseError(f"{out} is there already: name another, or remove it")
     if out.suffix not in ("", ".npz", ".png", ".parquet"):
         raise ReleaseError(f"{out}: samples are written as .npz, .png (a grid), .parquet, or a folder of PNGs")
     if out.suffix == ".parquet":
         _arrow()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    writable(out)
 
 
 def write(images: Tensor, labels: Tensor, out: Path, classes: int, names: tuple[str, ...] | None = None) -> Path:
     """Write by the ending of ``out``; an existing file or folder is never overwritten. Class folders have the ``names``, or numbers."""
     ready(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.stem}.part{out.suffix}")
     _clear(part)  # what a crashed run left must not end among these samples
     try:
