@@ -25,6 +25,7 @@ ln(TPR / FPR) over all thresholds with a false positive, which is no bound at al
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import tempfile
 import time
@@ -108,14 +109,21 @@ def loss(asked: argparse.Namespace) -> None:
                     print(f"| {' | '.join(map(str, (*row, *figures)))} | {took:.0f} |", flush=True)
 
 
-def released(box: Public, some: np.ndarray, way: str, given: dict[str, str], seed: int, runtime: Runtime) -> Release:
-    """Of these records of a public box, by METHOD[@EPSILON]; its ledger is thrown away."""
+def released(asked: argparse.Namespace, box: Public, some: np.ndarray, way: str, given: dict[str, str], seed: int) -> Release:
+    """Of these records of a public box, by METHOD[@EPSILON]; its ledger is thrown away. With --keep, what was made before is taken up."""
     method, _, epsilon = way.partition("@")
+    words = (way, *(f"{key}={value}" for key, value in given.items()), str(seed), hashlib.sha256(some.tobytes()).hexdigest()[:12])
+    kept = asked.keep and asked.keep / "-".join(words)
+    if kept and kept.exists():
+        return Release.load(kept)
     with tempfile.TemporaryDirectory() as folder:
-        return privot.synthesize(
+        made = privot.synthesize(
             part(Sensitive, box, some, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
-            ledger=f"{folder}/ledger.jsonl", runtime=runtime,
+            ledger=f"{folder}/ledger.jsonl", runtime=Runtime(asked.device),
         )  # fmt: skip
+    if kept:
+        made.save(kept)
+    return made
 
 
 def figures(scores: Scores, seed: int) -> tuple[float, ...]:
@@ -140,7 +148,7 @@ def leaks(asked: argparse.Namespace) -> None:
         given = {} if "@" in way else settings
         drawn, references = np.random.default_rng(1), []
         for number in range(asked.references + asked.null):
-            references.append(released(box, drawn.permutation(aside)[:size], way, given, 1000 + number, runtime))
+            references.append(released(asked, box, drawn.permutation(aside)[:size], way, given, 1000 + number))
             print(f"{way}: {number + 1} of {asked.references + asked.null} of other records", file=sys.stderr, flush=True)
         nobody = references.pop() if asked.null else None
         found: defaultdict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
@@ -150,7 +158,7 @@ def leaks(asked: argparse.Namespace) -> None:
             rows = np.random.default_rng(seed).permutation(rest)
             inside, outside = rows[:size], rows[half:][: asked.candidates]
             begin = time.perf_counter()
-            release = released(box, inside, way, given, seed, runtime)
+            release = released(asked, box, inside, way, given, seed)
             making += time.perf_counter() - begin
             if asked.pictures:
                 asked.pictures.mkdir(parents=True, exist_ok=True)
@@ -255,6 +263,7 @@ def main() -> None:
     generators.add_argument("--references", type=int, default=0, help="releases of yet other records, by which scores are calibrated")
     generators.add_argument("--null", action="store_true", help="attack one such release, too, with candidates whom it does not know")
     generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each release")
+    generators.add_argument("--keep", type=Path, help="a folder for the releases; those that are there are not made again")
     generators.add_argument("--candidates", type=int, default=1000, help="of each side")
     generators.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon")
     generators.add_argument("--preparations", type=int, default=3)
