@@ -112,8 +112,8 @@ def loss(asked: argparse.Namespace) -> None:
 def released(asked: argparse.Namespace, box: Public, some: np.ndarray, way: str, given: dict[str, str], seed: int) -> Release:
     """Of these records of a public box, by METHOD[@EPSILON]; its ledger is thrown away. With --keep, what was made before is taken up."""
     method, _, epsilon = way.partition("@")
-    words = (way, *(f"{key}={value}" for key, value in given.items()), str(seed), hashlib.sha256(some.tobytes()).hexdigest()[:12])
-    kept = asked.keep and asked.keep / "-".join(words)
+    words = [Path(asked.data).name, way, *(f"{key}={value}" for key, value in given.items()), str(seed)]
+    kept = asked.keep and asked.keep / "-".join([*words, hashlib.sha256(some.tobytes()).hexdigest()[:12]])
     if kept and kept.exists():
         return Release.load(kept)
     with tempfile.TemporaryDirectory() as folder:

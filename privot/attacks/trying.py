@@ -183,7 +183,7 @@ def _collapsed(target: Target, others: Box) -> str:
         return ""
     return (
         f"the generator has collapsed: two of its images of a class differ {100 * share:.0f} % as much as two non-members. "
-        "That few are found in it does not say that its training protects anybody"
+        "That few are found in it says little of how it was trained"
     )
 
 
