@@ -162,7 +162,7 @@ def leaks(asked: argparse.Namespace) -> None:
             making += time.perf_counter() - begin
             if asked.pictures:
                 asked.pictures.mkdir(parents=True, exist_ok=True)
-                shown = release.sample(64, torch.arange(64) % box.spec.classes, device=runtime.target)[0].cpu()
+                shown = release.sample(64, torch.arange(64) % box.spec.classes, device=runtime.target)[0]
                 picture(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
             begin = time.perf_counter()
             sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")

@@ -82,7 +82,7 @@ class Target:
     def variety(self, others: Box) -> float:
         """How far apart two images of one class are that it draws, as a share of what two of the others are."""
         drawn = Subject.sampled(self.release, "the release", max(LOOKED, 4 * self.release.spec.classes), self.seed, self.runtime.target)
-        within = [_within(each.images.cpu(), each.labels.cpu()) for each in (drawn, others._take(some(others, 10 * LOOKED, self.seed)))]
+        within = [_within(each.images, each.labels) for each in (drawn, others._take(some(others, 10 * LOOKED, self.seed)))]
         return math.sqrt(within[0] / within[1]) if within[1] else math.inf
 
     def told(

@@ -33,7 +33,7 @@ from privot.runtime import Progress, Runtime, silent
 
 RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
 DRAWN = 60  # points of the curve in the report
-FLAT = 0.3  # how much images of a release differ, of what candidates do, under which a caution is said: it has collapsed
+FLAT = 0.3  # how much images of a class differ in a release, of what non-members do, under which a caution is said: it has collapsed
 STRANGE = 1e-3  # a p-value of sides that look alike, under which a caution is said
 UNSEEN = 10_000  # of each side, for one who never saw the release
 ENOUGH = 32  # shadows, under which LiRA on all of them comes out under chance: one fewer is left on a member's own side

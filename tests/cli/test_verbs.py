@@ -251,7 +251,7 @@ def test_writing_a_parquet_needs_its_extra(privot, release, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_many_samples_show_how_far_they_are(said, release, monkeypatch):
+def test_many_samples_show_how_far_they_are(release, monkeypatch):
     """A large generator takes minutes where there is no GPU; in portions it draws what it would in one go."""
     told, loaded = [], Release.load(release)
     whole = loaded.sample(25)
