@@ -21,6 +21,7 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.embedding import count_share, counted, embed, frequencies, goals, match
 from privot.nets import NETS, initialise
+from privot.nets.dense import described
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.product import Product
@@ -98,16 +99,12 @@ class Merf:
         progress("embedding the records", 0, 1)
         answer = gate.sum("embedding", embedding_and_count, known, share, bound=1.0, per_class=True)
         progress("embedding the records", 1, 1)
-        kind, arguments = self._net(spec)
+        drawing = {key: getattr(self, key) for key in ("code", "hidden", "waves")}
+        kind, arguments = described(self.net, spec.shape, spec.classes, **drawing)
         net = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
         how: dict[str, Any] = {key: getattr(self, key) for key in ("code", "steps", "batch", "portion", "rate")}
         match(net, net.parameters(), *goals(answer, share, spec), known, **how, streams=streams, progress=progress)
         return Product.generator(kind, arguments, net.eval())
-
-    def _net(self, spec: Spec) -> tuple[str, dict[str, Any]]:
-        """The dense net is matrix products alone, quick on a CPU; the convolutional one gives better images and wants a GPU."""
-        shared = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden}
-        return ("DenseGenerator", {**shared, "waves": self.waves}) if self.net == "dense" else ("ConvGenerator", {**shared, "width": 32})
 
 
 METHOD = Merf

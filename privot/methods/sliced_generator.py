@@ -28,6 +28,7 @@ from privot.families.slices import Asked, counted
 from privot.families.spaces import Space
 from privot.nets import NETS, initialise
 from privot.nets.averaged import Averaged, faded
+from privot.nets.dense import described
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
 from privot.product import Product
@@ -126,12 +127,12 @@ class SlicedGenerator(Sliced):
                 progress("training the generator", step + 1, self.steps)
 
     def _net(self, spec: Spec) -> tuple[str, dict[str, Any]]:
-        """The dense net is matrix products alone, quick on a CPU; the convolutional one wants a GPU."""
-        shared = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "hidden": self.hidden}
-        if self.learned:
-            private = {"drawing": DRAWING, "waves": WAVES} if self.space == "private" else {}
-            return "DecodedGenerator" if private else "ConvDecodedGenerator", {**shared, "inner": self.inner, **private}
-        return ("DenseGenerator", {**shared, "waves": self.waves}) if self.net == "dense" else ("ConvGenerator", {**shared, "width": 32})
+        shared = {"code": self.code, "hidden": self.hidden}
+        if not self.learned:
+            return described(self.net, spec.shape, spec.classes, **shared, waves=self.waves)
+        private = {"drawing": DRAWING, "waves": WAVES} if self.space == "private" else {}
+        arguments = {"shape": list(spec.shape), "classes": spec.classes, **shared, "inner": self.inner, **private}
+        return "DecodedGenerator" if private else "ConvDecodedGenerator", arguments
 
 
 METHOD = SlicedGenerator

@@ -11,6 +11,7 @@ from privot.families.spaces import space
 from privot.methods import make
 from privot.methods.sliced_flow import SlicedFlow
 from privot.methods.sliced_generator import SlicedGenerator
+from privot.nets.dense import cosines
 from privot.privacy import gate as gate_module
 from privot.runtime import Runtime, Streams, silent
 from privot.synthesis import synthesize
@@ -48,6 +49,20 @@ def test_samples_follow_their_label_and_meet_the_quantiles(mode):
         still = real.mean(0).expand_as(mine)
         # what is left to go, beside a cloud that stands still at the mean
         assert target_loss(mine, torch.eye(64), aims) < 0.35 * target_loss(still, torch.eye(64), aims)
+
+
+def test_no_picture_in_colour_is_left_black_and_white():
+    shape, count, waves = (3, 32, 32), 400, cosines(32, 12)
+    square = 1 + torch.arange(12)[:, None].square() + torch.arange(12).square()
+    coarse = torch.randn(count, 3, 12, 12, generator=torch.Generator().manual_seed(0)) / square
+    images, labels = (waves @ (0.8 * coarse) @ waves.T).sigmoid(), torch.arange(count) % 2
+    spec = Spec(shape, 2, count, (count // 2, count // 2))
+    method = SlicedGenerator(noise=0.0, bases=4, batch=40, hidden=128, steps=150)
+    gate = gate_for(method, images.numpy(), labels.numpy(), spec)
+    found, _ = method.fit(gate, Streams(0, Runtime("cpu")), silent).sample(spec, 400)
+    assert found.std() > 0.6 * images.std()
+    for each in (images, found):  # a fifth of what is found, if hundreds of cosines add up to black and white from the start
+        assert ((each < 0.01) | (each > 0.99)).float().mean((1, 2, 3)).max() < 0.1
 
 
 def test_records_without_labels_are_met_all_together():
