@@ -26,8 +26,8 @@ class DenseGenerator(nn.Module):
 
     Three dense layers give the coefficients; a fixed orthonormal 2-D cosine basis turns them into pixels, so that neighbouring
     pixels share what was learned and fine-grained noise has no place to go. Codes are standard Gaussian, [batch, code].
-    If ``smooth``, the coefficient of frequency f is divided by sqrt(1 + |f|²): pictures begin as smooth as those of the world are. Else
-    hundreds of cosines add up to black and white, where a sigmoid has no slope, and some drawings stay there for good.
+    If ``smooth``, the coefficient of frequency f is divided by 1 + |f|²: pictures begin smooth, and grain is learned last. Else hundreds
+    of cosines add up to black and white, where a sigmoid has no slope, and some drawings stay there for good.
 
     >>> net = DenseGenerator((1, 28, 28), classes=10)
     >>> net(torch.zeros(2, net.code), torch.tensor([3, 7])).shape
@@ -46,7 +46,7 @@ class DenseGenerator(nn.Module):
         self.register_buffer("rows", cosines(shape[1], self.waves[0]), persistent=False)
         self.register_buffer("columns", cosines(shape[2], self.waves[1]), persistent=False)
         square = torch.arange(self.waves[0])[:, None].square() + torch.arange(self.waves[1]).square()
-        self.register_buffer("falling", (1.0 + square * bool(smooth)).rsqrt(), persistent=False)
+        self.register_buffer("falling", 1 / (1.0 + square * bool(smooth)), persistent=False)
 
     def forward(self, codes: Tensor, labels: Tensor) -> Tensor:
         one_hot = nn.functional.one_hot(labels, self.classes).to(codes.dtype)
