@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import steady
+import torch
 import typer.main
 from trust import record
 
@@ -21,6 +22,7 @@ from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.demo import threads
 from privot.privacy import accounting
+from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 
 BESIDE = Path(__file__).parents[1].parent / "shared" / "data"  # real data and weights, where they lie beside the project
@@ -114,6 +116,12 @@ def nowhere(tmp_path, monkeypatch):
     """An empty PRIVOT_DATA, cache and system folder."""
     monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
     return tmp_path
+
+
+@pytest.fixture
+def array_order(monkeypatch):
+    """Positions are those of the arrays: neighbours are compared given one order, which is a coupling of the secret orders of both."""
+    monkeypatch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
 
 
 @pytest.fixture

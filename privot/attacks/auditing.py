@@ -178,7 +178,8 @@ class Audit:
     def _parts(self) -> tuple[Kept, Records]:
         """The records that every run has (one of which may have to make room), and the canaries. Canaries made of records leave them."""
         count, generator, given = self.canaries or 1, torch.Generator().manual_seed(self.seed), {}
-        images, labels, owners = self.box._images, self.box._labels, self.box._owners
+        images, labels = self.box._images, self.box._labels
+        owners = self.box._owners_by(np.arange(len(labels)))  # the adversary knows whose the other records are
         if self.kind in GIVEN:
             if count >= len(labels):
                 raise SettingError(f"canaries={count}: {self.kind} ones are taken from the records, and there are no more of these")

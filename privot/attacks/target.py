@@ -43,7 +43,7 @@ class Scores(NamedTuple):
 def together(members: Box, others: Box, sizes: bool = False, owners: int | None = None) -> Box:
     """Members and, after them, others, as one box of candidates; public if both are. ``sizes``: those of its classes are declared.
 
-    With ``owners`` they are dealt to so many, in turn.
+    With ``owners`` the gate deals them to so many.
     """
     if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
         raise SettingError("members and others must be images of one shape with the same classes")

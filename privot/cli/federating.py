@@ -54,7 +54,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that st
 
 @verbs.command()
 def simulate(
-    data: Annotated[str, typer.Option(help="femnist (its writers), digits, ..., or a path; records are dealt in turn.")],
+    data: Annotated[str, typer.Option(help="femnist (its writers), digits, ..., or a path; records are dealt in a secret order.")],
     out: Out,
     clients: Annotated[int, typer.Option(min=1, help="How many owners.")] = 5,
     epsilon: Epsilon = None, delta: Delta = 1e-5, rounds: Rounds = None, sets: Sets = None, config: Config = None, record: Record = None,
@@ -236,11 +236,14 @@ def _spec(spec: Any, owners: int) -> Any:
 def _part(data: str, part: str, declared: dict[str, Any]) -> Any:
     from privot.data import load
     from privot.data.held import held_by
+    from privot.privacy.ledger import Ledger
+    from privot.synthesis import ledger_path
 
     place, _, count = part.partition("/")
     if not (place.isdecimal() and count.isdecimal() and int(place) < int(count)):
         raise SettingError(f"--part {part!r}: write it as I/N with I from 0, such as 0/5")
-    return held_by(_free(load(data, owners=int(count), **declared)), int(place))
+    whole = _free(load(data, owners=int(count), **declared))
+    return held_by(whole, int(place), Ledger(ledger_path(whole.name)))
 
 
 def _free(box: Any) -> Any:

@@ -90,7 +90,7 @@ Mirror = Annotated[
 ]
 PublicSize = Annotated[bool, typer.Option("--public-size", help="Declare the number of records public.")]
 PublicClasses = Annotated[bool, typer.Option("--public-classes", help="Declare the number of records of each class public.")]
-Dealt = Annotated[int | None, typer.Option("--owners", min=1, help="Deal the records to so many owners, record i to owner i mod owners.")]
+Dealt = Annotated[int | None, typer.Option("--owners", min=1, help="Deal the records to so many owners, in a secret order.")]
 IsPublic = Annotated[bool, typer.Option("--public", help="All data named here is public, so the numbers may be published.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")]
 

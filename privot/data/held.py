@@ -8,20 +8,35 @@ from privot.data.load import _named, _read, existing, usable
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
+from privot.privacy.ledger import Ledger
+from privot.privacy.vault import dealing_order
 
 
-def held_by(box: Sensitive, owner: int) -> Sensitive:
-    """The records of one of a box's owners, sealed, of unknown number; the first owner is 0.
+def held_by(box: Sensitive, owner: int, ledger: Ledger) -> Sensitive:
+    """Give the records of one of a dataset's owners, sealed, of unknown number.
 
+    Args:
+        box: The whole dataset.
+        owner: Which of its owners; the first is 0.
+        ledger: The dataset's own ledger. Where the owners are not known, records are dealt by a
+            secret order that is kept beside it, so that every owner sees the same partition.
+
+    Returns:
+        The part of this owner.
+
+    >>> import tempfile
     >>> from privot.data import load
-    >>> part = held_by(load("digits", owners=5), 0)
+    >>> part = held_by(load("digits", owners=5), 0, Ledger(tempfile.mkdtemp() + "/digits.jsonl"))
     >>> part.name, part.spec.size
     ('digits/owner 0 of 5', None)
     """
     count = box.spec.owners or 1
     if not 0 <= owner < count:
         raise SettingError(f"owner {owner}: there are {count}, counted from 0")
-    own = box._owners == owner
+    owners = box._owners
+    if owners is None:
+        owners = box._owners_by(dealing_order(ledger, box._count()).numpy())
+    own = owners == owner
     spec = Spec(box.spec.shape, box.spec.classes, mirror=box.spec.mirror)
     return Sensitive(box._images[own], box._labels[own], spec, name=f"{box.name}/owner {owner} of {count}")
 

@@ -63,7 +63,7 @@ def load(
 
     Shape and number of classes become public facts; if they are declared here, the records must agree. The size of a path's
     data is secret unless ``public_size``, and how many records a class has unless ``public_classes``. ``mirror`` of a built-in is
-    known (see `Spec`). ``owners`` deals the records to so many, record i to owner i mod ``owners``; of femnist the writers are known.
+    known (see `Spec`). ``owners`` has the gate deal the records to so many, in a secret order; of femnist the writers are known.
     ``class_names`` in their order (or none: ``()``), where classes have numbers already: class folders are then the same ones.
 
     >>> load("digits").spec.shape

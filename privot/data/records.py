@@ -27,7 +27,7 @@ class _Box:
     ``repair=True`` mends instead of refusing, record by record: non-finite records become black, values are clipped into range.
     Images are uint8 (0 to 255) or float (0 to 1), [count, channels, height, width]; they may be memory-mapped. ``name`` is the
     owner's name for the data, by which its ledger is found. ``owners`` [count] says whose a record is, 0 to ``spec.owners`` - 1; where
-    that is not said, records are dealt to so many owners in turn.
+    that is not said, the gate deals records to so many owners by its secret order (`_owners_by`).
     """
 
     __slots__ = ("_images", "_labels", "_owners", "name", "spec")
@@ -57,17 +57,43 @@ class _Box:
     def _count(self) -> int:
         return len(self._images)
 
-    def _laid(self, shards: Tensor, parts: int, most: int) -> Tensor:
-        """Which records lie in which shard, [shards, most]: shard s has those of owner s // parts, in the places p = s mod parts of theirs.
+    def _owners_by(self, order: np.ndarray) -> np.ndarray:
+        """Assign every record to an owner.
+
+        Args:
+            order: A permutation of the records, int64 [count]. It matters only where the owners are
+                not known: the record at position p of it then belongs to owner p mod ``spec.owners``.
+
+        Returns:
+            The owner of each record, in the order of the file: int64 [count].
+        """
+        if self._owners is not None:
+            return self._owners
+        owners = np.empty(self._count(), np.int64)
+        owners[order] = np.arange(self._count()) % (self.spec.owners or 1)
+        return owners
+
+    def _laid(self, shards: Tensor, parts: int, most: int, order: np.ndarray) -> Tensor:
+        """Lay out the records of each shard: shard s has part s mod ``parts`` of what owner s // ``parts`` holds.
 
         privacy: all shapes are public, and a row depends on what its owner holds alone: of more than ``most`` records some are left out,
-        evenly, and fewer come several times.
+        evenly, and fewer come several times. Which of them, and which part has them, follows the secret order.
+
+        Args:
+            shards: The shards to lay out, int64 [shards].
+            parts: Shards of an owner.
+            most: Records that a shard shows.
+            order: The secret permutation of the records, int64 [count].
+
+        Returns:
+            Indices of records, int64 [shards, most].
         """
-        order, found = np.argsort(self._owners, kind="stable"), []
-        ends = np.cumsum(np.bincount(self._owners, minlength=self.spec.owners or 1))
+        owners, found = self._owners_by(order), []
+        grouped = order[np.argsort(owners[order], kind="stable")]
+        ends = np.cumsum(np.bincount(owners, minlength=self.spec.owners or 1))
         for shard in shards.tolist():
             owner, part = divmod(shard, parts)
-            own = order[ends[owner - 1] if owner else 0 : ends[owner]][part::parts]
+            own = grouped[ends[owner - 1] if owner else 0 : ends[owner]][part::parts]
             if not len(own):
                 raise DataError(f"an owner has fewer records than the {parts} parts they are split into")
             found.append(own[np.arange(most) * len(own) // most])
@@ -81,12 +107,13 @@ class _Box:
         scaled = images / 255 if kind is np.uint8 else images
         return Records(scaled, torch.from_numpy(self._labels[index].copy()).to(device))
 
-    def _near(self, device: torch.device) -> list[Tensor]:
-        """Images, as they are stored, and labels on a GPU, if they fit into a quarter of what is free there; else nothing."""
+    def _near(self, device: torch.device, order: np.ndarray) -> list[Tensor]:
+        """Images, as they are stored, and labels on a GPU, in this order, if they fit into a quarter of what is free there; else nothing."""
         kind = np.uint8 if self._images.dtype == np.uint8 else np.float32
         if self._images.size * np.dtype(kind).itemsize > torch.cuda.mem_get_info(device)[0] / 4:
             return []
-        return [torch.from_numpy(np.array(each, own)).to(device) for each, own in ((self._images, kind), (self._labels, np.int64))]
+        stored = (self._images, kind), (self._labels, np.int64)
+        return [torch.from_numpy(np.ascontiguousarray(each[order], own)).to(device) for each, own in stored]
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(f"{type(self).__name__} data is sealed: hand a query to the gate instead")
@@ -97,13 +124,18 @@ class _Box:
         return f"{type(self).__name__}({self.spec})"
 
 
-def _held(owners: Any, count: int, declared: int | None) -> np.ndarray:
-    """Whose each record is, [count]."""
-    held = np.arange(count) % (declared or 1) if owners is None else np.asarray(owners)
-    if held.shape != (count,) or held.dtype.kind not in "iu" or (owners is not None and declared is None):
+def _held(owners: Any, count: int, declared: int | None) -> np.ndarray | None:
+    """Whose each record is, [count], if that is known."""
+    several = declared or 1
+    if owners is None:
+        if several > count:
+            raise DataError(f"owners: every one of 0 to {several - 1} must have a record, and no other")
+        return None
+    held = np.asarray(owners)
+    if held.shape != (count,) or held.dtype.kind not in "iu" or declared is None:
         raise DataError("owners: one whole number for each of the images is needed, and how many owners there are")
-    if held.min() < 0 or held.max() >= (declared or 1) or not np.bincount(held, minlength=declared or 1).all():
-        raise DataError(f"owners: every one of 0 to {(declared or 1) - 1} must have a record, and no other")
+    if held.min() < 0 or held.max() >= several or not np.bincount(held, minlength=several).all():
+        raise DataError(f"owners: every one of 0 to {several - 1} must have a record, and no other")
     return held.astype(np.int64)
 
 

@@ -33,7 +33,7 @@ class Table(Sensitive):
             raise DataError(f"row {int(np.argmin(sound))} holds NaN or infinite values: remove it")
         spec = Spec((1, 1, rows.shape[1]), 1, len(rows))
         self.spec, self.name, self._images, self._labels = spec, name, rows[:, None, None, :], np.zeros(len(rows), np.int64)
-        self._owners = self._labels
+        self._owners = None
 
 
 def read_table(source: str | Path) -> Table:

@@ -2,7 +2,7 @@
 
 A query is a plain function. For `sum`, `rows` and `sorted_blocks` it sees ONE record, ``query(image, label, *public) -> tensor``, and
 the gate maps it over the records with ``vmap``, so that no record can reach into another's part. For `answer` it sees a whole draw,
-``query(records, *public)``. For `update`, `route`, `deal` and `poll` it sees ONE shard, or what was learned from it, which stays inside;
+``query(records, *public)``. Every verb sees the records in a secret uniform order (`Gate._permutation`), never in that of their file. For `update`, `route`, `deal` and `poll` it sees ONE shard, or what was learned from it, which stays inside;
 it is mapped over the shards in the same way. The sensitivity table below is the only one in the package.
 """
 
@@ -64,6 +64,8 @@ DRAWS: dict[str, tuple[type, ...]] = {
 KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them; of a longer one it
 # goes on after the last that was marked
 MARKS = 1000  # a longer stage is marked in the ledger in so many strides
+# Verbs whose results depend on which record has which position: a resumed run needs the positions it began with.
+APART = ("rows", "privatize", "route", "poll", "deal")
 
 
 class Gate:
@@ -98,6 +100,7 @@ class Gate:
         self._device, self._portion = (runtime := runtime or Runtime()).target, runtime.portion
         self._secret, self._shards = Secret(insecure_seed), None  # type: tuple[Secret, tuple[Records, dict[str, Tensor]] | None]
         self._near: list[Tensor] | None = None
+        self._order: Tensor | None = None
         self._many, self._replayed = 0, Replayed(self._device) if runtime.replays else None  # shards, in all processes together
         self._stages = {stage.name: stage for stage in plan.stages}
         lost = [0 if ticket is None else ledger.taken(ticket, name) for name in self._stages]  # asked before a crash
@@ -130,7 +133,7 @@ class Gate:
         return self._ask(stage, bound, total)
 
     def rows(self, name: str, query: Callable[..., Tensor], *public: Any, bound: float) -> Tensor:
-        """Each record's part clipped to ``bound``, kept apart: [records, ...], in the records' order."""
+        """Each record's part clipped to ``bound``, kept apart: [records, ...], in the secret order of this run."""
         stage = self._stage(name, "rows")
         if self.spec.size is None:
             raise PlanError(f"stage {name}: as many rows come back as there are records, so their number must be declared public")
@@ -191,11 +194,14 @@ class Gate:
     def split(self, count: int, state: dict[str, Tensor], most: int = 0) -> None:
         """Split the records into ``count`` shards of equal size, each with a state of its own: from ``state``, public, [count, ...] each.
 
-        A crashed run goes on with the states it stored. Record i lies in shard i mod count; up to count - 1 records are left over. With
-        ``most``, a public number, shards are of one owner each, as many for every owner, and show that many records (`Sensitive._laid`).
+        A crashed run goes on with the states it stored. The record at position p of the secret order lies in shard p mod count; up to
+        count - 1 records are left over. With ``most``, a public number, shards are of one owner each, as many for every owner, and show
+        that many records (`Sensitive._laid`).
         """
         owners = self._owners
-        # privacy: a record must not move others to another shard, so none may come or go, but for those of an owner who has one shard.
+        # privacy: positions are a uniform permutation, so another record in the place of one changes the shard that this one lies in and
+        # no other. One record more changes the size of the shards, or their number of records left over, so none may come or go, but for
+        # those of an owner who has one shard.
         if self.plan.neighbours is not REPLACE and not (self.plan.neighbours is CLIENT and most > 0 and count == owners):
             raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours, unless each is all that one owner holds")
         if most < 0 or (most and count % owners):
@@ -212,8 +218,9 @@ class Gate:
         state, size = {name: self._ranks.dealt(state[name]) for name in sorted(state)}, most or self._data._count() // count
         (there,) = self._ranks.told(torch.tensor(self._data._count()))
         self._agree(int(there) != self._data._count(), "the processes of this run do not read the same records")
+        (order,) = self._ranks.told(torch.empty(int(there), dtype=torch.int64) if self._ranks.follows else self._permutation())
         here = torch.arange(self._ranks.rank, count, self._ranks.count)
-        places = self._data._laid(here, count // owners, most) if most else here[:, None] + count * torch.arange(size)
+        places = self._data._laid(here, count // owners, most, order.numpy()) if most else order[here[:, None] + count * torch.arange(size)]
         drawn = self._data._take(places.flatten(), self._device)
         records = Records(drawn.images.unflatten(0, (len(here), size)), drawn.labels.view(len(here), size))
         own = {name: value.detach().to(self._device).clone(memory_format=torch.contiguous_format) for name, value in state.items()}
@@ -322,9 +329,10 @@ class Gate:
                 vault.write(self._vault(), whole)
 
     def forget(self) -> None:
-        """Remove what `store` kept."""
+        """Remove what `store` kept, and the secret order of the records."""
         if self.ticket is not None:
             vault.remove(self._vault())
+            vault.remove(vault.order_file(self._ledger, self.ticket))
         self._shards = None
 
     def privatize(self, channel: Channel) -> Tensor:
@@ -335,6 +343,7 @@ class Gate:
         if self.spec.size is None:
             raise PlanError("as many answers come back as there are records, so their number must be declared public")
         ticket = self._charge()
+        self._permutation()
         for stage in stages:
             self._mark(ticket, stage, 0, 1)
         parts = (torch.cat([images.flatten(1), labels[:, None]], 1)[:, : channel.columns] for images, labels in self._draw(stages[0]))
@@ -400,6 +409,7 @@ class Gate:
                 value = self._summed(mechanism(grid))
             else:
                 ticket = self._charge()
+                self._permutation()  # on disk before anything depends on it
                 with unbroken():
                     self._mark(ticket, stage, step, count)
                     value = noisy(self._summed(mechanism(grid)), noise_std, grid, self._secret)
@@ -458,6 +468,30 @@ class Gate:
     def _vault(self) -> Path:
         return vault.place(self._ledger, self.ticket)
 
+    def _permutation(self) -> Tensor:
+        """Give the records' secret order: record ``order[p]`` has position p, for all of this run.
+
+        privacy: the order in which a reader finds records depends on their content (class folders, names of files). A uniform permutation
+        that is independent of everything makes the records exchangeable: see docs/methods/gate.md. It is drawn once a run and, where the
+        run can be resumed and records are kept apart, stored beside the ledger before anything depends on it.
+
+        Returns:
+            int64 [records].
+        """
+        if self._order is None:
+            count = self._data._count()
+            kept = any(stage.verb in APART for stage in self.plan.stages) and self._folder is not None
+            file = vault.order_file(self._ledger, self.ticket) if kept else None
+            if file and self._crashed and file.exists():
+                self._order = vault.read(file, {"order": torch.empty(count, dtype=torch.int64)})["order"]
+            elif file and self._crashed and (any(self._lost.values()) or self._vault().exists()):
+                raise ReleaseError(f"{file}: the secret order of a crashed run's records is missing: start anew, at a new charge")
+            else:
+                self._order = self._secret.order(count)
+                if file:
+                    vault.write(file, {"order": self._order})
+        return self._order
+
     def _draw(self, stage: Stage) -> Iterator[Records]:
         """The drawn records in portions, at least one of them (it may be empty)."""
         count = self._data._count()
@@ -468,11 +502,11 @@ class Gate:
             yield self._taken(part if chosen is None else chosen[part])
 
     def _taken(self, where: slice | Tensor) -> Records:
-        """Records on the device; where all of them fit into a quarter of a GPU's memory, they come there once."""
+        """Records by their positions, on the device; where all of them fit into a quarter of a GPU's memory, they come there once."""
         if self._near is None:
-            self._near = self._data._near(self._device) if self._device.type == "cuda" else []
+            self._near = self._data._near(self._device, self._permutation().numpy()) if self._device.type == "cuda" else []
         if not self._near:
-            return self._data._take(where, self._device)
+            return self._data._take(self._permutation()[where], self._device)
         places = sent(where, self._device) if isinstance(where, Tensor) else where
         images, labels = (each[places] for each in self._near)
         return Records(images / 255 if images.dtype == torch.uint8 else images, labels)

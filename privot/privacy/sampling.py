@@ -82,7 +82,7 @@ class Shards:
     """One of ``count`` disjoint shards, drawn uniformly and secretly for each answer (`Gate.route`).
 
     privacy: replacing a record changes one shard, so a shard is the unit of a sample of 1 from ``count`` without replacement. The
-    split depends on the position of a record alone (record i lies in shard i mod count), never on its content.
+    shard of a record is its position modulo ``count`` in the gate's secret permutation, independent of every record's content.
     """
 
     count: int

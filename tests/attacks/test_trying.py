@@ -376,7 +376,7 @@ def test_shadows_have_as_many_owners_as_the_release(tmp_path):
     release = Release(Product.set(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64)), NONE, box.spec, {"method": "real-subset"})
     for shadows in (shadows_of(release, box, others, tmp_path, 4), compared("real-subset", {}, None, box, others, tmp_path, 4)):
         assert shadows.box.spec.owners == 5
-        assert np.array_equal(shadows.box._owners, np.arange(shadows.box._count()) % 5)
+        assert shadows.box._owners is None  # for the gate to deal
 
 
 def test_what_was_found_survives_json(private):

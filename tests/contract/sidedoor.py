@@ -21,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from filedata import CHANGES, coupled_orders, entries_of, read, write
 from quick import CLASSES, COUNT, OWNERS, SHAPE, is_local, sealed
 
 from privot import local, synthesis
@@ -30,7 +31,7 @@ from privot.privacy import accounting, gate
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret
-from privot.privacy.sampling import Full, Shards
+from privot.privacy.sampling import Shards
 from privot.release import Guarantee
 from privot.runtime import Runtime
 
@@ -180,6 +181,7 @@ class Trace:
     reach: list  # the declared sensitivity of each ask
     drawn: list  # the shards that its rows drew, or None
     dealt: list  # the owners whose rows they are, or None
+    shards: list  # how many shards there are, of each owner where it has several
     release: bytes = b""
 
 
@@ -210,13 +212,22 @@ CLIENTS = Spec(SHAPE, CLASSES, COUNT)  # how many there are is public where each
 CHANNEL = local.channel_for(CLIENTS, "laplace", 40.0, labels_epsilon=5.0)
 
 
-def run(method, images, labels, spec, root, kept=None, coupled=False, owners=None):
-    """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records."""
+def run(method, images, labels, spec, root, kept=None, coupled=False, owners=None, order=None):
+    """`watch` a run on arrays."""
+    return watch(method, sealed(images, labels, spec, owners), spec, root, kept, coupled, order)
+
+
+def watch(method, box, spec, root, kept=None, coupled=False, order=None):
+    """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records.
+
+    Their secret order is ``order``, or that of the arrays, so that neighbours differ at one position; all other runs have orders of
+    their own.
+    """
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    trace = Trace([], [], [], [], [], [])
+    trace = Trace([], [], [], [], [], [], [])
     from_clients = spec is CLIENTS
-    box, here, noisy, rmtree = sealed(images, labels, spec, owners), os.getcwd(), gate.noisy, shutil.rmtree
+    here, noisy, rmtree = os.getcwd(), gate.noisy, shutil.rmtree
     draw, through = Shards.draw, Mixed.privatize
 
     def look():
@@ -227,6 +238,7 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
             trace.seen.append(("ask", stage.name, float(bound)))
             trace.reach.append(gate.SENSITIVITY[stage.verb, self.plan.neighbours] * bound)
             trace.drawn.append(None)
+            trace.shards.append(getattr(stage.sampling, "count", 1))
             trace.dealt.append(self.asked if stage.verb == "deal" else None)
             look()
             return super()._ask(stage, bound, *more, **others)
@@ -276,6 +288,8 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
     ]
     if coupled:
         patches.append(mock.patch.object(gate, "Secret", _seeded))
+        given = np.arange(box._count()) if order is None else order
+        patches.append(mock.patch.object(gate.Gate, "_permutation", lambda gate: torch.from_numpy(given)))
     environment = dict(os.environ)
     os.chdir(root)
     try:
@@ -323,13 +337,11 @@ def run(method, images, labels, spec, root, kept=None, coupled=False, owners=Non
 def leaks(method, records, spec, root, kinds=KINDS):
     """Each (kind, what) by which the outside could tell D' from D, lazily; none for an honest method."""
     spec = CLIENTS if is_local(method) else spec
-    stages = method.plan(spec).stages
-    coupled = any(not isinstance(stage.sampling, Full) for stage in stages)
     run(method, *records, spec, root)  # what a library does on its first use (imports, caches) is not of the data
     first = {}  # of each way to draw: D is run once
     whole = OWNED if kinds is KINDS and method.plan(spec).neighbours is Neighbours.CLIENT else {}
     for kind in (*kinds, *whole):
-        near = kind in NEIGHBOURS[method.plan(spec).neighbours] and coupled
+        near = kind in NEIGHBOURS[method.plan(spec).neighbours]
         if near not in first:
             first[near] = run(method, *records, spec, root, coupled=near)
         one = first[near]
@@ -338,22 +350,71 @@ def leaks(method, records, spec, root, kinds=KINDS):
         outside = next(each for each in two.seen if each[0] == "outside")
         if outside[1]:
             yield kind, outside
-        if one.seen != two.seen:
-            yield kind, next((each for each in zip(one.seen, two.seen, strict=False) if each[0] != each[1]), "one run shows more")
-        elif one.release != two.release:
-            yield kind, "release"
-        if kind in NEIGHBOURS[method.plan(spec).neighbours]:
-            for number, pair_of in enumerate(zip(one.true, two.true, one.reach, one.drawn, one.dealt, strict=False)):
-                if told := _too_far(*pair_of):
-                    yield kind, f"ask {number} {told}"
+        yield from ((kind, what) for what in _differences(one, two, near))
 
 
-def _too_far(left, right, reach, drawn, dealt):
-    """How an answer moves that should not, in words. What was replaced is the first record, or all of the first owner, who has it."""
+def file_leaks(method, records, spec, root, reader, kinds=CHANGES):
+    """As `leaks`, of data sets that are files: one renamed, moved to another class, added, removed. Yields (kind, what).
+
+    Runs have coupled secret orders, and the distance between true values is held against the declared sensitivity; the first pair is also
+    run in orders of its own.
+    """
+    images, labels = records
+    spec = CLIENTS if is_local(method) else spec
+    entries = entries_of((np.clip(images[:, 0], 0, 1) * 255).astype(np.uint8), labels)
+    folder, relation = root.with_name("files"), method.plan(spec).neighbours
+    run(method, images, labels, spec, root)  # what a library does on its first use
+    for kind in kinds:
+        way, change = kinds[kind]
+        shutil.rmtree(folder, ignore_errors=True)
+        boxes = [
+            read(write(reader, folder / name, each), dataclasses.replace(spec, size=None, class_sizes=None), "tiny")
+            for name, each in (("here", entries), ("there", change(entries)))
+        ]
+        if not all(consistent(box, spec) for box in boxes):
+            continue  # what is declared tells them apart
+        for box in boxes:
+            box.spec = spec
+        first_order, second_order = coupled_orders(*boxes)
+        for near in (True, False)[: 2 if kind == next(iter(kinds)) else 1]:
+            one = watch(method, boxes[0], spec, root, coupled=near, order=first_order)
+            two = watch(method, boxes[1], spec, root, kept=one.answers, coupled=near, order=second_order)
+            close = near and way in ("same", *(["replace"] if relation in (Neighbours.REPLACE, Neighbours.LOCAL) else [str(relation)]))
+            yield from ((kind, what) for what in _differences(one, two, close, int(np.argmax(_changed(boxes, first_order, second_order)))))
+
+
+def consistent(box, spec):
+    """Whether records are as many as declared, of each class too."""
+    sizes = tuple(np.bincount(box._labels, minlength=spec.classes).tolist())
+    return spec.size in (None, box._count()) and spec.class_sizes in (None, sizes)
+
+
+def _changed(boxes, first, second):
+    """Whether the records at a position differ, [positions]; beyond the shorter data set all do."""
+    same = min(len(first), len(second))
+    images = [box._images[order[:same]].reshape(same, -1) for box, order in zip(boxes, (first, second), strict=True)]
+    labels = [box._labels[order[:same]] for box, order in zip(boxes, (first, second), strict=True)]
+    return np.append((images[0] != images[1]).any(1) | (labels[0] != labels[1]), True)
+
+
+def _differences(one, two, near, place=0):
+    """What tells two runs apart, in words; of neighbours also answers that move too far. The record at ``place`` was replaced."""
+    if one.seen != two.seen:
+        yield next((each for each in zip(one.seen, two.seen, strict=False) if each[0] != each[1]), "one run shows more")
+    elif one.release != two.release:
+        yield "release"
+    if near:
+        for number, pair_of in enumerate(zip(one.true, two.true, one.reach, one.drawn, one.dealt, one.shards, strict=False)):
+            if told := _too_far(*pair_of, place):
+                yield f"ask {number} {told}"
+
+
+def _too_far(left, right, reach, drawn, dealt, shards, place):
+    """How an answer moves that should not, in words. What was replaced is the record at ``place``, or all of the owner who has it."""
     if left.shape != right.shape:
         return ""  # seen otherwise
     if dealt is not None:
-        others = torch.tensor(dealt) != 0
+        others = torch.tensor(dealt) != place % OWNERS
         if (left != right)[others].any():
             return "moves in rows of another owner"
         drawn = torch.zeros(left.shape[:2], dtype=torch.int64) if drawn is None else drawn.view(left.shape[:2])
@@ -363,6 +424,7 @@ def _too_far(left, right, reach, drawn, dealt):
     elif drawn is None:
         left, right = left.flatten()[None], right.flatten()[None]
     gaps = torch.linalg.vector_norm((left - right).flatten(1), dim=1)
-    if drawn is not None and gaps[drawn != 0].any():  # the replaced record is the first, which lies in shard 0
+    own = place // OWNERS % shards if dealt is not None else place % shards
+    if drawn is not None and gaps[drawn != own].any():
         return "moves in rows that drew another shard"
     return f"moves by {gaps.max():.3g}, its declared sensitivity is {reach:.3g}" if gaps.max() > reach * (1 + 1e-9) else ""

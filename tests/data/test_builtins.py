@@ -197,13 +197,13 @@ def test_femnist_has_its_writers(monkeypatch):
     assert box.spec.owners == describe("femnist").owners == 300
     many = np.bincount(box._owners)
     assert (len(many), many.min(), many.max(), many.sum()) == (300, 2, 319, 41258)
-    assert load("femnist", owners=3000)._owners[:3002].tolist() == [*range(3000), 0, 1]
+    assert load("femnist", owners=3000)._owners is None  # for the gate to deal
 
 
 def test_any_data_can_be_dealt_to_owners():
     box = load("digits", owners=5)
     assert box.spec.owners == describe("digits", owners=5).owners == 5
-    assert box._owners[:7].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert box._owners_by(np.arange(1438))[:7].tolist() == [0, 1, 2, 3, 4, 0, 1]
     assert load("digits").spec.owners is None
     with pytest.raises(DataError, match="owners"):
         load("digits", owners=2000)

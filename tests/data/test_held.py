@@ -40,8 +40,8 @@ def test_an_owner_may_lack_a_class(tmp_path, name):
             load_own(path, classes=2)
 
 
-def test_an_owner_beyond_the_last_is_refused():
+def test_an_owner_beyond_the_last_is_refused(ledger):
     box = load("digits", owners=3)
     for wrong in (-1, 3):
         with pytest.raises(SettingError, match="there are 3, counted from 0"):
-            held_by(box, wrong)
+            held_by(box, wrong, ledger)

@@ -123,15 +123,16 @@ def test_public_pictures_take_the_colours_of_the_sensitive_ones(tmp_path, channe
     assert facts["count"] == 4
 
 
-def test_what_one_owner_holds_is_its_own_and_of_unknown_number():
-    box = Sensitive(np.arange(5.0)[:, None, None, None] / 5, np.zeros(5, int), Spec((1, 1, 1), 1, owners=2), name="wards")
+def test_what_one_owner_holds_is_its_own_and_of_unknown_number(ledger):
+    whose = [0, 1, 0, 1, 0]
+    box = Sensitive(np.arange(5.0)[:, None, None, None] / 5, np.zeros(5, int), Spec((1, 1, 1), 1, owners=2), name="wards", owners=whose)
     for owner, values in ((0, [0.0, 0.4, 0.8]), (1, [0.2, 0.6])):
-        part = held_by(box, owner)
+        part = held_by(box, owner, ledger)
         assert part._take(slice(None)).images.flatten().tolist() == pytest.approx(values)
         assert (part.spec.size, part.spec.owners) == (None, None)
     for owner in (-1, 2):
         with pytest.raises(SettingError, match="counted from 0"):
-            held_by(box, owner)
+            held_by(box, owner, ledger)
 
 
 def test_an_owner_s_file_needs_declared_classes_and_sound_labels(tmp_path):

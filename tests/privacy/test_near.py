@@ -47,14 +47,15 @@ def test_records_that_lie_near_are_the_records(ledger, monkeypatch, kind, draw):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * size, 9 * size))
     gate = gate_for(box, ledger, Stage("it", "rows", 0.0))
     far = gate._taken(draw)
-    gate._near = box._near(torch.device("cpu"))
+    order = gate._permutation().numpy()
+    gate._near = box._near(torch.device("cpu"), order)
     assert len(gate._near) == 2, "they fit into a quarter"
     near = gate._taken(draw)
     assert torch.equal(near.images, far.images)
     assert torch.equal(near.labels, far.labels)
     assert near.images.dtype == torch.float32
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * size - 1, 9 * size))
-    assert box._near(torch.device("cpu")) == [], "a quarter of what is free is the most"
+    assert box._near(torch.device("cpu"), order) == [], "a quarter of what is free is the most"
 
 
 def test_on_a_cpu_nothing_is_copied_nearer(ledger, monkeypatch):

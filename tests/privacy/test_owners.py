@@ -17,6 +17,8 @@ from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Full, Shards
 from privot.runtime import Runtime
 
+pytestmark = pytest.mark.usefixtures("array_order")
+
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 OWNERS, SHAPE, DIM, MOST = 4, (1, 2, 2), 4, 6
 SIZES = (3, 9, 1, 6)  # fewer than are laid out, more, one, as many
@@ -90,10 +92,13 @@ def test_parts_of_an_owner_share_its_records_and_no_other_s(ledger, critics):
     assert len(seen) == len(images)
 
 
-def test_records_are_dealt_in_turn_where_nobody_says_whose_they_are():
+def test_records_are_dealt_by_the_order_where_nobody_says_whose_they_are():
     box = Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1, owners=3))
-    assert box._owners.tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1))._owners.tolist() == [0] * 7
+    order = np.array([3, 1, 0, 2, 6, 5, 4])
+    assert box._owners_by(order)[order].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1))._owners_by(order).tolist() == [0] * 7
+    known = Sensitive(np.zeros((3, *SHAPE)), np.zeros(3, int), Spec(SHAPE, 1, owners=2), owners=[1, 1, 0])
+    assert known._owners_by(np.array([2, 0, 1])).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("owners", [

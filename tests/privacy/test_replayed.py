@@ -17,7 +17,7 @@ from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.replayed import MOST, WARM, Replayed
 from privot.runtime import Runtime, silent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "array_order")
 
 SHAPE, CLASSES, SHARDS = (1, 8, 8), 2, 6
 

@@ -18,7 +18,7 @@ from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Full, Poisson, Shards
 from privot.runtime import Runtime
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices", "array_order")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 COUNT, SIDE, CLASSES, PAIRS, FEW = 8, 2, 2, 308, 77  # 7 kinds of pairs x 11 scales, four times or once

@@ -21,6 +21,8 @@ from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Shards
 from privot.runtime import Runtime
 
+pytestmark = pytest.mark.usefixtures("array_order")
+
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 SHARDS, SIZE, OVER = 4, 3, 2  # 4 shards of 3 records, and 2 records left over
 COUNT, SHAPE, DIM = SHARDS * SIZE + OVER, (1, 2, 2), 4

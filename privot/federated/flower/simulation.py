@@ -49,7 +49,8 @@ class Cast:
 
     def owner(self, number: int) -> Owner:
         """One of them."""
-        part = held_by(dealt(self.source, self.owners), number)
+        whole = dealt(self.source, self.owners)
+        part = held_by(whole, number, Ledger(ledger_path(whole.name)))
         book = self.ledgers / f"owner-{number}.jsonl" if self.ledgers else ledger_path(part.name)
         return Owner(part, self.wall, Ledger(book), self.folder / f"owner-{number}", Runtime(self.device), Policy(unit=self.unit))
 
@@ -62,7 +63,7 @@ class Cast:
 
 @cache  # a worker plays many owners
 def dealt(source: str, owners: int) -> Sensitive:
-    """All records, each with its owner: the known ones, as far as they are needed, or so many in turn."""
+    """All records with their known owners, as far as these are needed; else for `held_by` to deal to so many."""
     box = load(source)
     if (box.spec.owners or 0) < owners:
         box = load(source, owners=owners)

@@ -1,0 +1,285 @@
+"""Neighbours made as files and read back: whatever the reader, one record changes no more than the proofs say.
+
+Two data sets of files are read, and every verb of the gate is asked of both, without noise, under secret orders that are coupled: equal
+records have equal positions. Given such orders a renamed file may change nothing, and a changed one its own row and its own shard alone.
+A gate that takes positions from the files, and not from its secret order, fails here.
+"""
+
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from filedata import CHANGES, READERS, coupled_orders, entries_of, read, write
+from trust.planting import Bug, changed
+from unwritten import Unpriced, Unwritten
+
+from privot.channels import Mixed
+from privot.data import held
+from privot.data.records import Sensitive
+from privot.data.spec import Spec
+from privot.local import channel_for
+from privot.privacy import gate as gate_module
+from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import SENSITIVITY, Gate
+from privot.privacy.ledger import Ledger
+from privot.privacy.noise import Secret
+from privot.privacy.plan import Stage
+from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.runtime import Runtime
+
+ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
+COUNT, SIDE, CLASSES, SHARDS, OWNERS = 26, 4, 3, 5, 2
+SHAPE, DIM, BOUND = (1, SIDE, SIDE), SIDE * SIDE, 1.5
+RNG = np.random.default_rng(3)
+IMAGES, LABELS = RNG.integers(0, 256, (COUNT, SIDE, SIDE), np.uint8), RNG.permutation(np.arange(COUNT) % CLASSES)
+
+
+def pixels(image, label):
+    return image.flatten() + label
+
+
+def learn(images, labels, state):
+    return {"it": state["it"] + images.flatten(1).sum(0) + labels.sum()}
+
+
+def tell(state, row):
+    return state["it"] + row
+
+
+def give_order(gate, order):
+    """Let the gate draw this secret order; what it draws after it comes of its own stream."""
+    secret, waiting = gate._secret, [torch.from_numpy(order.copy())]
+    secret.order = lambda count: waiting.pop() if waiting else Secret.order(secret, count)
+
+
+class Asked:
+    """One gate on one data set, in one secret order, without noise."""
+
+    def __init__(self, box, verb, relation, sampling, order):
+        plan = Unpriced((Stage("it", verb, 0.0, 10**6, sampling),), relation)
+        self.gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", 8), insecure_seed=1)
+        give_order(self.gate, order)
+        self.verb = verb
+
+    def value(self):
+        """What the verb answers; of a channel, what it is given."""
+        gate, verb = self.gate, self.verb
+        if verb == "answer":
+            return gate.answer("it", lambda records: records.images.flatten(1).cumsum(0)[-1], bound=BOUND, shape=(DIM,))
+        if verb == "sorted_blocks":
+            frame = torch.linalg.qr(torch.randn(DIM, DIM, generator=torch.Generator().manual_seed(0))).Q
+            return gate.sorted_blocks("it", pixels, frame=frame, blocks=2, radius=BOUND)
+        if verb in ("route", "poll", "deal"):
+            self.split(SHARDS * OWNERS if verb == "deal" else SHARDS)
+            if verb == "poll":
+                return gate.poll("it", lambda state: state["it"], bound=BOUND)
+            rows = torch.zeros(OWNERS, 9) if verb == "deal" else torch.zeros(40)
+            return getattr(gate, verb)("it", tell, rows, bound=BOUND)
+        return getattr(gate, verb)("it", pixels, bound=BOUND, **({"per_class": True} if verb == "sum" else {}))
+
+    def split(self, count):
+        self.gate.split(count, {"it": torch.zeros(count, DIM)}, 4 if self.verb == "deal" else 0)
+        self.gate.update(learn)
+
+
+CASES = {  # verb, relation, draws
+    "sum": ("sum", REPLACE, Full()),
+    "sum of some": ("sum", REPLACE, Fixed(9, COUNT)),
+    "sum, add-remove": ("sum", ADD_REMOVE, Full()),
+    "sum of some, add-remove": ("sum", ADD_REMOVE, Poisson(0.5)),
+    "answer": ("answer", REPLACE, Full()),
+    "answer of some": ("answer", REPLACE, Fixed(9, COUNT)),
+    "rows": ("rows", REPLACE, Full()),
+    "sorted_blocks": ("sorted_blocks", REPLACE, Full()),
+    "route": ("route", REPLACE, Shards(SHARDS)),
+    "poll": ("poll", REPLACE, Full()),
+    "deal": ("deal", REPLACE, Shards(SHARDS)),
+}
+
+
+def boxes(reader, folder, kind):
+    """Two neighbouring data sets as a reader finds them; what is declared of them is the same."""
+    entries = entries_of(IMAGES, LABELS)
+    return [sealed(write(reader, folder / name, each)) for name, each in (("here", entries), ("there", CHANGES[kind][1](entries)))]
+
+
+def sealed(source):
+    return read(source, Spec(SHAPE, CLASSES, owners=OWNERS))
+
+
+def declared(box, verb):
+    """The facts that this verb needs: under replace-one, all data sets of a size are neighbours of some other."""
+    sizes = tuple(np.bincount(box._labels, minlength=CLASSES).tolist()) if verb == "sorted_blocks" else None
+    box.spec = Spec(SHAPE, CLASSES, COUNT, sizes, owners=OWNERS if verb == "deal" else None)
+    return box
+
+
+def moved(case, pair, orders):
+    """How far the answer moves, in units of its declared sensitivity, and how many of its rows do."""
+    verb, relation, sampling = CASES[case]
+    left, right = (Asked(declared(box, verb), verb, relation, sampling, order).value() for box, order in zip(pair, orders, strict=True))
+    rows = (left - right).flatten(0, 1) if verb == "deal" else left - right
+    far = rows.flatten(1).norm(dim=1) if verb in ("rows", "route", "deal") else rows.norm()[None]
+    return float(far.max()) / (SENSITIVITY[verb, relation] * BOUND), int((far > 0).sum())
+
+
+def fits(case, kind, reader):
+    """Whether the two data sets are neighbours under the relation of the case; of declared class sizes, both must have them."""
+    verb, relation, _ = CASES[case]
+    way = CHANGES[kind][0]
+    if verb == "sorted_blocks" and kind in ("one moved to another class", "one replaced"):
+        return False
+    return way == "same" or way == str(relation)
+
+
+def problems(reader, folder, kinds=CHANGES, cases=CASES):
+    """(what was compared, what moved too far), for every verb."""
+    compared, wrong = 0, []
+    for kind in kinds:
+        pair = boxes(reader, folder / kind, kind)
+        orders = coupled_orders(*pair)
+        for case in cases:
+            if not fits(case, kind, reader):
+                continue
+            compared += 1
+            far, rows = moved(case, pair, orders)
+            allowed = 0.0 if CHANGES[kind][0] == "same" else 1 + 1e-9
+            if far > allowed or (case == "rows" and rows > 1):
+                wrong.append((reader, kind, case, far, rows))
+    return compared, wrong
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_one_file_moves_no_answer_beyond_its_bound(reader, tmp_path, trust):
+    compared, wrong = problems(reader, tmp_path)
+    assert wrong == []
+    assert compared >= 50
+    trust("G10", "neighbours made as files, read and asked, none beyond its bound", compared, of=compared)
+
+
+def shards_that_differ(pair, orders, count=SHARDS):
+    found = []
+    for box, order in zip(pair, orders, strict=True):
+        asked = Asked(declared(box, "route"), "route", REPLACE, Shards(count), order)
+        asked.split(count)
+        found.append(asked.gate._shards[0])
+    same = [torch.equal(found[0].images[each], found[1].images[each]) and torch.equal(*(one.labels[each] for one in found))
+            for each in range(count)]  # fmt: skip
+    return count - sum(same)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"])
+def test_one_file_changes_one_shard(reader, kind, tmp_path, trust):
+    pair = boxes(reader, tmp_path, kind)
+    assert shards_that_differ(pair, coupled_orders(*pair)) <= (CHANGES[kind][0] == "replace")
+    trust("G10", "shards that one file changed, within the proof", 1, of=1)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"])
+def test_one_file_changes_one_row_that_is_sent(reader, kind, tmp_path):
+    pair = boxes(reader, tmp_path, kind)
+    channel, found = channel_for(Spec(SHAPE, CLASSES, COUNT), "laplace", 1.0, labels_epsilon=1.0), []
+    for box, order in zip(pair, coupled_orders(*pair), strict=True):
+        gate = Gate(declared(box, "privatize"), channel.plan(), Unwritten(), Unwritten(), runtime=Runtime("cpu", 8), insecure_seed=1)
+        give_order(gate, order)
+        with mock.patch.object(Mixed, "privatize", lambda self, records, secret: records):
+            found.append(gate.privatize(channel))
+    assert int((found[0] != found[1]).any(1).sum()) <= (CHANGES[kind][0] == "replace")
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"])
+def test_one_file_changes_what_one_client_holds(reader, kind, tmp_path, monkeypatch):
+    pair = boxes(reader, tmp_path, kind)
+    changed_clients = []
+    for client in range(OWNERS):
+        parts = []
+        for box, order in zip(pair, coupled_orders(*pair), strict=True):
+            monkeypatch.setattr(held, "dealing_order", lambda ledger, count, order=order: torch.from_numpy(order))
+            part = held.held_by(box, client, Ledger(tmp_path / "ledger.jsonl"))
+            parts.append(sorted(image.tobytes() + bytes([label]) for image, label in zip(part._images, part._labels, strict=True)))
+        changed_clients.append(parts[0] != parts[1])
+    assert sum(changed_clients) <= (CHANGES[kind][0] == "replace")
+
+
+# Planted bugs: each takes a position from the files
+
+
+def sorted_by_label(gate):
+    """A secret order that follows the records: those of a class lie together."""
+    return torch.from_numpy(np.argsort(gate._data._labels, kind="stable"))
+
+
+def rebuilt(place, old, new):
+    """A function of the gate with one place of its source changed."""
+    space = dict(vars(gate_module))
+    exec(
+        "from __future__ import annotations\n" + changed(Bug("order", "planted", f"privot.privacy.gate:Gate.{place}", old, new, ())), space
+    )
+    return space[place]
+
+
+PLANTED = {
+    "the order of the files is kept": lambda patch: patch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count())),
+    "the order follows the labels": lambda patch: patch.setattr(Gate, "_permutation", sorted_by_label),
+    "draws come in the order of the files": lambda patch: patch.setattr(
+        Gate,
+        "_taken",
+        rebuilt("_taken", "self._data._take(self._permutation()[where], self._device)", "self._data._take(where, self._device)"),
+    ),
+    "shards by position in the files": lambda patch: patch.setattr(
+        Gate, "split", rebuilt("split", "order[here[:, None] + count * torch.arange(size)]", "here[:, None] + count * torch.arange(size)")
+    ),
+    "owners by position in the files": lambda patch: patch.setattr(
+        Sensitive, "_owners_by", lambda box, order: np.arange(box._count()) % (box.spec.owners or 1)
+    ),
+    "parts of an owner in the order of the files": lambda patch: patch.setattr(
+        Sensitive, "_laid", lambda box, *given, laid=Sensitive._laid: laid(box, *given[:3], np.arange(box._count()))
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize("reader", READERS)
+def test_positions_taken_from_files_are_caught(bug, reader, tmp_path, monkeypatch, trust):
+    PLANTED[bug](monkeypatch)
+    kinds = [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"]
+    assert problems(reader, tmp_path, kinds)[1], "nothing was noticed"
+    trust("G10", "planted positions caught, a bug and a reader each", 1, of=1)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_shard_by_position_in_the_files_changes_many(reader, tmp_path, monkeypatch):
+    """The finding itself: one file that changes its class moves others to other shards."""
+    pair = boxes(reader, tmp_path, "one replaced")
+    PLANTED["shards by position in the files"](monkeypatch)
+    assert shards_that_differ(pair, coupled_orders(*pair)) > 1
+
+
+# The secret order itself
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_record_has_every_position_equally_often(reader, tmp_path):
+    """Whatever the reader: chi-square of where each of the records comes out, over 2,000 orders."""
+    box = declared(sealed(write(reader, tmp_path / "data", entries_of(IMAGES, LABELS))), "rows")
+    plan, seen, runs = Unpriced((Stage("it", "rows", 0.0),), REPLACE), np.zeros((COUNT, COUNT)), 2000
+    for _ in range(runs):
+        gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"))
+        seen[np.arange(COUNT), gate._permutation().numpy()] += 1
+    wanted = runs / COUNT
+    square = ((seen - wanted) ** 2 / wanted).sum()  # (COUNT - 1)^2 degrees of freedom
+    freedom = (COUNT - 1) ** 2
+    assert abs(square - freedom) < 6 * math.sqrt(2 * freedom)
+
+
+def test_the_order_depends_on_the_number_of_records_alone(tmp_path):
+    one, other = boxes("folder", tmp_path, "one replaced")
+    plan = Unpriced((Stage("it", "rows", 0.0),), REPLACE)
+    gates = [Gate(declared(box, "rows"), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"), insecure_seed=4) for box in (one, other)]
+    assert torch.equal(*(gate._permutation() for gate in gates))
+    assert not torch.equal(gates[0]._permutation(), Secret(5).order(COUNT))
