@@ -108,7 +108,7 @@ class _Box:
         return Records(scaled, torch.from_numpy(self._labels[index].copy()).to(device))
 
     def _near(self, device: torch.device, order: np.ndarray) -> list[Tensor]:
-        """Images, as they are stored, and labels on a GPU, in this order, if they fit into a quarter of what is free there; else nothing."""
+        """Images, as stored, and labels, in this order, on a GPU if they fit into a quarter of what is free there; else nothing."""
         kind = np.uint8 if self._images.dtype == np.uint8 else np.float32
         if self._images.size * np.dtype(kind).itemsize > torch.cuda.mem_get_info(device)[0] / 4:
             return []

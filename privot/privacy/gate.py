@@ -2,7 +2,8 @@
 
 A query is a plain function. For `sum`, `rows` and `sorted_blocks` it sees ONE record, ``query(image, label, *public) -> tensor``, and
 the gate maps it over the records with ``vmap``, so that no record can reach into another's part. For `answer` it sees a whole draw,
-``query(records, *public)``. Every verb sees the records in a secret uniform order (`Gate._permutation`), never in that of their file. For `update`, `route`, `deal` and `poll` it sees ONE shard, or what was learned from it, which stays inside;
+``query(records, *public)``. Every verb sees the records in a secret uniform order (`Gate._permutation`), never in that of their
+file. For `update`, `route`, `deal` and `poll` it sees ONE shard, or what was learned from it, which stays inside;
 it is mapped over the shards in the same way. The sensitivity table below is the only one in the package.
 """
 
@@ -65,7 +66,7 @@ KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so 
 # goes on after the last that was marked
 MARKS = 1000  # a longer stage is marked in the ledger in so many strides
 # Verbs whose results depend on which record has which position: a resumed run needs the positions it began with.
-APART = ("rows", "privatize", "route", "poll", "deal")
+APART = ("rows", "answer", "privatize", "route", "poll", "deal")
 
 
 class Gate:

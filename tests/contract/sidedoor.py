@@ -289,7 +289,7 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
     if coupled:
         patches.append(mock.patch.object(gate, "Secret", _seeded))
         given = np.arange(box._count()) if order is None else order
-        patches.append(mock.patch.object(gate.Gate, "_permutation", lambda gate: torch.from_numpy(given)))
+        patches.append(mock.patch.object(gate.Gate, "_permutation", return_value=torch.from_numpy(given)))
     environment = dict(os.environ)
     os.chdir(root)
     try:
@@ -341,7 +341,7 @@ def leaks(method, records, spec, root, kinds=KINDS):
     first = {}  # of each way to draw: D is run once
     whole = OWNED if kinds is KINDS and method.plan(spec).neighbours is Neighbours.CLIENT else {}
     for kind in (*kinds, *whole):
-        near = kind in NEIGHBOURS[method.plan(spec).neighbours]
+        near = kind in (SAME, *NEIGHBOURS[method.plan(spec).neighbours])  # what is the same is so in one order
         if near not in first:
             first[near] = run(method, *records, spec, root, coupled=near)
         one = first[near]

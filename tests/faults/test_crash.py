@@ -129,7 +129,7 @@ def test_critics_are_taken_up_as_they_were_stored(tmp_path, ledger, monkeypatch,
     way, ages, split = {"method": Critics(), "out": tmp_path / "out", "ledger": ledger}, [], Gate.split
     with pytest.raises(KeyboardInterrupt):
         synthesize(box(), **way, progress=interrupted(at))
-    assert len(list(tmp_path.glob("*.vault*"))) == (at >= 4)
+    assert len(list(tmp_path.glob("*.vault?.*"))) == (at >= 4)
     monkeypatch.setattr(Gate, "split", lambda self, *rest: (split(self, *rest), ages.append(self._shards[1]["age"].tolist()))[0])
     synthesize(box(), **way, resume=True)
     assert ages == [[float(at // 4)] * 4]  # stored after every fourth step, when each of the four has had one more lesson

@@ -115,6 +115,7 @@ def extremes(count):
 
 
 @pytest.mark.parametrize(("scale", "bound"), [(1.0, 1.0), (4.0, 0.1), (30.0, 1.0), (1e-3, 1e-3), (1e6, 1.0)])
+@pytest.mark.usefixtures("array_order")
 def test_neighbours_answers_are_no_farther_apart_than_the_bound(scale, bound):
     """With small, large and bursting weights, with a public vector that points anywhere, for records that go for the bound."""
     rng, net, largest = np.random.default_rng(4), critic(scale=scale), 0.0

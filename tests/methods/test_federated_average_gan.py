@@ -75,6 +75,7 @@ def asked(box, sent, bound, noise=0.0, times=1):
 # What is sent
 
 
+@pytest.mark.usefixtures("array_order")
 def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
     images, labels = blobs(30)  # six for each owner, in turn
     sent = given(critic(), rate=0.05)
@@ -97,6 +98,7 @@ def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
 
 
 @pytest.mark.parametrize(("scale", "bound"), [(1.0, 0.1), (1.0, 1e-3), (30.0, 1.0), (1e6, 1.0)])
+@pytest.mark.usefixtures("array_order")
 def test_another_owner_moves_the_sum_by_twice_the_bound_and_no_more(scale, bound):
     """Other records, more of them and fewer; weights of any size, and steps so long that they burst."""
     rng, largest, (images, labels) = np.random.default_rng(1), 0.0, blobs(40)

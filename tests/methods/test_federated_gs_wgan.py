@@ -132,6 +132,7 @@ def test_bad_settings_are_errors(key, value):
 
 @pytest.mark.parametrize("cohort", [0, 2])
 @pytest.mark.parametrize("size", [7, 1, 40])
+@pytest.mark.usefixtures("array_order")
 def test_a_replaced_owner_moves_no_state_and_no_answer_of_another(tmp_path, size, cohort):
     """All it holds, and how much: to the bit, through warming up, lessons and answers on the same images."""
     method, who, found = FederatedGsWgan(**TINY, noise=2.0, cohort=cohort), 1, []

@@ -140,6 +140,7 @@ def neighbours(relation, count, shape=GREY):
 
 @pytest.mark.parametrize("relation", [Neighbours.ADD_REMOVE, Neighbours.REPLACE])
 @pytest.mark.parametrize("which", ["picture", "directions"])
+@pytest.mark.usefixtures("array_order")
 def test_neighbours_answers_are_no_farther_apart_than_the_table_says(which, relation):
     spec, public = Spec(GREY, CLASSES), (REACH * 8, 0.1) if which == "picture" else rig()
     gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10**6),), relation))
@@ -716,6 +717,7 @@ def test_planted_bugs_are_caught_by_the_audit(audit, monkeypatch):
     assert not holds(*audit(LOUD, 30), 1 / LOUD)
 
 
+@pytest.mark.usefixtures("array_order")
 def test_parts_too_long_are_cut_by_the_gate():
     """The second wall: a query that forgets its bound spoils the answer, not the promise."""
     spec = Spec(GREY, CLASSES)

@@ -197,7 +197,8 @@ def test_the_wire_of_a_federation(root, marked, trust):
     from privot.data.held import held_by
 
     with tapped(root) as tap, Inner() as inner:
-        boxes = {f"ward {place}": held_by(load("wards", owners=OWNERS), place, Ledger(root / "home" / "wards.jsonl")) for place in range(OWNERS)}
+        whole, book = load("wards", owners=OWNERS), Ledger(root / "home" / "wards.jsonl")
+        boxes = {f"ward {place}": held_by(whole, place, book) for place in range(OWNERS)}
         owners = {
             name: Owner(box, Budget(100.0), Ledger(root / "home" / f"{name}.jsonl"), root / "traces" / name, CPU)
             for name, box in boxes.items()
