@@ -114,8 +114,7 @@ class Owner:
             if not self._wall.allows(plan.cost()):
                 raise BudgetError("these terms cost more than this owner allows for a run")
             self._ledger.ready()
-            if (limit := self._ledger.wall()) and not limit.allows(self._ledger.spent(also=plan)):
-                raise BudgetError("the budget of the data set does not allow these terms (privot ledger shows what is spent)")
+            self._ledger.check(plan, method=_called(terms))
             self._write("terms", raw)
         elif pack(agreed) != raw:
             same = agreed.run == terms.run
