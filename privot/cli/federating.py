@@ -41,6 +41,7 @@ from privot.show import Progress, progress_bar, seconds
 if TYPE_CHECKING:
     from privot.federated.flower.server_app import Traffic
     from privot.federated.server import Server
+    from privot.privacy.ledger import Ledger
 
 verbs = typer.Typer(help="GS-WGAN across owners who trust nobody, carried by Flower.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(verbs, name="federate")
@@ -169,7 +170,7 @@ def client(
     if part is not None:
         whole, number = _divided(data, part, declared)
         box, source = held_by(whole, number), whole.name
-        book = open_part_ledger(source, (number, whole.spec.owners), ledger or ledger_path(box.name))
+        book: Ledger = open_part_ledger(source, (number, whole.spec.owners), ledger or ledger_path(box.name))
     else:
         box = load_own(data, class_names=names, **declared)
         source = box.name
