@@ -1,17 +1,20 @@
 """One ledger per data set: what was ever asked of it. Append-only, chained by SHA-256, locked, durable before any record is read.
 
 Lines are JSON objects with ``n``, ``kind`` and ``prev`` (the digest of the line before). Kinds: ``budget`` (the owner's wall),
-``reserve`` (a whole plan, spent for ever), ``ask`` (written before an answer is computed), ``commit`` (its digest, after),
-``part`` (a part of the data set that a reservation covers) and ``internal`` (runs for attacks and audits).
-Beside it lies ``<ledger>.head`` with the number of lines and the last digest, so that a ledger that was cut short is noticed.
+``reserve`` (a whole plan, spent for ever), ``ask`` (written before an answer is computed),
+``commit`` (its digest, after), ``part`` (a part of the data set that a reservation covers) and
+``internal`` (runs for attacks and audits). Beside it lies ``<ledger>.head`` with the number of
+lines and the last digest, so that a ledger that was cut short is noticed.
 
-A ``reserve`` line with ``"seeded": true`` is of a run whose noise came from a seed. Anyone who knows the seed can subtract that
-noise, so the sum prices the run as infinite, whatever its plan says. ``"owners"`` is the number of owners that the records were
-divided among, if there are several. ``"parts"`` says that the reservation covers that many disjoint parts of the data set, each of
-them once; a ``part`` line names each part that was asked under it.
+A ``reserve`` line with ``"seeded": true`` is of a run whose noise came from a seed. Anyone who
+knows the seed can subtract that noise, so the sum prices the run as infinite, whatever its plan
+says. ``"owners"`` is the number of owners that the records were divided among, if there are
+several. ``"parts"`` says that the reservation covers that many disjoint parts of the data set, each
+of them once; a ``part`` line names each part that was asked under it.
 
-An ``internal`` line lists runs whose output must stay with the data owner, and what each would cost if it left (``"epsilon"`` is
-null where there is no guarantee). It does not add to the sum, and no limit refuses it.
+An ``internal`` line lists runs whose output must stay with the data owner, and what each would cost
+if it left (``"epsilon"`` is null where there is no guarantee). It does not add to the sum, and no
+limit refuses it.
 """
 
 from __future__ import annotations
@@ -68,11 +71,13 @@ class Charge:
 def total_cost(charges: Sequence[Charge]) -> Cost:
     """Price several runs together.
 
-    privacy: if all runs have one relation, the sum holds for that relation. Otherwise it holds for replacing one record, and each
-    plan is counted for that relation (`Plan.replaced`): replacing a record is removing one and adding one; under ``local`` neighbours
-    it changes the input of one channel, which is what those neighbours are; and it is one way to change what its owner holds.
-    Several ``client`` runs on records that were divided among owners are counted for one record too: nothing says that the owners
-    were the same each time, and the records that two of them hold may overlap.
+    privacy: if all runs have one relation, the sum holds for that relation. Otherwise it holds for
+    replacing one record, and each plan is counted for that relation (`Plan.replaced`): replacing a
+    record is removing one and adding one; under ``local`` neighbours it changes the input of one
+    channel, which is what those neighbours are; and it is one way to change what its owner holds.
+    Several ``client`` runs on records that were divided among owners are counted for one record
+    too: nothing says that the owners were the same each time, and the records that two of them hold
+    may overlap.
 
     Args:
         charges: The runs, in any order.
@@ -137,7 +142,8 @@ class Ledger:
             owners: How many owners that plan's records are divided among.
 
         Returns:
-            The cost; its ``neighbours`` names the relation for which the sum holds (see `total_cost`).
+            The cost; its ``neighbours`` names the relation for which the sum holds (see
+            `total_cost`).
         """
         charges = [Charge.from_entry(each) for each in self.entries() if each["kind"] == "reserve"]
         return total_cost([*charges, *([Charge(also, seeded, owners)] if also else [])])
@@ -152,7 +158,7 @@ class Ledger:
         return lines[-1] if lines else None
 
     def check(self, plan: Plan, *, method: str = "", seeded: bool = False, owners: int = 1) -> None:
-        """Raise BudgetError if the owner's limit does not allow a plan on top of what is spent. Nothing is charged.
+        """Raise BudgetError if the owner's limit does not allow one more plan. Charge nothing.
 
         Args:
             plan: The plan of the run.
@@ -168,7 +174,7 @@ class Ledger:
             )
 
     def reserve(self, plan: Plan, method: str, *, seeded: bool = False, owners: int = 1) -> int:
-        """Charge a whole plan, for ever. Raise, and charge nothing, if the owner's limit would be passed.
+        """Charge a whole plan, for ever; raise and charge nothing if it would pass the limit.
 
         Args:
             plan: All that the run may ask.
@@ -188,11 +194,12 @@ class Ledger:
                 self.check(plan, method=method, owners=owners)
 
     def reserve_part(self, plan: Plan, method: str, part: int, owners: int) -> int:
-        """Charge a run that asks each of several disjoint parts of this data set: once for all parts.
+        """Charge a run on disjoint parts of this data set, once for all parts.
 
-        privacy: a record lies in one part, so replacing it changes the input of one part's answers alone, and replacing all that one
-        owner holds changes one part alone: one part's plan bounds the whole run (parallel composition). This needs parts of one and the
-        same division, each asked once: a part that is asked a second time, or one of another division, is charged anew.
+        privacy: a record lies in one part, so replacing it changes the input of one part's answers
+        alone, and replacing all that one owner holds changes one part alone: one part's plan bounds
+        the whole run (parallel composition). This needs parts of one and the same division, each
+        asked once: a part that is asked a second time, or one of another division, is charged anew.
 
         Args:
             plan: The plan of each part.
@@ -211,7 +218,7 @@ class Ledger:
             return ticket
 
     def record_internal(self, purpose: str, method: str, runs: int, budget: Budget) -> None:
-        """List runs whose output stays with the data owner, before they begin. They add nothing to the sum.
+        """List runs whose output stays with the data owner, before they begin.
 
         Args:
             purpose: What they are for: ``audit`` or ``shadow``.
@@ -230,7 +237,7 @@ class Ledger:
             return self._append("reserve", method=method, plan=plan.to_json(), time=self._time(), **more)
 
     def _covering(self, plan: Plan, method: str, part: int, owners: int) -> int | None:
-        """The ticket of a reservation of this run and division under which this part was not asked yet."""
+        """The ticket of a reservation that covers this part and was not used for it."""
         for each in self._lines(kind="reserve", method=method, plan=plan.to_json(), parts=owners):
             if not self._lines(kind="part", ticket=each["n"], part=part):
                 ticket: int = each["n"]
@@ -269,7 +276,7 @@ class Ledger:
             return next((each["digest"] for each in self._lines(kind="commit", ticket=ticket, stage=stage, step=step)), None)
 
     def covers(self, ticket: int, plan: Plan, method: str, *, seeded: bool = False) -> bool:
-        """Whether the ticket is of a reservation of this very plan, made in this ledger, and of as secret a noise."""
+        """Whether the ticket is of a reservation of this very plan, made here, with such noise."""
         with self._locked():
             lines = self._lines(kind="reserve", n=ticket, method=method, plan=plan.to_json())
             return any(each.get("seeded", False) is seeded for each in lines)

@@ -1,8 +1,9 @@
 """Which ledgers count a run: the data set's own ledger, and another ledger if the user names one.
 
-The own ledger of a data set follows from its name or path (`ledger_path`). If it has a limit, the limit binds every run on the
-data set: a run that names another ledger is charged to both ledgers, the own ledger first, or refused. If the own ledger has no
-limit, such a run is charged to the named ledger alone, and nobody may call its sum the sum of the data set.
+The own ledger of a data set follows from its name or path (`ledger_path`). If it has a limit, the
+limit binds every run on the data set: a run that names another ledger is charged to both ledgers,
+the own ledger first, or refused. If the own ledger has no limit, such a run is charged to the named
+ledger alone, and nobody may call its sum the sum of the data set.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ UNNAMED = "say which ledger counts this data: give the box a name, or pass ledge
 
 
 def ledger_path(name: str) -> Path:
-    """Where the ledger of a data set lies unless another is named: under PRIVOT_HOME or the user's state folder."""
+    """Where the own ledger of a data set lies: under PRIVOT_HOME or the user's state folder."""
     named = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
         state = named if named.is_absolute() else Path.home() / ".local" / "state"  # as its specification says
@@ -40,8 +41,9 @@ def ledger_path(name: str) -> Path:
 class LinkedLedger(Ledger):
     """A ledger that is not the data set's own one, linked to it.
 
-    Without ``part`` the own ledger is charged too if it has a limit. With ``part`` this is the ledger of one of several disjoint parts
-    of the data set; then the own ledger is always charged, once for all parts of a run (`Ledger.reserve_part`).
+    Without ``part`` the own ledger is charged too if it has a limit. With ``part`` this is the
+    ledger of one of several disjoint parts of the data set; then the own ledger is always charged,
+    once for all parts of a run (`Ledger.reserve_part`).
 
     Args:
         path: The file of this ledger.
@@ -75,7 +77,7 @@ class LinkedLedger(Ledger):
         super().check(plan, method=method, seeded=seeded, owners=owners)
 
     def reserve(self, plan: Plan, method: str, *, seeded: bool = False, owners: int = 1) -> int:
-        """Charge the own ledger first, then this one. A crash between the two can only charge too much."""
+        """Charge the own ledger, then this one. A crash in between can only charge too much."""
         self.check(plan, method=method, seeded=seeded, owners=owners)  # refused by one, it is charged to none
         if self.part is not None:
             self.own.reserve_part(plan, method, *self.part)
@@ -92,7 +94,8 @@ def open_ledger(name: str, ledger: Ledger | str | Path | None = None) -> Ledger:
         ledger: The ledger that the user names instead, if any.
 
     Returns:
-        The data set's own ledger, or the named one; that one is linked to the own ledger, whose limit binds it.
+        The data set's own ledger, or the named one; that one is linked to the own ledger, whose
+        limit binds it.
     """
     if ledger is None:
         if not name:
@@ -125,7 +128,7 @@ def open_part_ledger(name: str, part: tuple[int, int], ledger: str | Path) -> Li
 
 
 def record_internal(names: Iterable[str], purpose: str, method: str, runs: int, plan: Plan, delta: float) -> None:
-    """List runs for an attack or an audit in the own ledger of each data set whose records they read.
+    """List runs for an attack or an audit in the own ledger of each data set that they read.
 
     Args:
         names: The names or paths of the data sets.
@@ -154,7 +157,8 @@ def spending(name: str, ledger: Ledger, delta: float) -> dict[str, Any]:
         delta: The delta of the epsilon.
 
     Returns:
-        ``spent_epsilon``, ``neighbours`` and ``unit`` of the sum, and whether this is the data set's ``own`` ledger.
+        ``spent_epsilon``, ``neighbours`` and ``unit`` of the sum, and whether this is the data
+        set's ``own`` ledger.
     """
     cost = ledger.spent()
     relation = cost.neighbours
@@ -167,7 +171,10 @@ def spending(name: str, ledger: Ledger, delta: float) -> dict[str, Any]:
 
 
 def spending_sentence(name: str, ledger: Ledger, facts: dict[str, Any]) -> str:
-    """Say in words what `spending` found. Only the sum of a data set's own ledger is called the sum of the data set."""
+    """Say in words what `spending` found.
+
+    Only the sum of a data set's own ledger is called the sum of the data set.
+    """
     unit = f" for {facts['unit']} under {facts['neighbours']} neighbours" if facts["unit"] else ""
     spent = f"epsilon {float(facts['spent_epsilon']):.4g}{unit}"
     if facts["own"]:

@@ -55,8 +55,9 @@ class Cast:
     def ledger(self, number: int, name: str) -> LinkedLedger:
         """Find the ledger of an owner's part.
 
-        privacy: the owners hold disjoint parts of one data set, so its own ledger is charged one owner's plan for all of them (parallel
-        composition, see `Ledger.reserve_part`), before the first record of a part is read.
+        privacy: the owners hold disjoint parts of one data set, so its own ledger is charged one
+        owner's plan for all of them (parallel composition, see `Ledger.reserve_part`), before the
+        first record of a part is read.
 
         Args:
             number: The number of the owner, from 0.
