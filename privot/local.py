@@ -14,10 +14,10 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
+from privot.privacy.ledgers import open_ledger
 from privot.privacy.plan import Budget
 from privot.release import Guarantee
 from privot.runtime import Runtime
-from privot.synthesis import ledger_path
 
 IMAGES = ("laplace", "gaussian")  # channels for values
 
@@ -63,9 +63,7 @@ def privatize(
     """
     if out is not None:
         fresh(out)
-    if ledger is None and not data.name:
-        raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
-    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(data.name))
+    book = open_ledger(data.name, ledger)
     plan = channel.plan()
     wall = Budget(channel.epsilon * (1 + 1e-9), channel.delta or 1e-5)
     gate = Gate(data, plan, book, wall, method=f"privatize {channel.name}", runtime=runtime or Runtime("cpu"), insecure_seed=insecure_seed)

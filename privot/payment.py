@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privot.data import catalogue
 from privot.data.records import Sensitive
-from privot.errors import BudgetError, SettingError
+from privot.errors import SettingError
 from privot.measures.downstream import NETWORKS, trained
 from privot.measures.reading import Reading
 from privot.measures.subject import Subject, matching
@@ -20,9 +20,9 @@ from privot.nets.training import Classifier
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
+from privot.privacy.ledgers import open_ledger
 from privot.privacy.plan import Plan, Stage, Wall
 from privot.runtime import Progress, Runtime, silent
-from privot.synthesis import ledger_path
 
 
 def paid_accuracy(
@@ -38,17 +38,12 @@ def paid_accuracy(
     networks = [name for name in names if name in NETWORKS]
     if not networks or len(networks) < len(names):
         raise SettingError(f"paid accuracy is of networks: {', '.join(NETWORKS)}")
-    if ledger is None and not test.name:
-        raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
+    book = open_ledger(test.name, ledger)
     matching(subject, test)
     runtime, start = runtime or Runtime(), time.perf_counter()
     plan = Plan((Stage("hits", "sum", 1.0),), Neighbours.REPLACE).calibrated(budget)
-    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(test.name))
     book.ready()  # a ledger that cannot be written is noticed before the work
-    if (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
-        raise BudgetError(
-            f"the budget of the test data, epsilon {limit.epsilon:g}, does not allow this (privot ledger shows what is spent)"
-        )
+    book.check(plan, method="paid accuracy", seeded=insecure_seed is not None)
     gate = Gate(test, plan, book, budget, method="paid accuracy", runtime=runtime, insecure_seed=insecure_seed)
     released = (subject.images, subject.labels, test.spec)
     made = [trained(name, *released, runtime.target, seed, progress, soft=subject.soft) for name in networks]

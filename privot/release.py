@@ -25,6 +25,7 @@ from privot.product import Product
 
 FORMAT, TENSORS = 1, "tensors.safetensors"
 BROKEN = "{}: not a sound release; name a folder that synthesize wrote"
+PURPOSES = ("shadow", "audit")  # of output that is no release: it is for the data owner's eyes alone
 RATES = (0.001, 0.01, 0.1)  # false-positive rates at which the certificate states the power of any attack
 
 
@@ -46,8 +47,7 @@ class Guarantee:
         cost = plan.cost()
         renyi = float(accounting.renyi(plan.event(), plan.neighbours).epsilon(delta))
         powers = {f"{rate:g}": cost.tpr(rate) for rate in RATES}
-        unit = "all records of one owner" if plan.neighbours is accounting.Neighbours.CLIENT else cls.unit
-        return cls(float(cost.epsilon(delta)), delta, str(plan.neighbours), cost.method, renyi, powers, unit)
+        return cls(float(cost.epsilon(delta)), delta, str(plan.neighbours), cost.method, renyi, powers, plan.neighbours.unit)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,21 @@ class Release:
             return release
 
 
+def refuse_internal(release: Release, name: Any = "the release") -> None:
+    """Refuse what was made for an attack or an audit: it stays with the data owner, and no ledger has charged it as a release.
+
+    Args:
+        release: The release, as it was loaded.
+        name: What an error calls it.
+    """
+    if purpose := release.facts.get("purpose"):
+        word = purpose if purpose in PURPOSES else "another purpose"
+        raise ReleaseError(f"{name}: made for an attack on the data owner's side ({word}); not a release")
+
+
 def proved(release: Release, name: Any = "the release") -> tuple[Plan, Guarantee | None]:
-    """The plan of a release and what its events prove; raises where the manifest claims anything else."""
+    """The plan of a release and what its events prove; raises where the manifest claims anything else, or is not of a release."""
+    refuse_internal(release, name)
     plan, claim, again = Plan.from_json(release.facts.get("plan")), release.guarantee, None
     if str(plan.event()) != release.facts.get("event"):
         raise ReleaseError(f"{name}: the recorded events are not those of its plan")

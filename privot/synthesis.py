@@ -7,9 +7,7 @@ import functools
 import hashlib
 import json
 import math
-import os
 import platform
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -23,33 +21,24 @@ from privot.data.aside import aside
 from privot.data.boxes import load
 from privot.data.privatized import Privatized
 from privot.data.tables import Table
-from privot.errors import BudgetError, PrivotError, ReleaseError, SettingError, refusing
+from privot.errors import PrivotError, ReleaseError, SettingError, refusing
 from privot.files import vacant
 from privot.methods import Method, Resizing, make, methods
 from privot.preflight import cautions, forecast, prepare, received
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
+from privot.privacy.ledgers import ledger_path as ledger_path
+from privot.privacy.ledgers import open_ledger, spending
 from privot.privacy.plan import Budget, Plan, Wall
 from privot.privacy.ranks import join
 from privot.privacy.server import ServerGate
 from privot.privacy.vault import notices
 from privot.product import Product
-from privot.release import BROKEN, Guarantee, NoGuarantee, Release, proved
+from privot.release import BROKEN, PURPOSES, Guarantee, NoGuarantee, Release, proved
 from privot.runtime import Progress, Runtime, Streams, silent
 from privot.show import jsonable
 
 PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")  # whose versions a result depends on
-
-
-def ledger_path(name: str) -> Path:
-    """Where the ledger of a data set lies unless another is named: under PRIVOT_HOME or the user's state folder."""
-    named = Path(os.environ.get("XDG_STATE_HOME", ""))
-    state = named if named.is_absolute() else Path.home() / ".local" / "state"  # as its specification says
-    home = Path(os.environ.get("PRIVOT_HOME") or state / "privot")
-    if not home.is_absolute():
-        raise SettingError(f"PRIVOT_HOME={home}: a whole path is needed, or every folder would have ledgers of its own")
-    word = re.sub(r"[^A-Za-z0-9]+", "-", Path(name).name).strip("-")[:40]
-    return home / "ledgers" / f"{word}-{hashlib.sha256(name.encode()).hexdigest()[:12]}.jsonl"
 
 
 def synthesize(
@@ -66,11 +55,14 @@ def synthesize(
     resume: bool = False,
     notice: Callable[[str], None] = lambda text: None,
     insecure_seed: int | None = None,
+    purpose: str = "",
 ) -> Release:
     """Make a private release of a data set.
 
     ``budget`` is a `Budget`, a `Risk`, or an epsilon at delta 1e-5. With ``out`` the release is written there, and a run that
-    crashed goes on with ``resume``. ``seed`` is of the public stream; the noise cannot be seeded (``insecure_seed`` voids the guarantee).
+    crashed goes on with ``resume``. ``seed`` is of the public stream; the noise cannot be seeded (``insecure_seed`` voids the guarantee,
+    and the run is charged as infinite). The limit of the data set's own ledger binds, whatever ``ledger`` is named. A ``purpose``
+    (``shadow`` or ``audit``) marks output that stays with the data owner: `verify` refuses it.
 
     >>> import tempfile
     >>> quick = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
@@ -81,6 +73,8 @@ def synthesize(
     >>> larger.product.tensors["images"].shape, larger.guarantee == release.guarantee
     (torch.Size([30, 1, 8, 8]), True)
     """
+    if purpose and purpose not in PURPOSES:
+        raise SettingError(f"purpose={purpose!r}: {' or '.join(PURPOSES)}, or nothing for a release")
     box = data if isinstance(data, (Sensitive, Privatized)) else load(data)
     if isinstance(box, Public):
         raise SettingError("synthesize takes Sensitive data; public data needs no privacy")
@@ -90,9 +84,7 @@ def synthesize(
     wall = Budget(budget) if isinstance(budget, (int, float)) else budget
     sent = box if isinstance(box, Privatized) else None  # then all was paid for by the clients, and nothing is charged here
     plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall)
-    if ledger is None and not box.name and not sent:
-        raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
-    book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(box.name))
+    book = None if sent else open_ledger("" if purpose else box.name, ledger)
     runtime = runtime or Runtime()
     for text in cautions(box.spec, plan, wall.delta, forecast(box.spec, maker, plan, runtime.target), sent):
         notice(text)
@@ -106,6 +98,8 @@ def synthesize(
     }
     if sent:
         facts["channel"] = sent.channel.parameters()
+    if purpose:
+        facts["purpose"] = purpose
     pictures = None
     if (source := getattr(maker, "aside", "")) and isinstance(box, Sensitive):
         pictures, facts["public_data"] = aside(source, box)
@@ -115,16 +109,18 @@ def synthesize(
     ranks = join(runtime.target, json.dumps([jsonable(run), versions()]))  # where torchrun started several processes, the first leads
     leads = not ranks.follows
     folder = _run_folder(Path(out), run, resume, getattr(maker, "free", ())) if out and leads else None
-    if isinstance(box, Privatized):
+    if isinstance(box, Privatized) or book is None:
+        assert isinstance(box, Privatized)
         gate: Gate = ServerGate(box, runtime)
     else:
         gate = Gate(box, plan, book, wall, method=maker.name, runtime=runtime, folder=folder, insecure_seed=insecure_seed, ranks=ranks)
-    if plan.stages and leads and not sent and gate.ticket is None and (limit := book.wall()) and not limit.allows(book.spent(also=plan)):
-        raise BudgetError(f"the data set's budget of epsilon {limit.epsilon:g} does not allow this run (privot ledger shows what is spent)")
-    if folder and not sent:
-        book.ready()  # a ledger that cannot be written is noticed before anything else is
-    for text in notices(book, but=gate.ticket) if leads and not sent else ():
-        notice(text)
+    if book and leads:
+        if plan.stages and gate.ticket is None:
+            book.check(plan, method=maker.name, seeded=gate.insecure, owners=box.spec.owners or 1)
+        if folder:
+            book.ready()  # a ledger that cannot be written is noticed before anything else is
+        for text in notices(book, but=gate.ticket):
+            notice(text)
     if folder:
         _begin(folder, run)
     price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
@@ -151,7 +147,7 @@ def synthesize(
         raise
     if leads and not product.fits(box.spec):
         raise ReleaseError(diverged)
-    book_facts = {"head": book.head, "spent_epsilon": float(book.spent().epsilon(wall.delta))} if leads and not sent else {}
+    book_facts = {"head": book.head, **spending(box.name, book, wall.delta)} if book and leads else {}
     facts = {**product.facts, **facts, "ledger": json.loads(ranks.said(json.dumps(book_facts))), "versions": versions()}
     product = dataclasses.replace(product, tensors=ranks.shared(product.tensors) or {})  # the leader's; another GPU may round its own way
     release = Release(product, _guarantee(gate, plan, sent.channel.delta if sent else wall.delta), box.spec, jsonable(facts))

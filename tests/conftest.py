@@ -79,6 +79,13 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def ledgers_of_tests(tmp_path_factory):
+    """Own ledgers of data sets lie in a folder of this session, not in the state folder of the account that runs the tests."""
+    with mock.patch.dict(os.environ, PRIVOT_HOME=str(tmp_path_factory.mktemp("home"))):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def any_clock():
     """How often a run keeps where it has come to does not depend on how busy the machine is."""
     with mock.patch.object(runtime, "CHEAP", math.inf):

@@ -117,10 +117,8 @@ def coupled_orders(first, second):
     for place, content in enumerate(there):
         places.setdefault(content, []).append(place)
     partners = [places[content].pop() if places.get(content) else None for content in here]
-    alone, strangers = (
-        [place for place, each in enumerate(partners) if each is None],
-        sorted(place for each in places.values() for place in each),
-    )
+    alone = [place for place, each in enumerate(partners) if each is None]
+    strangers = sorted(place for each in places.values() for place in each)
     common = [place for place, each in enumerate(partners) if each is not None]
     rng = np.random.default_rng(len(here))
     common = rng.permutation(common).tolist()

@@ -11,7 +11,7 @@ class Unwritten:
     def allows(self, cost):
         return True
 
-    def reserve(self, plan, method):
+    def reserve(self, plan, method, **more):
         return 0
 
     def ask(self, *given):

@@ -1,6 +1,7 @@
 """Audits of a whole method: many runs with and without one planted record, or one run with many of them.
 
-Each run is a whole release, as an owner would make it, with a ledger of its own that is thrown away. An adversary who knows the planted
+Each run is a whole release, as an owner would make it, with a ledger of its own that is thrown away; it is marked as made for an audit,
+so that it does not verify as a release, and the ledger of a sensitive data set lists the runs. An adversary who knows the planted
 records looks at what was released; how often the two worlds are told apart bounds epsilon from below (`privot.audit`). What is planted,
 how it is scored and how many runs there are is fixed before the first, and nothing is judged before the last. Every run has the same
 public seed, which the adversary knows: runs of one world differ by secret randomness alone, no seed can pass for a record, and noise that
@@ -36,7 +37,8 @@ from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError, refusing
 from privot.methods import make
 from privot.preflight import prepare
-from privot.privacy.plan import Budget, Neighbours
+from privot.privacy.ledgers import record_internal
+from privot.privacy.plan import Budget, Neighbours, Plan, Wall
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.report.attack import Attack
 from privot.runtime import Progress, Runtime, silent
@@ -119,12 +121,13 @@ class Audit:
         runtime, (records, planted) = runtime or Runtime(), self._parts()
         with self._begun() as done:
             progress("audit runs", done, self.total)
+            self._list_runs(records, self.total - done)
             for number in range(done, self.total):
                 included = self._included(number)
                 with tempfile.TemporaryDirectory() as folder:
                     release = synthesize(
                         self._world(records, planted, included), self.method, self.epsilon, settings=self.settings,
-                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime,
+                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime, purpose="audit",
                     )  # fmt: skip
                 line = {"included": included.tolist(), "scores": self._scores(release, records, planted, runtime)}
                 with open(self.folder / "runs.jsonl", "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -133,6 +136,15 @@ class Audit:
                     os.fsync(file.fileno())
                 progress("audit runs", number + 1, self.total)
         return self.verdict()
+
+    def _list_runs(self, records: Kept, runs: int) -> None:
+        """List the runs that are still to do in the ledger of a sensitive data set, before the first of them begins."""
+        if runs and not isinstance(self.box, Public):
+            plan, limit = self._prepared_plan(self._declared(records.labels))
+            record_internal((self.box.name,), "audit", self.method, runs, plan, limit.delta)
+
+    def _prepared_plan(self, spec: Spec) -> tuple[Plan, Wall]:
+        return prepare(spec, make(self.method, self.settings), None if self.epsilon is None else Budget(self.epsilon))
 
     def verdict(self) -> Verdict:
         """What the runs prove, against what was claimed; not before the last, since who may stop at will proves anything."""
@@ -249,7 +261,7 @@ class Audit:
             maker.plan(spec)
         except SettingError as error:
             raise SettingError(f"{self.method}: the worlds have not one size, so none is declared, and then: {error}") from None
-        plan, _ = prepare(spec, maker, None if self.epsilon is None else Budget(self.epsilon))
+        plan, _ = self._prepared_plan(spec)
         if self.gaussian and any(stage.noise for stage in plan.stages) and (accountant := plan.cost().method) != GAUSSIAN:
             raise SettingError(f"gaussian: the certificate of {self.method} is by {accountant}, which a Gaussian reading cannot judge")
         keys = ("method", "epsilon", "runs", "canaries", "kind", "score", "gaussian", "seed")
@@ -262,6 +274,8 @@ class Audit:
         """The folder, for this process alone, and how many runs of this audit are there."""
         plan, path = self.plan(), self.folder / "plan.json"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not isinstance(self.box, Public):
+            self.folder.chmod(0o700)  # it may have been there before
         if not path.exists() and any(not each.name.startswith(("lock", "plan.json")) for each in self.folder.iterdir()):
             raise SettingError(f"{self.folder} holds something else: name another folder")
         with open(self.folder / "lock", "w") as lock:

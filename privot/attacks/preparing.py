@@ -59,7 +59,7 @@ def half_spec(spec: Spec, labels: NDArray[np.int64]) -> Spec:
 
 
 def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_], runtime: Runtime, progress: Progress) -> None:
-    """One after the other, as their owner would; each has a ledger of its own, thrown away, since no shadow is ever published."""
+    """One after the other, as their owner would; each has a ledger of its own, thrown away, and is marked as no release."""
     prepared, box = Prepared(shadows.folder), shadows.box
     for shadow in batch:
         if prepared.made(shadow).exists():
@@ -69,7 +69,7 @@ def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_
         with tempfile.TemporaryDirectory(dir=shadows.folder) as folder:
             release = synthesize(
                 half, shadows.method, shadows.epsilon, settings=shadows.settings, ledger=f"{folder}/ledger.jsonl",
-                seed=shadows.seed + 1 + shadow, runtime=runtime, progress=progress,
+                seed=shadows.seed + 1 + shadow, runtime=runtime, progress=progress, purpose="shadow",
             )  # fmt: skip
         release.save(prepared.made(shadow))
 
@@ -101,6 +101,7 @@ def _side_by_side(shadows: Shadows, batch: list[int], members: NDArray[np.bool_]
     labels, plan = torch.arange(spec.classes).repeat_interleave(per_class), maker.plan(spec)
     why = NoGuarantee(reason(maker.init) if shadows.method == "distribution-matching" else "these are real records")
     facts = {"method": maker.name, "settings": dataclasses.asdict(maker), "plan": plan.to_json(), "event": str(plan.event()), "data": ""}
+    facts["purpose"] = "shadow"
     for shadow, images in zip(batch, begun.cpu(), strict=True):
         if not prepared.made(shadow).exists():
             own_spec = half_spec(spec, shadows.box._labels[members[shadow]])

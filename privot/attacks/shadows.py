@@ -36,7 +36,8 @@ from privot.data.records import Public, Sensitive
 from privot.errors import SettingError
 from privot.methods import make
 from privot.preflight import prepare
-from privot.privacy.plan import Budget
+from privot.privacy.ledgers import record_internal
+from privot.privacy.plan import Budget, Plan, Wall
 from privot.runtime import Progress, Runtime, silent
 from privot.show import jsonable
 
@@ -72,6 +73,7 @@ class Shadows:
     epochs: int = 300
     samples: int = 5000
     at_once: int = 128
+    sources: tuple[str, ...] | None = None  # names of the sensitive data sets that the candidates are from; if None, that of the box
 
     def __post_init__(self) -> None:
         refuse_unknown(self.observations)
@@ -84,7 +86,7 @@ class Shadows:
     def plan(self) -> dict[str, Any]:
         """All that defines the run, as it stands in plan.json."""
         maker = make(self.method, self.settings)
-        prepare(self.box.spec, maker, None if self.epsilon is None else Budget(self.epsilon))  # refuses what no shadow could do
+        self._prepared_plan()
         own = {key: getattr(self, key) for key in ("method", "epsilon", "count", "seed", "observations", "epochs", "samples", "at_once")}
         settings = dataclasses.asdict(maker)  # type: ignore[call-overload]
         candidates = {"size": self.box._count(), "digest": digest(self.box), "spec": self.box.spec.to_json()}
@@ -111,6 +113,7 @@ class Shadows:
             progress("shadows", prepared.done(), self.count)
             if not todo:
                 return prepared
+            self._list_runs(prepared, todo)
             if ray:
                 ways.on_ray(self, todo, runtime, progress)
             elif workers > 1:
@@ -118,6 +121,20 @@ class Shadows:
             else:
                 ways.here(self, todo, runtime, progress)
         return prepared
+
+    def _list_runs(self, prepared: Prepared, todo: list[int]) -> None:
+        """List the runs that are still to do in the ledgers of the sensitive data sets, before the first of them begins."""
+        own = () if isinstance(self.box, Public) else (self.box.name,)
+        names = own if self.sources is None else self.sources
+        batches = self.batches()
+        runs = sum(not prepared.made(each).exists() for number in todo for each in batches[number])
+        if names and runs:
+            plan, limit = self._prepared_plan()
+            record_internal(names, "shadow", self.method, runs, plan, limit.delta)
+
+    def _prepared_plan(self) -> tuple[Plan, Wall]:
+        """The plan of a shadow and its budget; whatever no shadow could do is refused."""
+        return prepare(self.box.spec, make(self.method, self.settings), None if self.epsilon is None else Budget(self.epsilon))
 
     @contextmanager
     def begun(self) -> Iterator[Prepared]:

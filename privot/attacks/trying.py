@@ -80,7 +80,8 @@ def shadows_of(release: Release, members: Box, others: Box, folder: Path, count:
     if settings.get("noise") is None and (release.facts.get("plan") or {}).get("stages"):  # noise that a budget set
         epsilon = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else math.inf
     box = together(members, others, release.spec.class_sizes is not None, release.spec.owners)
-    return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, **more)
+    sources = _sensitive_names(members, others)
+    return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, sources=sources, **more)
 
 
 def compared(
@@ -88,7 +89,13 @@ def compared(
 ) -> Shadows:  # fmt: skip
     """Shadows of a method where no release is attacked: each is the victim once (`left_out`)."""
     box = together(members, others, members.spec.class_sizes is not None, members.spec.owners)
-    return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, **more)
+    sources = _sensitive_names(members, others)
+    return Shadows(folder=folder, box=box, method=method, settings=settings, epsilon=epsilon, count=count, sources=sources, **more)
+
+
+def _sensitive_names(*data: Box) -> tuple[str, ...]:
+    """The names of the sensitive data sets among these, whose ledgers list the shadows."""
+    return tuple(each.name for each in data if not isinstance(each, Public))
 
 
 def proved(name: str, release: Release | None, population: Box | None = None) -> Power:

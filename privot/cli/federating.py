@@ -41,6 +41,7 @@ from privot.show import Progress, progress_bar, seconds
 if TYPE_CHECKING:
     from privot.federated.flower.server_app import Traffic
     from privot.federated.server import Server
+    from privot.privacy.ledger import Ledger
 
 verbs = typer.Typer(help="GS-WGAN across owners who trust nobody, carried by Flower.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(verbs, name="federate")
@@ -67,13 +68,17 @@ def simulate(
     from privot.federated.flower.simulation import Cast, dealt, names
     from privot.federated.flower.simulation import simulate as play
     from privot.federated.running import begin, terms_for, traces
+    from privot.privacy.ledgers import open_ledger
     from privot.privacy.plan import Budget
     from privot.runtime import Runtime
 
     settings, runtime = _settings(config, sets, rounds), Runtime(device)
     wall = to_wall(epsilon, delta, None, _method(settings))
     source = str(Path(data).resolve()) if Path(data).exists() else data  # workers start in other folders
-    terms = terms_for(settings, _spec(_free(dealt(source, clients)).spec, clients), wall)
+    box = dealt(source, clients)
+    terms = terms_for(settings, _spec(box.spec, clients), wall)
+    if not (resume and (traces(out) / "run.json").exists()):  # a run that goes on was charged when it began
+        open_ledger(box.name).check(terms.plan(), owners=box.spec.owners or 1)
     # Each simulated owner allows what the terms ask of it, where rounding may not come between; its ledger may still say no.
     own = Budget(float(terms.plan().cost().epsilon(delta)) * (1 + 1e-9), delta)
     cast = Cast(source, clients, own, traces(out).resolve() / "owners", ledger and ledger.resolve(), device, terms.settings.unit)
@@ -144,16 +149,15 @@ def client(
     repair: Repair = False, device: Device = "auto", as_json: Json = False,
 ) -> None:  # fmt: skip
     """An owner of a real federation: data, gate, ledger and critic stay here; sanitized slopes leave. Ends when the run does."""
-    from privot.data.held import load_own
+    from privot.data.held import held_by, load_own
     from privot.federated.flower.client_app import client_app
     from privot.federated.flower.node import LATE, UnheardError
     from privot.federated.flower.node import serve as answer
     from privot.federated.owner import Owner, Policy
-    from privot.privacy.ledger import Ledger
+    from privot.privacy.ledgers import ledger_path, open_ledger, open_part_ledger, spending, spending_sentence
     from privot.privacy.plan import Budget
     from privot.privacy.vault import notices, vaults
     from privot.runtime import Runtime
-    from privot.synthesis import ledger_path
 
     if unit not in ("client", "record"):
         raise SettingError(f"--unit {unit}: client or record")
@@ -163,8 +167,14 @@ def client(
         raise SettingError("--class-names: a name for each class, no two alike, with commas between them")
     if part is not None and names:
         raise SettingError("--class-names: only without --part, whose data is read as a whole")
-    box = _part(data, part, declared) if part is not None else load_own(data, class_names=names, **declared)
-    book = Ledger(ledger or ledger_path(box.name))
+    if part is not None:
+        whole, number = _divided(data, part, declared)
+        box, source = held_by(whole, number, open_ledger(whole.name)), whole.name
+        book: Ledger = open_part_ledger(source, (number, whole.spec.owners), ledger or ledger_path(box.name))
+    else:
+        box = load_own(data, class_names=names, **declared)
+        source = box.name
+        book = open_ledger(source, ledger)
     place = folder or book.path.with_name(book.path.name + ".run")
     place.mkdir(parents=True, exist_ok=True)
     refused: list[str] = []
@@ -182,14 +192,14 @@ def client(
             answer(app_, server, ca, key, place / "supernode.log", idle=min(idle, LATE) if over else idle, more=watched.more)
     if watched.ended:
         raise SettingError(watched.ended)
-    spent, agreed = float(book.spent().epsilon(delta)) if book.entries() else 0.0, owner.terms
+    counted, agreed = spending(source, book, delta), owner.terms
     kept = [str(file) for file in vaults(book).values()]
-    facts = {"run": agreed.run if agreed else None, "rounds": watched.rounds, "refused": refused, "ledger": str(book.path), "spent": spent,
-             "vaults": kept}  # fmt: skip
+    facts = {"run": agreed.run if agreed else None, "rounds": watched.rounds, "refused": refused, "ledger": str(book.path),
+             "spent": counted["spent_epsilon"], **counted, "vaults": kept}  # fmt: skip
     if as_json:
         return emit(facts)
     say(f"answered   {watched.rounds} of {agreed.settings.rounds} rounds" if agreed else "answered   nothing: no terms were agreed to")
-    say(f"ledger     {book.path}: epsilon {spent:.4g} in all, at delta {delta:g}")
+    say(f"ledger     {spending_sentence(source, book, counted)}, at delta {delta:g}")
     for text in notices(book):
         say_caution(text)
 
@@ -233,29 +243,14 @@ def _spec(spec: Any, owners: int) -> Any:
     return Spec(spec.shape, spec.classes, owners=owners)
 
 
-def _part(data: str, part: str, declared: dict[str, Any]) -> Any:
+def _divided(data: str, part: str, declared: dict[str, Any]) -> tuple[Any, int]:
+    """The whole data set, divided among as many owners as ``part`` says, and the number of the part."""
     from privot.data import load
-    from privot.data.held import held_by
-    from privot.privacy.ledger import Ledger
-    from privot.synthesis import ledger_path
 
     place, _, count = part.partition("/")
     if not (place.isdecimal() and count.isdecimal() and int(place) < int(count)):
         raise SettingError(f"--part {part!r}: write it as I/N with I from 0, such as 0/5")
-    whole = _free(load(data, owners=int(count), **declared))
-    return held_by(whole, int(place), Ledger(ledger_path(whole.name)))
-
-
-def _free(box: Any) -> Any:
-    """Data whose own ledger has no wall: a part of it has another ledger, and what it spends would pass the wall unseen."""
-    from privot.privacy.ledger import Ledger
-    from privot.synthesis import ledger_path
-
-    if Ledger(ledger_path(box.name)).wall() is not None:
-        raise SettingError(
-            f"{box.name}: this data has a budget, and parts of it have ledgers of their own: try on other data, or be one client"
-        )
-    return box
+    return load(data, owners=int(count), **declared), int(place)
 
 
 def _run(run: Callable[[Progress], tuple[Server, Traffic]], out: Path, delta: float, as_json: bool) -> None:

@@ -117,14 +117,13 @@ def _held(data: str, heard: Tapped, download: bool) -> Any:
     """What an owner of a built-in data set holds, by the number in its name."""
     from privot.data import describe, load
     from privot.data.held import held_by
-    from privot.privacy.ledger import Ledger
-    from privot.synthesis import ledger_path
+    from privot.privacy.ledgers import open_ledger
 
     owners, number = heard.terms.owners, re.search(r"[0-9]+$", heard.name)
     if number is None:
         raise SettingError(f"--data {data}: which records has {heard.name!r}? Give its own file, or an owner whose name ends in a number")
     box: Any = load(data, download=download, owners=None if (describe(data).owners or 0) >= owners else owners)
-    return held_by(box, int(number[0]), Ledger(ledger_path(box.name)))
+    return held_by(box, int(number[0]), open_ledger(box.name))
 
 
 def _tell(found: Any, data: str, out: Path | None, as_json: bool) -> None:

@@ -117,8 +117,8 @@ def synthesize(
 
     from privot.data.boxes import load
     from privot.methods import make
+    from privot.privacy.ledgers import open_ledger, spending_sentence
     from privot.runtime import Runtime
-    from privot.synthesis import ledger_path
     from privot.synthesis import synthesize as run
 
     maker = make(method, to_settings(config, sets))
@@ -146,8 +146,8 @@ def synthesize(
         return emit({**result, "cautions": cautions})
     say(f"release    {out}  ({seconds(took)})")
     say_guarantee(asdict(release.guarantee))
-    if spent := release.facts["ledger"].get("spent_epsilon"):
-        say(f"ledger     this data set has spent epsilon {float(spent):.4g} in all, by {ledger or ledger_path(box.name)}")
+    if facts := release.facts["ledger"]:
+        say(f"ledger     {spending_sentence(box.name, open_ledger(box.name, ledger), facts)}")
     elif "channel" in release.facts:
         say("ledger     nothing is spent here: the clients did, when they privatized")
 
@@ -186,10 +186,11 @@ def sample(
 ) -> None:  # fmt: skip
     """Draw samples from a release; costs nothing. Another device draws the same images, but for their rounding."""
     from privot.export import ready, write
-    from privot.release import Release
+    from privot.release import Release, refuse_internal
     from privot.runtime import Runtime
 
     loaded, where = Release.load(release), Runtime(device).target
+    refuse_internal(loaded, release)
     ready(out)
     with progress_bar(err_console) as progress:
         images, labels = loaded.product.sample(loaded.spec, count, seed=seed, device=where, spread=spread, progress=progress)

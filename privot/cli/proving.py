@@ -36,39 +36,64 @@ def ledger(
     delta: Annotated[float | None, typer.Option(help="Of the epsilons; else that of the limit, or 1e-5.")] = None,
     file: LedgerFile = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """What this data set has spent, ever."""
+    """What this data set has spent, ever: each run with its epsilon, and the sum with the neighbours for which it holds."""
     from privot.data import catalogue
     from privot.data.load import existing
-    from privot.privacy.ledger import Ledger
-    from privot.privacy.plan import Budget, Plan
+    from privot.privacy.ledger import Charge, Ledger
+    from privot.privacy.ledgers import ledger_path, spending
+    from privot.privacy.plan import Budget
     from privot.privacy.vault import notices, vaults
-    from privot.synthesis import ledger_path
 
     given = Budget(math.inf if limit is None else limit, 1e-5 if delta is None else delta)
     known = data.removesuffix("/test") in catalogue()  # a test split has a ledger of its own, for what was bought of it
-    book = Ledger(file or ledger_path(data if known else str(Path(data).resolve())))
+    name = data if known else str(Path(data).resolve())
+    book = Ledger(file or ledger_path(name))
     if not known and not book.path.exists():
         existing(data)  # or a slip of the pen would read as a data set that has spent nothing
     delta = wall.delta if (wall := book.wall()) and delta is None else given.delta
     if limit is not None:
         book.limit(Budget(limit, delta))
         wall = book.wall()
-    runs = [each for each in book.entries() if each["kind"] == "reserve"]
-    spent = float(book.spent().epsilon(delta))
+    entries = book.entries()
+    runs = [each for each in entries if each["kind"] == "reserve"]
+    internal = [each for each in entries if each["kind"] == "internal"]
+    charges = [Charge.from_entry(each) for each in runs]
+    prices = {charge: float(charge.cost().epsilon(delta)) for charge in set(charges)}
+    facts = spending(name, book, delta)
     if as_json:
+        told = [
+            {**each, "epsilon": prices[charge], "neighbours": str(charge.plan.neighbours)}
+            for each, charge in zip(runs, charges, strict=True)
+        ]
         return emit(
-            {"ledger": str(book.path), "limit": wall.epsilon if wall else None, "limit_delta": wall.delta if wall else None,
-             "spent_epsilon": spent, "delta": delta, "runs": runs, "vaults": [str(each) for each in vaults(book).values()]}
-        )  # fmt: skip
-    table = Table("run", "when", "method", "neighbours", "answers and noise")
-    for each in runs:
-        plan = Plan.from_json(each["plan"])
-        asked = "; ".join(f"{stage.name} {stage.noise:.3g}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in plan.stages)
-        table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], plan.neighbours, asked)))
+            {
+                "ledger": str(book.path),
+                "limit": wall.epsilon if wall else None,
+                "limit_delta": wall.delta if wall else None,
+                **facts,
+                "delta": delta,
+                "runs": told,
+                "internal": internal,
+                "vaults": [str(each) for each in vaults(book).values()],
+            }
+        )
+    table = Table("run", "when", "method", "neighbours", "epsilon", "answers and noise")
+    for each, charge in zip(runs, charges, strict=True):
+        stages = charge.plan.stages
+        asked = "; ".join(f"{stage.name} {stage.noise:.3g}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in stages)
+        price = f"{prices[charge]:.4g}" + (" (seeded)" if charge.seeded else "")
+        table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], charge.plan.neighbours, price, asked)))
     out_console.print(table, soft_wrap=False)
+    for each in internal:
+        price = "no guarantee" if each["epsilon"] is None else f"epsilon {each['epsilon']:.4g}"
+        what = f"{each['runs']} runs of {each['method']} ({each['purpose']}), {each['time']}"
+        say(f"internal: {what}: not in the sum, and nothing of them may leave; {price} each if it did")
     other = f" at delta {wall.delta:g}" if wall and wall.delta != delta else ""
-    say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}{other}" if wall else ", no limit set"))
-    say(f"{book.path}")
+    limited = f" of {wall.epsilon:g}{other}" if wall else ", no limit set"
+    whole = "spent in all" if facts["own"] else "this ledger counts"
+    unit = f"; for {facts['unit']} under {facts['neighbours']} neighbours" if facts["unit"] else ""
+    say(f"{whole}: epsilon {facts['spent_epsilon']:.4g} at delta {delta:g}{limited}{unit}")
+    say(f"{book.path}" if facts["own"] else f"{book.path}; the data set's own ledger is {ledger_path(name)}")
     for text in notices(book):
         say_caution(text)
     if wall and not wall.allows(book.spent()):

@@ -23,6 +23,7 @@ from privot.federated.policy import Policy
 from privot.files import put
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
+from privot.privacy.ledgers import open_ledger
 from privot.privacy.plan import Wall
 from privot.privacy.vault import vaults
 from privot.runtime import Runtime, Streams
@@ -52,7 +53,8 @@ class Owner:
     ):  # fmt: skip
         if data.spec.owners not in (None, 1):
             raise DataError("an owner has records of its own alone, and these are of several")
-        self._data, self._wall, self._ledger, self._folder, self._notice = data, wall, ledger, Path(folder), notice
+        self._data, self._wall, self._folder, self._notice = data, wall, Path(folder), notice
+        self._ledger = open_ledger(data.name, ledger)  # the limit of the data set's own ledger binds, whatever ledger is given
         self._runtime, self._policy = runtime or Runtime(), policy or Policy()
         self._working: tuple[Gate, Owners, int] | None = None  # and the last round that this process answered
 
@@ -114,8 +116,7 @@ class Owner:
             if not self._wall.allows(plan.cost()):
                 raise BudgetError("these terms cost more than this owner allows for a run")
             self._ledger.ready()
-            if (limit := self._ledger.wall()) and not limit.allows(self._ledger.spent(also=plan)):
-                raise BudgetError("the budget of the data set does not allow these terms (privot ledger shows what is spent)")
+            self._ledger.check(plan, method=_called(terms))
             self._write("terms", raw)
         elif pack(agreed) != raw:
             same = agreed.run == terms.run

@@ -47,7 +47,8 @@ class Subject:
         cls, release: Release, name: str, count: int, seed: int = 0, device: str | torch.device = "cpu", spread: float = 1.0
     ) -> Subject:
         """Samples of a release. A set of no more than ``count`` images is measured as it is, none of them twice, in its own order."""
-        product, spec, public = release.product, release.spec, isinstance(release.guarantee, Guarantee)
+        product, spec = release.product, release.spec
+        public = isinstance(release.guarantee, Guarantee) and not release.facts.get("purpose")
         if product.kind == "set" and len(product.tensors["labels"]) <= count and spread == 1:
             drawn, soft = (product.tensors["images"], product.tensors["labels"]), product.tensors.get("soft")
         else:

@@ -41,6 +41,11 @@ class Neighbours(StrEnum):
     LOCAL = "local"
     CLIENT = "client"  # all that one owner holds may be anything else, another number of records included
 
+    @property
+    def unit(self) -> str:
+        """What is protected: all that may differ between two neighbours."""
+        return "all records of one owner" if self is Neighbours.CLIENT else "one record"
+
 
 def _leaves(event: dpa.DpEvent, count: int = 1) -> list[tuple[dpa.DpEvent, int]]:
     if isinstance(event, dpa.SelfComposedDpEvent):
@@ -66,6 +71,7 @@ class Cost:
     """What a run of events costs.
 
     ``delta`` is the privacy profile (``delta(epsilon)``, never optimistic); ``method`` says which accountant gave it.
+    ``neighbours`` is the relation for which the sum of a ledger holds (`privot.privacy.ledger.total_cost`).
 
     >>> cost(dpa.GaussianDpEvent(5.0), Neighbours.REPLACE).epsilon(1e-5).__round__(3)
     0.726
@@ -75,6 +81,7 @@ class Cost:
     delta: Callable[[Any], Any]  # elementwise on arrays
     epsilon: Callable[[float], float]
     mu: float | None = None  # of Gaussian DP, where that is exact
+    neighbours: Neighbours | None = None
 
     def tpr(self, fpr: float) -> float:
         r"""The largest true-positive rate of any membership attack at this false-positive rate.

@@ -93,7 +93,7 @@ class Gate:
         if plan.stages and not wall.allows(plan.cost()):
             raise BudgetError("the plan costs more than the budget of this run: calibrate it, or ask for a larger epsilon")
         ticket = int((folder / "ticket").read_text()) if folder and (folder / "ticket").exists() else None
-        if ticket is not None and not ledger.covers(ticket, plan, method):
+        if ticket is not None and not ledger.covers(ticket, plan, method, seeded=insecure_seed is not None):
             raise LedgerError(f"{ledger.path}: the unfinished run in {folder} was charged to another ledger, or for another plan")
         self.spec, self.plan, self.ticket, self.opened = data.spec, plan, ticket, ""
         self.insecure, self._crashed = insecure_seed is not None, ticket is not None
@@ -386,7 +386,8 @@ class Gate:
     def _charge(self) -> int:
         """The whole plan is paid for before the first record is read."""
         if self.ticket is None:
-            self.ticket = self._ledger.reserve(self.plan, self._method)
+            # privacy: seeded noise can be subtracted by anyone, so such a run is charged as infinite.
+            self.ticket = self._ledger.reserve(self.plan, self._method, seeded=self.insecure, owners=self._owners)
             if self._folder:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 (part := self._folder / "ticket.part").write_text(str(self.ticket))

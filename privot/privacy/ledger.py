@@ -1,21 +1,36 @@
 """One ledger per data set: what was ever asked of it. Append-only, chained by SHA-256, locked, durable before any record is read.
 
 Lines are JSON objects with ``n``, ``kind`` and ``prev`` (the digest of the line before). Kinds: ``budget`` (the owner's wall),
-``reserve`` (a whole plan, spent for ever), ``ask`` (written before an answer is computed), ``commit`` (its digest, after).
-Beside it lies ``<ledger>.head`` with the number of lines and the last digest, so that a ledger that was cut short is noticed.
+``reserve`` (a whole plan, spent for ever), ``ask`` (written before an answer is computed),
+``commit`` (its digest, after), ``part`` (a part of the data set that a reservation covers) and
+``internal`` (runs for attacks and audits). Beside it lies ``<ledger>.head`` with the number of
+lines and the last digest, so that a ledger that was cut short is noticed.
+
+A ``reserve`` line with ``"seeded": true`` is of a run whose noise came from a seed. Anyone who
+knows the seed can subtract that noise, so the sum prices the run as infinite, whatever its plan
+says. ``"owners"`` is the number of owners that the records were divided among, if there are
+several. ``"parts"`` says that the reservation covers that many disjoint parts of the data set, each
+of them once; a ``part`` line names each part that was asked under it.
+
+An ``internal`` line lists runs whose output must stay with the data owner, and what each would cost
+if it left (``"epsilon"`` is null where there is no guarantee). It does not add to the sum, and no
+limit refuses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +42,58 @@ from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.plan import Budget, Plan
 
 START = hashlib.sha256(b"privot ledger 2").hexdigest()
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One reservation, as the sum of a ledger prices it.
+
+    Attributes:
+        plan: All that the run may ask.
+        seeded: Whether the noise came from a seed. Such a run has an infinite price.
+        owners: How many owners the records were divided among.
+    """
+
+    plan: Plan
+    seeded: bool = False
+    owners: int = 1
+
+    @classmethod
+    def from_entry(cls, entry: dict[str, Any]) -> Charge:
+        """Read the charge of a ``reserve`` line."""
+        return cls(Plan.from_json(entry["plan"]), entry.get("seeded", False), entry.get("owners", 1))
+
+    def cost(self) -> Cost:
+        """The price of this run alone, under the relation of its own plan."""
+        return total_cost([self])
+
+
+def total_cost(charges: Sequence[Charge]) -> Cost:
+    """Price several runs together.
+
+    privacy: if all runs have one relation, the sum holds for that relation. Otherwise it holds for
+    replacing one record, and each plan is counted for that relation (`Plan.replaced`): replacing a
+    record is removing one and adding one; under ``local`` neighbours it changes the input of one
+    channel, which is what those neighbours are; and it is one way to change what its owner holds.
+    Several ``client`` runs on records that were divided among owners are counted for one record
+    too: nothing says that the owners were the same each time, and the records that two of them hold
+    may overlap.
+
+    Args:
+        charges: The runs, in any order.
+
+    Returns:
+        The cost, with the relation for which it holds in ``neighbours`` (None if there is no run).
+    """
+    plans = [charge.plan for charge in charges]
+    relations = {plan.neighbours for plan in plans}
+    divided = Neighbours.CLIENT in relations and any(charge.owners > 1 for charge in charges)
+    if len(relations) > 1 or (divided and len(charges) > 1):
+        plans = [plan.replaced() for plan in plans]
+    relation = plans[0].neighbours if plans else None
+    events = [dpa.NonPrivateDpEvent() if charge.seeded else plan.event() for charge, plan in zip(charges, plans, strict=True)]
+    cost = accounting.cost(dpa.ComposedDpEvent(events), relation or Neighbours.REPLACE)
+    return dataclasses.replace(cost, neighbours=relation)
 
 
 class Ledger:
@@ -66,13 +133,20 @@ class Ledger:
         with self._locked():
             return list(self._entries)
 
-    def spent(self, also: Plan | None = None) -> Cost:
-        """What all reservations cost together (with ``also`` on top), crashed runs included."""
-        plans = [Plan.from_json(each["plan"]) for each in self.entries() if each["kind"] == "reserve"] + ([also] if also else [])
-        if len({plan.neighbours for plan in plans}) > 1 and not any(stage.noise == 0 for plan in plans for stage in plan.stages):
-            plans = [plan.replaced() for plan in plans]  # stated for replace-one as soon as one run is
-        relation = plans[0].neighbours if plans else Neighbours.REPLACE
-        return accounting.cost(dpa.ComposedDpEvent([plan.event() for plan in plans]), relation)
+    def spent(self, also: Plan | None = None, *, seeded: bool = False, owners: int = 1) -> Cost:
+        """Price all reservations together, crashed runs included.
+
+        Args:
+            also: A plan to count on top of them.
+            seeded: Whether the noise of that plan is seeded.
+            owners: How many owners that plan's records are divided among.
+
+        Returns:
+            The cost; its ``neighbours`` names the relation for which the sum holds (see
+            `total_cost`).
+        """
+        charges = [Charge.from_entry(each) for each in self.entries() if each["kind"] == "reserve"]
+        return total_cost([*charges, *([Charge(also, seeded, owners)] if also else [])])
 
     def limit(self, budget: Budget) -> None:
         """The owner sets the wall of the whole data set; the newest line counts."""
@@ -83,17 +157,95 @@ class Ledger:
         lines = [Budget(each["epsilon"], each["delta"]) for each in self.entries() if each["kind"] == "budget"]
         return lines[-1] if lines else None
 
-    def reserve(self, plan: Plan, method: str) -> int:
-        """Charge a whole plan, for ever; returns its ticket. Raises, and charges nothing, when the owner's wall would be passed."""
+    def check(self, plan: Plan, *, method: str = "", seeded: bool = False, owners: int = 1) -> None:
+        """Raise BudgetError if the owner's limit does not allow one more plan. Charge nothing.
+
+        Args:
+            plan: The plan of the run.
+            method: The name of the run. A ledger for parts of a data set looks it up.
+            seeded: Whether the noise is seeded.
+            owners: How many owners the records are divided among.
+        """
+        wall = self.wall()
+        if wall and not wall.allows(total := self.spent(also=plan, seeded=seeded, owners=owners)):
+            raise BudgetError(
+                f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
+                f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
+            )
+
+    def reserve(self, plan: Plan, method: str, *, seeded: bool = False, owners: int = 1) -> int:
+        """Charge a whole plan, for ever; raise and charge nothing if it would pass the limit.
+
+        Args:
+            plan: All that the run may ask.
+            method: The name of the run.
+            seeded: Whether the noise is seeded; then the run is charged as infinite.
+            owners: How many owners the records are divided among.
+
+        Returns:
+            The ticket of the reservation.
+        """
+        return self._reserve(plan, method, seeded, owners, {})
+
+    def check_part(self, plan: Plan, method: str, part: int, owners: int) -> None:
+        """Do for `reserve_part` what `check` does for `reserve`."""
         with self._locked():
-            wall = self.wall()
-            if wall and not wall.allows(total := self.spent(also=plan)):
-                raise BudgetError(
-                    f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
-                    f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
-                )
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
-            return self._append("reserve", method=method, plan=plan.to_json(), time=when)
+            if self._covering(plan, method, part, owners) is None:
+                self.check(plan, method=method, owners=owners)
+
+    def reserve_part(self, plan: Plan, method: str, part: int, owners: int) -> int:
+        """Charge a run on disjoint parts of this data set, once for all parts.
+
+        privacy: a record lies in one part, so replacing it changes the input of one part's answers
+        alone, and replacing all that one owner holds changes one part alone: one part's plan bounds
+        the whole run (parallel composition). This needs parts of one and the same division, each
+        asked once: a part that is asked a second time, or one of another division, is charged anew.
+
+        Args:
+            plan: The plan of each part.
+            method: The name of the run, which all its parts share.
+            part: The number of the part, from 0.
+            owners: The number of parts.
+
+        Returns:
+            The ticket of the reservation that covers the part.
+        """
+        with self._locked():
+            ticket = self._covering(plan, method, part, owners)
+            if ticket is None:
+                ticket = self._reserve(plan, method, False, owners, {"parts": owners})
+            self._append("part", ticket=ticket, part=part)
+            return ticket
+
+    def record_internal(self, purpose: str, method: str, runs: int, budget: Budget) -> None:
+        """List runs whose output stays with the data owner, before they begin.
+
+        Args:
+            purpose: What they are for: ``audit`` or ``shadow``.
+            method: The method that runs.
+            runs: How many runs.
+            budget: What each run would cost if its output left.
+        """
+        facts = {"epsilon": None if budget.epsilon == math.inf else budget.epsilon, "delta": budget.delta}
+        with self._locked():
+            self._append("internal", purpose=purpose, method=method, runs=runs, **facts, time=self._time())
+
+    def _reserve(self, plan: Plan, method: str, seeded: bool, owners: int, facts: dict[str, Any]) -> int:
+        with self._locked():
+            Ledger.check(self, plan, method=method, seeded=seeded, owners=owners)
+            more = ({"seeded": True} if seeded else {}) | ({"owners": owners} if owners > 1 else {}) | facts
+            return self._append("reserve", method=method, plan=plan.to_json(), time=self._time(), **more)
+
+    def _covering(self, plan: Plan, method: str, part: int, owners: int) -> int | None:
+        """The ticket of a reservation that covers this part and was not used for it."""
+        for each in self._lines(kind="reserve", method=method, plan=plan.to_json(), parts=owners):
+            if not self._lines(kind="part", ticket=each["n"], part=part):
+                ticket: int = each["n"]
+                return ticket
+        return None
+
+    def _time(self) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
 
     def ask(self, ticket: int, stage: str, first: int, last: int) -> None:
         """Mark answers ``first`` to ``last`` of a stage as taken, before any record is read for them."""
@@ -123,10 +275,11 @@ class Ledger:
         with self._locked():
             return next((each["digest"] for each in self._lines(kind="commit", ticket=ticket, stage=stage, step=step)), None)
 
-    def covers(self, ticket: int, plan: Plan, method: str) -> bool:
-        """Whether the ticket is of a reservation of this very plan, made in this ledger."""
+    def covers(self, ticket: int, plan: Plan, method: str, *, seeded: bool = False) -> bool:
+        """Whether the ticket is of a reservation of this very plan, made here, with such noise."""
         with self._locked():
-            return bool(self._lines(kind="reserve", n=ticket, method=method, plan=plan.to_json()))
+            lines = self._lines(kind="reserve", n=ticket, method=method, plan=plan.to_json())
+            return any(each.get("seeded", False) is seeded for each in lines)
 
     def _lines(self, **want: Any) -> list[dict[str, Any]]:
         return [each for each in self._entries if want.items() <= each.items()]

@@ -56,7 +56,7 @@ def known(release: Release, name: str) -> Known:
         "plan": _stages(plan),
         "epsilon_by_step": steps,
         "curve": drawn,
-        "ledger": {key: _plain(ledger.get(key)) for key in ("head", "spent_epsilon")} if isinstance(ledger, dict) else {},
+        "ledger": _ledger(ledger) if isinstance(ledger, dict) else {},
         "provenance": _provenance(release),
     }
     return Known(release, held, bound)
@@ -98,6 +98,12 @@ def _attack(attack: Attack, bound: Callable[[float], float] | None) -> dict[str,
 
 def _plain(value: Any) -> Any:
     return value if type(value) in (int, float) else clean(value)
+
+
+def _ledger(said: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says of the ledger; releases of older versions do not say for whom its sum holds."""
+    words = {key: clean(said[key], 40) if said.get(key) else "" for key in ("neighbours", "unit")}
+    return {"head": _plain(said.get("head")), "spent_epsilon": _plain(said.get("spent_epsilon")), **words, "own": said.get("own") is True}
 
 
 def _stages(plan: Plan | None) -> dict[str, Any]:

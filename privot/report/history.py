@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from privot.privacy.ledger import Ledger
-from privot.privacy.plan import Plan
+from privot.privacy.ledger import Charge, Ledger
 from privot.report.words import clean
 from privot.show import jsonable
 
@@ -13,26 +12,36 @@ MOST = 200  # lines on a page
 
 
 def history(ledger: Ledger, delta: float, head: str) -> dict[str, Any]:
-    """Runs and limits, the number of answers, what is spent in all, and whether ``head`` (of a release) is in the chain."""
+    """Runs and limits, the number of answers, what this ledger counts, and whether ``head`` (of a release) is in the chain."""
     entries = ledger.entries()
     lines = []
     for each in entries:
         if each["kind"] == "reserve":
-            plan = Plan.from_json(each["plan"])
-            said = {"what": clean(each["method"], 60), "neighbours": str(plan.neighbours), "events": clean(str(plan.event()), 300)}
+            charge = Charge.from_entry(each)
+            events = "no privacy: the noise was seeded" if charge.seeded else clean(str(charge.plan.event()), 300)
+            said = {"what": clean(each["method"], 60), "neighbours": str(charge.plan.neighbours), "events": events}
             lines.append({"line": each["n"], "when": clean(each["time"], 30), **said})
         elif each["kind"] == "budget":
             said = {"what": f"the owner sets a limit of epsilon {each['epsilon']:g}", "neighbours": "", "events": ""}
             lines.append({"line": each["n"], "when": "", **said})
+        elif each["kind"] == "internal":
+            price = "no guarantee" if each["epsilon"] is None else f"epsilon {each['epsilon']:.4g}"
+            what = f"{each['runs']} runs of {clean(each['method'], 60)} for the owner alone ({clean(each['purpose'], 20)})"
+            said = {"what": what, "neighbours": "", "events": f"not in the sum; {price} each if it left"}
+            lines.append({"line": each["n"], "when": clean(each["time"], 30), **said})
     asks = sum(each["last"] - each["first"] + 1 for each in entries if each["kind"] == "ask")
     wall, heads = ledger.wall(), {each["prev"] for each in entries} | {ledger.head}
+    spent = ledger.spent()
+    relation = spent.neighbours
     return jsonable(
         {
             "lines": lines[-MOST:],
             "left_out": max(0, len(lines) - MOST),
             "asks": asks,
             "commits": sum(each["kind"] == "commit" for each in entries),
-            "spent_epsilon": float(ledger.spent().epsilon(delta)),
+            "spent_epsilon": float(spent.epsilon(delta)),
+            "neighbours": str(relation) if relation else None,
+            "unit": relation.unit if relation else None,
             "delta": delta,
             "limit": wall.epsilon if wall else None,
             "holds_head": head in heads,

@@ -208,7 +208,7 @@ def test_processes_prepare_the_same(tmp_path):
 
 
 def test_a_worker_tells_what_is_wrong(tmp_path):
-    one = Sensitive(np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 0, 0, 1]), Spec((1, 8, 8), 2))
+    one = Sensitive(np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 0, 0, 1]), Spec((1, 8, 8), 2), name="few")
     with pytest.raises(DataError, match="has no member in one of the halves"):
         few(tmp_path / "here", box=one, count=2, settings=DM | {"init": "random"}).prepare(CPU)
     with pytest.raises(Exception, match="has no member in one of the halves"):

@@ -148,7 +148,7 @@ def test_too_little_signal_is_said_before_anything_is_spent(privot, said, monkey
     words = ("digits", "--epsilon", 0.2, *settings())
     [told] = said("plan", *words)["cautions"]
     with monkeypatch.context() as stopped:
-        stopped.setattr(Ledger, "reserve", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        stopped.setattr(Ledger, "reserve", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         code, _, err = privot("synthesize", *words, "--out", "one")
     assert (code, err.splitlines()[0]) == (130, f"caution: {told}")
     assert said("ledger", "digits")["runs"] == []
@@ -506,7 +506,7 @@ def test_ledger(privot, said, tmp_path):
     book = ("--ledger", tmp_path / "book.jsonl")
     assert said("ledger", "digits", *book) == {
         "ledger": str(tmp_path / "book.jsonl"), "limit": None, "limit_delta": None, "spent_epsilon": 0.0, "delta": 1e-5, "runs": [],
-        "vaults": [],
+        "vaults": [], "neighbours": None, "unit": None, "own": False, "internal": [],
     }  # fmt: skip
     assert not (tmp_path / "book.jsonl").exists()  # looking writes nothing
     said("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", "one", *book)

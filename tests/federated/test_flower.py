@@ -673,14 +673,11 @@ def stopping(app, *_, **__):
 
 
 def test_data_with_a_wall_is_not_dealt_past_it(privot, tmp_path):
-    """Parts have ledgers of their own: five of them, or six, would spend what the wall of the whole never sees."""
-    make_keys(tmp_path / "keys", ["one"], ["localhost"])
+    """Parts have ledgers of their own, but the run is charged to the whole. Of clients see tests/privacy/test_boundary_ledger.py."""
     assert privot("ledger", "digits", "--limit", 1)[0] == 0
     code, _, err = privot("federate", "simulate", "--data", "digits", "--clients", 3, "--epsilon", 5, "--out", "release")
-    assert (code, "has a budget" in err) == (2, True)
-    words = ("--server", "localhost:1", "--ca", "keys/ca.crt", "--key", "keys/one.key", "--epsilon", 5)
-    code, _, err = privot("federate", "client", "--data", "digits", "--part", "0/5", *words)
-    assert (code, "has a budget" in err) == (2, True)
+    assert (code, "does not allow this run: it would come to 5" in err) == (2, True)
+    assert not list(tmp_path.glob("release*"))
 
 
 @pytest.mark.parametrize("kind", ["train", "query.other", "evaluate"])

@@ -353,10 +353,10 @@ def test_two_folders_do_not_answer_one_run(tmp_path, monkeypatch, moment):
     book, one, two = twins(tmp_path)
     heard, plain = [], getattr(Ledger, moment)
 
-    def overtaken(self, *args):
+    def overtaken(self, *args, **more):
         monkeypatch.setattr(Ledger, moment, plain)
         heard.append(two.reply(request(0)))
-        return plain(self, *args)
+        return plain(self, *args, **more)
 
     monkeypatch.setattr(Ledger, moment, overtaken)
     heard.append(one.reply(request(0)))
@@ -380,9 +380,9 @@ def test_clients_at_once_do_not_pass_the_wall(tmp_path, monkeypatch, run):
     book.limit(Budget(price() * 1.01))
     gathered, plain = threading.Barrier(2), Ledger.reserve
 
-    def together(self, *args):
+    def together(self, *args, **more):
         gathered.wait(60)
-        return plain(self, *args)
+        return plain(self, *args, **more)
 
     monkeypatch.setattr(Ledger, "reserve", together)
     with ThreadPoolExecutor(2) as pool:

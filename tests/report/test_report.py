@@ -184,7 +184,16 @@ def test_measured_numbers_are_not_flattered(tmp_path):
     assert re.search(r"50 %\s*50 %\s*49\.9 %", seen)
     assert "delta 1.001e-5)-differential" in seen
     assert "1e-5" not in seen.replace("1.001e-5", "")
-    assert "replace-one where runs of several relations meet" in seen
+    assert "replace-one where runs of several relations meet" in seen  # as releases did that do not say for whom the sum holds
+
+
+def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
+    said = {"head": "00", "spent_epsilon": 3.0, "neighbours": "replace", "unit": "one record"}
+    for own in (True, False):
+        write(hand(ledger={**said, "own": own}), tmp_path / f"{own}", name="toy")
+        seen = text(tmp_path / f"{own}")
+        assert "for one record under replace neighbours" in seen
+        assert ("Spent in all" in seen, "not the data set's own ledger" in seen) == (own, not own)
 
 
 @pytest.mark.parametrize("junk", [None, True, -1, 1e308, "x", "\x00", [], [[]], {}, {"a": [None]}], ids=repr)

@@ -24,10 +24,9 @@ from privot.federated.flower.client_app import Replies, client_app
 from privot.federated.flower.server_app import Post, Traffic, conduct
 from privot.federated.owner import Owner, Policy
 from privot.federated.server import Server
-from privot.privacy.ledger import Ledger
+from privot.privacy.ledgers import LinkedLedger, ledger_path, open_ledger, open_part_ledger
 from privot.privacy.plan import Wall
 from privot.runtime import Progress, Runtime, silent
-from privot.synthesis import ledger_path
 
 JOIN = 300.0  # seconds until all workers have started and said yes
 FEW = 4  # owners for whom a worker more, which takes ten seconds to start, is not worth it
@@ -50,9 +49,27 @@ class Cast:
     def owner(self, number: int) -> Owner:
         """One of them."""
         whole = dealt(self.source, self.owners)
-        part = held_by(whole, number, Ledger(ledger_path(whole.name)))
-        book = self.ledgers / f"owner-{number}.jsonl" if self.ledgers else ledger_path(part.name)
-        return Owner(part, self.wall, Ledger(book), self.folder / f"owner-{number}", Runtime(self.device), Policy(unit=self.unit))
+        part = held_by(whole, number, open_ledger(whole.name))
+        ledger = self.ledger(number, part.name)
+        return Owner(part, self.wall, ledger, self.folder / f"owner-{number}", Runtime(self.device), Policy(unit=self.unit))
+
+    def ledger(self, number: int, name: str) -> LinkedLedger:
+        """Find the ledger of an owner's part.
+
+        privacy: the owners hold disjoint parts of one data set, so its own ledger is charged one
+        owner's plan for all of them (parallel composition, see `Ledger.reserve_part`), before the
+        first record of a part is read.
+
+        Args:
+            number: The number of the owner, from 0.
+            name: The name of its part.
+
+        Returns:
+            The part's ledger, linked to the data set's own ledger.
+        """
+        box = dealt(self.source, self.owners)
+        path = self.ledgers / f"owner-{number}.jsonl" if self.ledgers else ledger_path(name)
+        return open_part_ledger(box.name, (number, box.spec.owners or 1), path)
 
     def over(self) -> None:
         """The run is: owners who missed their last turn forget what their critics know, too."""
