@@ -22,6 +22,8 @@ STORED = 20  # times in a run that the state of a long stage is kept: a crash th
 CHEAP = 1.0  # seconds: what takes less is done each time
 PATIENCE = 9  # times as long as the last keeping took the work goes on before the next: the states of a thousand critics are gigabytes
 
+LARGEST_PORTION = 2**20  # records at a time of which a float64 sum is exact, by a wide margin
+
 __all__ = ["Progress", "Runtime", "Streams", "silent"]
 
 
@@ -34,8 +36,8 @@ class Runtime:
     compile: bool | None = None  # lessons of shards as CUDA graphs (`privot.privacy.replayed`); None: on a GPU
 
     def __post_init__(self) -> None:
-        if self.microbatch is not None and self.microbatch < 1:
-            raise SettingError(f"microbatch={self.microbatch}: at least 1 is needed")
+        if self.microbatch is not None and not 1 <= self.microbatch <= LARGEST_PORTION:
+            raise SettingError(f"microbatch={self.microbatch}: a number from 1 to {LARGEST_PORTION} is needed")
         if ":" in self.device and place()[1] > 1:
             raise SettingError(f"device={self.device!r}: torchrun gives each process a GPU of its own; use auto, cuda or cpu")
         if self.device != "auto":

@@ -65,6 +65,10 @@ DRAWS: dict[str, tuple[type, ...]] = {
 KEPT = 64  # answers of a stage with at most so many steps are kept on disk, so that a crashed run can go on from them; of a longer one it
 # goes on after the last that was marked
 MARKS = 1000  # a longer stage is marked in the ledger in so many strides
+# privacy: a part has at most 2^30 steps of its grid in norm. Up to so many of them a sum in float64, or in int64, is exact in any order.
+EXACT = 2.0**53
+MOST_SHARDS = 2**22
+LARGEST_SUM = 2**32
 # Verbs whose results depend on which record has which position: a resumed run needs the positions it began with.
 APART = ("rows", "answer", "privatize", "route", "poll", "deal")
 
@@ -119,17 +123,20 @@ class Gate:
         norms stay.
         """
         stage = self._stage(name, "sum")
+        if self._data._count() > LARGEST_SUM:
+            raise PlanError(f"stage {name}: a sum of so many records is not exact in 64 bits: split the dataset")
         if not self._done[name]:  # later ones are of the same kind
             self._shape(query, public)
 
         def total(grid: float) -> Tensor:
-            result, groups = torch.zeros((), dtype=torch.float64, device=self._device), self.spec.classes
+            result, groups = torch.zeros((), dtype=torch.int64, device=self._device), self.spec.classes
             for images, labels in self._draw(stage):
-                parts = self._map(query, images, labels, public)
-                # Sums of whole numbers below 2^53 are exact in any order.
+                parts = self._map(query, images, labels, public, stage)
+                # Sums of whole numbers below 2^53 are exact in any order: a portion is far below, and portions add up in 64 bits.
                 rows = one_hot(labels, groups).double().T @ _steps(parts, bound, grid) if per_class else _total(parts, bound, grid)
-                result = result + rows
-            return result.view((*(groups,) * per_class, *parts.shape[1:]))
+                result = result + rows.long()
+            result = result.view((*(groups,) * per_class, *parts.shape[1:]))
+            return result.double() if self._data._count() * bound / grid < EXACT else result
 
         return self._ask(stage, bound, total)
 
@@ -141,7 +148,7 @@ class Gate:
         shape = self._shape(query, public)
 
         def parts(grid: float) -> Tensor:
-            rows = [_steps(self._map(query, *drawn, public), bound, grid) for drawn in self._draw(stage)]
+            rows = [_steps(self._map(query, *drawn, public, stage), bound, grid) for drawn in self._draw(stage)]
             return torch.cat(rows).view(-1, *shape)
 
         return self._ask(stage, bound, parts)
@@ -178,9 +185,11 @@ class Gate:
         reach = radius * float(torch.linalg.matrix_norm(frame, 2)) * (1 + 1e-9)
         # privacy: rounding toward zero is monotone, so sorting still telescopes, and adds at most one grid step a slice.
         bound = reach + grid * math.sqrt(len(frame)) / 2
+        if max(sizes) * bound / grid >= EXACT:
+            raise PlanError(f"stage {name}: blocks of so many records are not exact: declare smaller classes, or a smaller frame")
 
         def sums(_: float) -> Tensor:
-            mapped = [(_clip(self._map(query, *drawn, public), radius), drawn[1]) for drawn in self._draw(stage)]
+            mapped = [(_clip(self._map(query, *drawn, public, stage), radius), drawn[1]) for drawn in self._draw(stage)]
             points, labels = (torch.cat(each) for each in zip(*mapped, strict=True))
             result = []
             for label, size in enumerate(sizes):
@@ -207,6 +216,8 @@ class Gate:
             raise PlanError(f"shards have no proof under {self.plan.neighbours} neighbours, unless each is all that one owner holds")
         if most < 0 or (most and count % owners):
             raise PlanError(f"{count} shards of {owners} owners: as many for each are needed")
+        if count > MOST_SHARDS:
+            raise PlanError(f"{count} shards: the sum of more than {MOST_SHARDS} of them is not exact")
         if any(len(value) != count for value in state.values()) or not 0 < count <= self._data._count():
             raise PlanError(f"{count} shards need a state each, and at least one record each: set fewer critics")
         if count < self._ranks.count:
@@ -513,12 +524,12 @@ class Gate:
         images, labels = (each[places] for each in self._near)
         return Records(images / 255 if images.dtype == torch.uint8 else images, labels)
 
-    def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...]) -> Tensor:
+    def _map(self, query: Callable[..., Tensor], images: Tensor, labels: Tensor, public: tuple[Any, ...], stage: Stage) -> Tensor:
         """The query on each record alone: [records, ...]."""
         count = len(labels)
-        if self.plan.neighbours is ADD_REMOVE:
+        if self.plan.neighbours is ADD_REMOVE or (isinstance(stage.sampling, Fixed) and stage.sampling.drawn > self._portion):
             # privacy: float32 is rounded by the shape of a batch, so a portion is filled up with black images: no record may
-            # change how the others are rounded.
+            # change how the others are rounded, neither by being there nor by moving another one into the last, shorter portion.
             room = self._portion - count
             images, labels = (torch.cat([each, each.new_zeros(room, *each.shape[1:])]) for each in (images, labels))
         each = torch.func.vmap(query, in_dims=(0, 0, *(None for _ in public)))

@@ -113,17 +113,29 @@ def digits_of(share: Decimal) -> tuple[int, ...]:
 def grid_for(bound: float, noise_std: float) -> float:
     """The public power of two on which an answer lies: 2^-24 of the smaller scale, but never under 2^-30 of the larger.
 
-    With it a float64 sum of 2^22 parts is exact, whatever its order, and so is the sum of answer and noise.
+    With it a float64 sum of 2^22 parts is exact, whatever its order, and so is the sum of answer and noise. Larger totals are whole
+    numbers of 64 bits: see `noisy`.
     """
     small, large = sorted(math.floor(math.log2(each)) for each in (bound, noise_std or bound))
     return 2.0 ** max(small - 24, large - 30)
 
 
 def noisy(steps: Tensor, noise_std: float, grid: float, secret: Secret) -> Tensor:
-    """A total, in whole steps of ``grid``, plus Gaussian noise rounded to the grid: multiples of it.
+    """Add Gaussian noise, rounded to the grid, to a total in whole steps of ``grid``.
 
-    privacy: the total is on the grid, so this equals rounding the exact sum of total and continuous noise: post-processing.
+    privacy: the total is on the grid, so this equals rounding the exact sum of total and continuous noise: post-processing. A total that
+    float64 may not hold exactly comes as int64; the noise is added to it there, and only the noisy sum is rounded to float64.
+
+    Args:
+        steps: The total, float64 or int64.
+        noise_std: Standard deviation of the noise.
+        grid: The step, a power of two.
+        secret: The secret stream.
+
+    Returns:
+        The noisy total, float64.
     """
     if noise_std:
-        steps = steps + (secret.normal(tuple(steps.shape), steps.device) * (noise_std / grid)).round()
-    return steps * grid + 0.0  # privacy: else a total of -0.0, and no other, could come out as -0.0, and its sign would tell
+        noise = (secret.normal(tuple(steps.shape), steps.device) * (noise_std / grid)).round()
+        steps = steps + noise.to(steps.dtype)
+    return steps.double() * grid + 0.0  # privacy: else a total of -0.0, and no other, could come out as -0.0, and its sign would tell
