@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow trust coverage lint bench-table1 clean
+.PHONY: demo test test-data test-slow trust coverage lint bench-table1 clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,6 +15,10 @@ demo: $(READY)
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist worksteal --durations=15
+
+# The tests that need real data and weights, whose folder PRIVOT_DATA names.
+test-data: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'data and not slow' -n 2 --dist worksteal
 
 coverage: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist worksteal --cov=privot --cov-report=term:skip-covered

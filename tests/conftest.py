@@ -6,7 +6,6 @@ import os
 import posix
 import sys
 import warnings
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -25,10 +24,6 @@ from privot.privacy import accounting
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 
-BESIDE = Path(__file__).parents[1].parent / "shared" / "data"  # real data and weights, where they lie beside the project
-if BESIDE.is_dir():
-    os.environ.setdefault("PRIVOT_DATA", str(BESIDE))
-
 
 def pytest_addoption(parser):
     parser.addoption("--fresh", action="store_true", help="chance from the system, not the same at every run")
@@ -36,13 +31,15 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.chance = steady.begin(config.getoption("fresh"))
+    config.addinivalue_line("markers", "data: needs files of PRIVOT_DATA; every test that asks for the fixture `at_hand` has it")
     config.addinivalue_line("markers", "trust: records a figure for docs/threats.md; every test that asks for the fixture `trust` has it")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "trust" in getattr(item, "fixturenames", ()):
-            item.add_marker("trust")
+        for fixture, marker in (("trust", "trust"), ("at_hand", "data")):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,6 +113,18 @@ def verbs_made_once():
 def coarse_prices(monkeypatch):
     """Sampled plans are priced on the coarsest grid: never optimistic, near the finest for a hundred steps, 30 times as quick."""
     monkeypatch.setattr(accounting, "GRIDS", accounting.GRIDS[-1:])
+
+
+@pytest.fixture(scope="session")
+def at_hand():
+    """``at_hand("weights", NAME)``: the path of a file that PRIVOT_DATA names, or the test is skipped and says what is missing."""
+
+    def path_of(*names):
+        if (path := files.find(*names)) is None:
+            pytest.skip(f"{'/'.join(names)} is not there: PRIVOT_DATA names the folder")
+        return path
+
+    return path_of
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from privot.audit import roc
 from privot.data import Public
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
+from privot.measures.similarity import WEIGHTS
 from privot.nets import DenseGenerator, initialise
 from privot.product import Product
 from privot.release import NoGuarantee, Release
@@ -94,11 +95,9 @@ def test_lpips_joins_where_its_weights_are(product, its_own, nowhere, one_thread
         white_box(product, its_own, LABELS, perceptual=0.2)
 
 
-def test_lpips_is_part_of_the_search(product, its_own, one_thread):
-    try:
-        gan_leaks.weights()
-    except DataError:
-        pytest.skip("the weights of LPIPS are not there: PRIVOT_DATA names their folder")
+def test_lpips_is_part_of_the_search(product, its_own, one_thread, at_hand):
+    for name in WEIGHTS:
+        at_hand("weights", name)
     assert gan_leaks._share(None) == gan_leaks.PERCEPTUAL
     how = {"steps": 8, "restarts": 1}
     alone, both = (white_box(product, its_own[:4], LABELS[:4], perceptual=each, **how) for each in (0, 0.2))

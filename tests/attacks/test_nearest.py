@@ -24,7 +24,7 @@ def weighed():
 
 
 LPIPS = pytest.mark.skipif(not weighed(), reason="the weights of LPIPS are not there: PRIVOT_DATA names their folder")
-EACH = [pytest.param(name, marks=[LPIPS] if name == "lpips" else []) for name in RULERS]
+EACH = [pytest.param(name, marks=[LPIPS, pytest.mark.data] if name == "lpips" else []) for name in RULERS]
 
 
 def test_neighbours_are_those_of_all_pairs(monkeypatch):
@@ -40,6 +40,7 @@ def test_neighbours_are_those_of_all_pairs(monkeypatch):
 
 
 @LPIPS
+@pytest.mark.data
 def test_lpips_by_matrix_products_is_lpips(one_thread):
     images, reference = CANDIDATES.images[:4], OTHERS.images[:20]
     wanted = torch.stack([lpips(each.expand(20, -1, -1, -1), reference) for each in images])

@@ -89,4 +89,5 @@ def test_measures_do_not_mix_devices(monkeypatch):
     with elsewhere(monkeypatch):
         bench = Workbench(test, train, runtime=Runtime("auto"), notice=lambda text: None)
         found = bench.measure(Subject("drawn", images.flip(2), labels, CLASSES, public=True), ["sliced", "precision"])
-    assert {each.name for each in found} >= {"precision", "recall"}
+    # Without the weights of a standard network, features are of the domain.
+    assert {each.name.removeprefix("domain_") for each in found} >= {"precision", "recall"}

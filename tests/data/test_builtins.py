@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 import struct
 from importlib import import_module
 from pathlib import Path
@@ -16,24 +15,25 @@ from privot.data import Public, Sensitive, catalogue, describe, load
 from privot.errors import DataError, SettingError
 
 loading = import_module("privot.data.load")  # the package's name for it is the function
-BESIDE = Path(__file__).parents[2].parent / "shared" / "data"
 
 
-def at_hand(source, split, monkeypatch):
-    """Point to the real files where they are, or skip and say so."""
-    folder = Path(os.environ.get("PRIVOT_DATA", BESIDE))
-    monkeypatch.setenv("PRIVOT_DATA", str(folder))
-    files = catalogue()[source][split].get("files", [])
-    if not any((folder / source / each["path"]).exists() for each in files):
-        pytest.skip(f"{source}/{split} is not in PRIVOT_DATA ({folder})")
+@pytest.fixture
+def split_at_hand(at_hand):
+    """Skip, and say so, unless one of the files of a split is there."""
+
+    def check(source, split):
+        names = [each["path"] for each in catalogue()[source][split].get("files", [])] or [split]
+        at_hand(source, next((name for name in names if files.find(source, name)), names[0]))
+
+    return check
 
 
 BUILT_IN = [(source, split) for source in catalogue() for split in ("train", "test") if source != "digits"]
 
 
 @pytest.mark.parametrize(("source", "split"), BUILT_IN)
-def test_built_in(source, split, monkeypatch):
-    at_hand(source, split, monkeypatch)
+def test_built_in(source, split, split_at_hand):
+    split_at_hand(source, split)
     box = load(source, split)
     told = describe(source, split)
     assert isinstance(box, Sensitive)
@@ -48,8 +48,8 @@ def test_built_in(source, split, monkeypatch):
 
 
 @pytest.mark.parametrize(("source", "mean", "deviation"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
-def test_the_pictures_are_the_published_ones(source, mean, deviation, monkeypatch):
-    at_hand(source, "train", monkeypatch)
+def test_the_pictures_are_the_published_ones(source, mean, deviation, split_at_hand):
+    split_at_hand(source, "train")
     box = load(source, public=True)
     assert isinstance(box, Public)
     images = box.records().images
@@ -65,8 +65,8 @@ def test_what_may_be_mirrored_is_declared(tmp_path):
     assert [load(tmp_path / "own.npz", mirror=each).spec.mirror for each in (None, True, False)] == [None, True, False]
 
 
-def test_femnist_is_white_on_black(monkeypatch):
-    at_hand("femnist", "test", monkeypatch)
+def test_femnist_is_white_on_black(split_at_hand):
+    split_at_hand("femnist", "test")
     assert load("femnist", "test")._take(slice(0, 500)).images.mean() < 0.3
 
 
@@ -191,8 +191,8 @@ def test_a_file_of_another_size_is_refused(nowhere, monkeypatch):
         load("mnist")
 
 
-def test_femnist_has_its_writers(monkeypatch):
-    at_hand("femnist", "train", monkeypatch)
+def test_femnist_has_its_writers(split_at_hand):
+    split_at_hand("femnist", "train")
     box = load("femnist")
     assert box.spec.owners == describe("femnist").owners == 300
     many = np.bincount(box._owners)

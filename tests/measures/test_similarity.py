@@ -1,8 +1,6 @@
 """Image distances: by hand on small images, against other implementations, and in the order that people would say."""
 
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,17 +13,12 @@ from privot.measures.similarity import RULERS, WEIGHTS, l2, lpips, mse, psnr, ss
 from privot.nets.alexnet import Lpips
 from privot.nets.convolutional import initialise
 
-BESIDE = Path(__file__).parents[2].parent / "shared" / "data"
 ALL = {"l2": l2, "mse": mse, "psnr": psnr, "ssim": ssim, "lpips": lpips}
 
 
 @pytest.fixture
-def weights(monkeypatch):
-    folder = Path(os.environ.get("PRIVOT_DATA", BESIDE))
-    monkeypatch.setenv("PRIVOT_DATA", str(folder))
-    if not all((folder / "weights" / name).exists() for name in WEIGHTS):
-        pytest.skip(f"the weights of LPIPS are not in PRIVOT_DATA ({folder})")
-    return [load_file(folder / "weights" / name) for name in WEIGHTS]
+def weights(at_hand):
+    return [load_file(at_hand("weights", name)) for name in WEIGHTS]
 
 
 def random(*shape, seed=0):

@@ -9,7 +9,6 @@ from privot.data import load
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.prior import begun, fits
-from privot.files import home
 from privot.nets import DeepConvGenerator, initialise
 from privot.nets.glyphs import ALPHABETS, BENDS, WORDS, _thinned, glyphs, printed, teach
 from privot.runtime import Streams
@@ -89,9 +88,8 @@ def test_real_digits_are_read_by_their_likeness_to_drawn_ones():
     assert (read(real.images, 10) == real.labels).double().mean() > 0.4  # 0.52; by chance 0.1
 
 
-def test_femnist_has_this_order():
-    if not home("femnist").exists():
-        pytest.skip("FEMNIST is not there: PRIVOT_DATA names its folder")
+def test_femnist_has_this_order(at_hand):
+    at_hand("femnist")
     real = load("femnist", "test", public=True).records()
     some = torch.randperm(len(real.labels), generator=torch.Generator().manual_seed(0))[:1500]
     labels = real.labels[some]

@@ -1,8 +1,6 @@
 """The network of FID: recorded values, and a second network written from the published layout, batch norms apart, that agrees with it."""
 
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from privot.measures.frechet import frechet, kernel
 from privot.nets.inception import LOGITS, Inception, resized
 from privot.runtime import silent
 
-BESIDE = Path(__file__).parents[2].parent / "shared" / "data"
 CPU = torch.device("cpu")
 PLACES = [0, 100, 300, 500, 800, 1200, 1600, 2047]
 RECORDED = {
@@ -30,11 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def path():
-    folder = Path(os.environ.get("PRIVOT_DATA", BESIDE))
-    if not (folder / "weights" / STANDARD).exists():
-        pytest.skip(f"the weights of the Inception network are not in PRIVOT_DATA ({folder})")
-    return folder / "weights" / STANDARD
+def path(at_hand):
+    return at_hand("weights", STANDARD)
 
 
 @pytest.fixture(scope="module")
