@@ -234,9 +234,11 @@ def _spec(spec: Any, owners: int) -> Any:
 
 
 def _part(data: str, part: str, declared: dict[str, Any]) -> Any:
-    from privot.data import load
+    from privot.data import catalogue, load
     from privot.data.held import held_by
 
+    if data not in catalogue() and (declared["shape"] is None or declared["classes"] is None):
+        raise SettingError(f"{data}: declare --shape (such as 1x28x28) and --classes, as all owners agreed")
     place, _, count = part.partition("/")
     if not (place.isdecimal() and count.isdecimal() and int(place) < int(count)):
         raise SettingError(f"--part {part!r}: write it as I/N with I from 0, such as 0/5")

@@ -180,23 +180,38 @@ def resize(
 @app.command()
 def sample(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
-    count: Annotated[int, typer.Option(help="How many images.")] = 100,
-    out: Annotated[Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class.")] = Path("samples.npz"),
+    count: Annotated[int, typer.Option(help="How many images, or rows of a table.")] = 100,
+    out: Annotated[
+        Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class; of a table .npz, .csv or .parquet.")
+    ] = Path("samples.npz"),
     spread: Spread = 1.0, seed: Seed = 0, device: Device = "cpu", as_json: Json = False,
 ) -> None:  # fmt: skip
     """Draw samples from a release; costs nothing. Another device draws the same images, but for their rounding."""
-    from privot.export import ready, write
+    from privot.export import ready, table_columns, write, write_table
     from privot.release import Release
     from privot.runtime import Runtime
 
     loaded, where = Release.load(release), Runtime(device).target
-    ready(out)
+    columns = table_columns(loaded)
+    ready(out, table=columns is not None)
     with progress_bar(err_console) as progress:
         images, labels = loaded.product.sample(loaded.spec, count, seed=seed, device=where, spread=spread, progress=progress)
-    write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
+    facts = {"out": str(out), "count": count, "kind": "images"}
+    if columns is not None:
+        write_table(images, columns, out)
+        facts |= {"kind": "rows", "columns": [each.name for each in columns]}
+        text = f"{count} rows of {len(columns)} columns in {out}"
+    else:
+        write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
+        text = f"{count} samples in {out}"
+    if loaded.product.kind == "set":
+        distinct, held = len(loaded.product.places(labels).unique()), len(loaded.product.tensors["labels"])
+        facts |= {"distinct": distinct, "images_in_set": held, "repeated": distinct < count}
+        text = f"{count} images in {out}: {distinct} of the {held} images of the set"
+        text += ", and images repeat, since a set draws no new ones" if distinct < count else ", each once"
     if as_json:
-        return emit({"out": str(out), "count": count})
-    say(f"{count} samples in {out}")
+        return emit(facts)
+    say(text)
 
 
 @app.command()

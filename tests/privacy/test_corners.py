@@ -136,17 +136,20 @@ def test_what_one_owner_holds_is_its_own_and_of_unknown_number():
 
 def test_an_owner_s_file_needs_declared_classes_and_sound_labels(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((3, 1, 2, 2), np.uint8), y=np.array([0, 2, 2]))
-    box = load_own(tmp_path / "own.npz", classes=4)
+    box = load_own(tmp_path / "own.npz", classes=4, shape=(1, 2, 2))
     assert (box.spec.shape, box.spec.classes, box.spec.size) == ((1, 2, 2), 4, None)
-    assert load_own(tmp_path / "own.npz", classes=4, shape=(1, 2, 2)).spec.shape == (1, 2, 2)
-    for declared, said in (({}, "declare --classes"), ({"classes": 2}, "own.npz"), ({"classes": 3, "shape": (1, 3, 3)}, "own.npz")):
+    small = {"shape": (1, 2, 2)}
+    for declared, said in (
+        ({}, "declare --shape"), ({"classes": 4}, "declare --shape"), (small, "or --class-names"), (small | {"classes": 2}, "own.npz"),
+        ({"classes": 3, "shape": (1, 3, 3)}, "own.npz"),
+    ):  # fmt: skip
         with pytest.raises((SettingError, DataError), match=said):
             load_own(tmp_path / "own.npz", **declared)
     np.savez(tmp_path / "none.npz", x=np.zeros((0, 1, 2, 2), np.uint8), y=np.zeros(0, int))
     np.savez(tmp_path / "half.npz", x=np.zeros((2, 1, 2, 2), np.uint8), y=np.array([0.5, 1]))
     for name in ("none", "half"):
         with pytest.raises(DataError, match="labels"):
-            load_own(tmp_path / f"{name}.npz", classes=2)
+            load_own(tmp_path / f"{name}.npz", classes=2, shape=(1, 2, 2))
 
 
 def test_a_table_is_an_npz_or_a_csv(tmp_path):
