@@ -124,7 +124,7 @@ class Audit:
                 with tempfile.TemporaryDirectory() as folder:
                     release = synthesize(
                         self._world(records, planted, included), self.method, self.epsilon, settings=self.settings,
-                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime,
+                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime, notice=lambda text: None,
                     )  # fmt: skip
                 line = {"included": included.tolist(), "scores": self._scores(release, records, planted, runtime)}
                 with open(self.folder / "runs.jsonl", "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

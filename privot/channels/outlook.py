@@ -7,6 +7,7 @@ import math
 from privot.channels import Channel
 from privot.channels.mixed import Mixed
 from privot.errors import SettingError
+from privot.show import round_up
 
 
 def too_little(channel: Channel, count: int) -> str | None:
@@ -24,10 +25,10 @@ def too_little(channel: Channel, count: int) -> str | None:
     worst = min(channel.parts, key=lambda each: each.signal(count)) if isinstance(channel, Mixed) else channel
     # every ratio grows as the square root of the number of records
     enough = _epsilon(worst, count)
-    which = f"{worst.name}, epsilon {worst.epsilon:.3g}, {count:,} records"
+    which = f"{worst.name}, epsilon {round_up(worst.epsilon, 3)}, {count:,} records"
     return (
         f"signal to noise is predicted at {ratio:.2g}, under 1 ({which}): expect mostly "
-        f"noise; {_up(count / ratio**2):,} records would do" + (f", or epsilon {enough:.3g}" if enough < math.inf else "")
+        f"noise; {_up(count / ratio**2):,} records would do" + (f", or epsilon {round_up(enough, 3)}" if enough < math.inf else "")
     )
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from privot.cli.terminal import (
     DEFAULT,
+    AllowLargeDelta,
     Classes,
     ClassSizes,
     Config,
@@ -51,7 +52,7 @@ from privot.cli.terminal import (
     to_wall,
 )
 from privot.errors import SettingError
-from privot.show import progress_bar, seconds
+from privot.show import progress_bar, round_up, seconds
 
 
 @app.command()
@@ -72,7 +73,8 @@ def methods(as_json: Json = False) -> None:
 def plan(
     data: Data, method: MethodName = DEFAULT, epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
     sets: Sets = None, config: Config = None, device: Device = "auto", shape: Shape = None, classes: Classes = None,
-    size: Size = None, class_sizes: ClassSizes = None, owners: Dealt = None, as_json: Json = False,
+    size: Size = None, class_sizes: ClassSizes = None, owners: Dealt = None, allow_large_delta: AllowLargeDelta = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
     from privot.data import describe
@@ -84,7 +86,7 @@ def plan(
     sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
     declared = {"shape": to_shape(shape), "classes": classes, "owners": owners, "size": size, "class_sizes": to_sizes(class_sizes)}
     spec = sent.spec if sent else describe(data, **declared)  # type: ignore[arg-type]
-    facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
+    facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device, allow_large_delta)
     if as_json:
         return emit(facts)
     table = Table(show_header=False)
@@ -109,7 +111,7 @@ def synthesize(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
     shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
     public_size: PublicSize = False, public_classes: PublicClasses = False, mirror: Mirror = None, download: Download = False,
-    owners: Dealt = None, as_json: Json = False,
+    owners: Dealt = None, allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train on sensitive data and write a release with its certificate."""
     import time
@@ -138,7 +140,7 @@ def synthesize(
     with progress_bar(err_console) as progress:
         release = run(
             box, maker, wall, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
-            notice=notice,
+            notice=notice, allow_large_delta=allow_large_delta,
         )  # fmt: skip
     took = time.perf_counter() - start
     result = {"release": str(out), "guarantee": asdict(release.guarantee), "ledger": release.facts["ledger"], "seconds": took}
@@ -147,7 +149,7 @@ def synthesize(
     say(f"release    {out}  ({seconds(took)})")
     say_guarantee(asdict(release.guarantee))
     if spent := release.facts["ledger"].get("spent_epsilon"):
-        say(f"ledger     this data set has spent epsilon {float(spent):.4g} in all, by {ledger or ledger_path(box.name)}")
+        say(f"ledger     this data set has spent epsilon {round_up(float(spent))} in all, by {ledger or ledger_path(box.name)}")
     elif "channel" in release.facts:
         say("ledger     nothing is spent here: the clients did, when they privatized")
 
@@ -223,13 +225,13 @@ def demo(
     from privot.demo import run
 
     with progress_bar(err_console) as progress:
-        result = run(out, epsilon, progress)
+        result = run(out, epsilon, progress, say_caution)
     if as_json:
         return emit(result)
     say_guarantee(result["guarantee"])
     for each in result["readings"]:
         say(f"{each['name']:<20} {each['value']:.3f} ± {each['error']:.3f} on {each['count']} real test images")
     if result["verified_epsilon"] is not None:
-        say(f"verified   epsilon {result['verified_epsilon']:.4g} recomputed from the events")
+        say(f"verified   epsilon {round_up(result['verified_epsilon'])} recomputed from the events")
     for what, where in result["files"].items():
         say(f"{what:<10} {where}")

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from privot.cli.terminal import Data, Json, LedgerFile, app, emit, out_console, plain, say, say_caution, say_guarantee
+from privot.show import round_down, round_up
 
 
 @app.command()
@@ -26,7 +27,7 @@ def verify(release: Annotated[Path, typer.Argument(help="Folder of a release, or
     say("digests    ok")
     say_guarantee(result["guarantee"])
     if "epsilon_from_events" in result:
-        say(f"recomputed epsilon {result['epsilon_from_events']:.6g} from the recorded events: agrees")
+        say(f"recomputed epsilon {round_up(result['epsilon_from_events'], 6)} from the recorded events: agrees")
 
 
 @app.command()
@@ -63,11 +64,13 @@ def ledger(
     table = Table("run", "when", "method", "neighbours", "answers and noise")
     for each in runs:
         plan = Plan.from_json(each["plan"])
-        asked = "; ".join(f"{stage.name} {stage.noise:.3g}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in plan.stages)
+        asked = "; ".join(
+            f"{stage.name} {round_down(stage.noise, 3)}" + (f" x {stage.steps}" if stage.steps > 1 else "") for stage in plan.stages
+        )
         table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], plan.neighbours, asked)))
     out_console.print(table, soft_wrap=False)
     other = f" at delta {wall.delta:g}" if wall and wall.delta != delta else ""
-    say(f"spent in all: epsilon {spent:.4g} at delta {delta:g}" + (f" of {wall.epsilon:g}{other}" if wall else ", no limit set"))
+    say(f"spent in all: epsilon {round_up(spent)} at delta {delta:g}" + (f" of {wall.epsilon:g}{other}" if wall else ", no limit set"))
     say(f"{book.path}")
     for text in notices(book):
         say_caution(text)

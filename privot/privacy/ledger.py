@@ -25,6 +25,7 @@ from privot.errors import BudgetError, LedgerError
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.plan import Budget, Plan
+from privot.show import round_up
 
 START = hashlib.sha256(b"privot ledger 2").hexdigest()
 
@@ -90,7 +91,7 @@ class Ledger:
             if wall and not wall.allows(total := self.spent(also=plan)):
                 raise BudgetError(
                     f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
-                    f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
+                    f"{round_up(float(total.epsilon(wall.delta)))}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
                 )
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
             return self._append("reserve", method=method, plan=plan.to_json(), time=when)

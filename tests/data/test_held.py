@@ -40,7 +40,7 @@ def test_an_owner_may_lack_a_class(tmp_path, name):
         with pytest.raises(DataError, match=r"records\.npz: labels"):
             own(classes=2)
     for less in ({}, {"shape": (1, 4, 4)}, {"classes": 2}, {"class_names": ("cat", "dog")}):
-        with pytest.raises(SettingError, match="declare --shape .* and --classes or --class-names"):
+        with pytest.raises(SettingError, match=r"declare --shape .* and --classes or --class-names"):
             load_own(path, **less)
 
 
