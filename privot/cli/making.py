@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -198,10 +198,10 @@ def sample(
     ready(out, table=columns is not None)
     with progress_bar(err_console) as progress:
         images, labels = loaded.product.sample(loaded.spec, count, seed=seed, device=where, spread=spread, progress=progress)
-    facts = {"out": str(out), "count": count, "kind": "images"}
+    facts: dict[str, Any] = {"out": str(out), "count": count}
     if columns is not None:
         write_table(images, columns, out)
-        facts |= {"kind": "rows", "columns": [each.name for each in columns]}
+        facts["columns"] = [each.name for each in columns]
         text = f"{count} rows of {len(columns)} columns in {out}"
     else:
         write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
