@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from privot.channels import Mixed, channel_from
+from privot.channels.additive import Additive
 from privot.errors import ReleaseError, refusing
 from privot.files import writable
 
@@ -68,7 +69,7 @@ def table_columns(release: Release) -> tuple[Column, ...] | None:
         if categories := getattr(part, "categories", 0):
             columns.append(Column(f"column_{len(columns)}", 0.0, categories - 1.0, categories))
             continue
-        if len(part.space.shape) != 1:
+        if not isinstance(part, Additive) or len(part.space.shape) != 1:
             return None
         low, high = part.domain
         columns += [Column(f"column_{len(columns) + place}", low, high) for place in range(part.columns)]
@@ -144,7 +145,7 @@ def write_table(rows: Tensor, columns: Sequence[Column], out: Path) -> Path:
     """
     ready(out, table=True)
     numbers = rows.flatten(1).cpu().numpy()
-    made = {each.name: each.values(numbers[:, place]) for place, each in enumerate(columns)}
+    made: dict[str, Any] = {each.name: each.values(numbers[:, place]) for place, each in enumerate(columns)}
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.stem}.part{out.suffix}")
     _clear(part)
