@@ -42,7 +42,8 @@ def test_the_trusted_part_is_counted(trust):
     trust("T1", "lines of code of the trusted part (privacy, data, release)", sum(lines.values()))
     assert lines["privacy/gate.py"] < 450, "the gate has become too long to be read twice: take something out"
     # Not 1,965 any more: classes go by names, no file is skipped unsaid, ledgers can be read where not written, releases know their digest.
-    assert sum(lines.values()) < 2050, "the trusted part has grown: say why here, or take something out"
+    # Not 2,050 any more: folders are checked for links, names that are nearly alike and loose pictures, tables for a first line of numbers.
+    assert sum(lines.values()) < 2130, "the trusted part has grown: say why here, or take something out"
 
 
 @pytest.fixture(scope="module")
