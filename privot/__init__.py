@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from privot.data import Public, Sensitive, Spec
     from privot.data.boxes import load
     from privot.data.privatized import Privatized
-    from privot.errors import PrivotError
+    from privot.errors import PrivotError, PrivotWarning
     from privot.local import channel_for, privatize
     from privot.methods import make, methods
     from privot.privacy.plan import Budget, Risk
@@ -22,7 +22,7 @@ _HOME = {
     "privot.data": ("Public", "Sensitive", "Spec"),
     "privot.data.boxes": ("load",),
     "privot.data.privatized": ("Privatized",),
-    "privot.errors": ("PrivotError",),
+    "privot.errors": ("PrivotError", "PrivotWarning"),
     "privot.local": ("channel_for", "privatize"),
     "privot.methods": ("make", "methods"),
     "privot.privacy.plan": ("Budget", "Risk"),
@@ -30,8 +30,8 @@ _HOME = {
     "privot.synthesis": ("resize", "synthesize"),
 }
 __all__ = [  # loaded on first use, so that `privot --help` does not wait for torch
-    "Budget", "Guarantee", "NoGuarantee", "Privatized", "PrivotError", "Public", "Release", "Risk", "Sensitive", "Spec", "channel_for",
-    "load", "make", "methods", "privatize", "resize", "synthesize", "verify",
+    "Budget", "Guarantee", "NoGuarantee", "Privatized", "PrivotError", "PrivotWarning", "Public", "Release", "Risk", "Sensitive", "Spec",
+    "channel_for", "load", "make", "methods", "privatize", "resize", "synthesize", "verify",
 ]  # fmt: skip
 
 

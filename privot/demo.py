@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +38,9 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run(out: Path, epsilon: float, progress: Progress) -> dict[str, Any]:
+def run(
+    out: Path, epsilon: float, progress: Progress, notice: Callable[[str], None] | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Make, sample, measure and verify a release of the digits; returns what was found and where it lies."""
     budget = Budget(epsilon)
     if out.exists() and not (out / MARK).exists():
@@ -48,7 +50,8 @@ def run(out: Path, epsilon: float, progress: Progress) -> dict[str, Any]:
     (out / MARK).touch()
     with threads(1):
         release = synthesize(
-            "digits", budget=budget, settings=SETTINGS, out=out / "release", ledger=out / "ledger.jsonl", progress=progress
+            "digits", budget=budget, settings=SETTINGS, out=out / "release", ledger=out / "ledger.jsonl", progress=progress,
+            notice=notice,
         )  # fmt: skip
         count = len(release.product.tensors["labels"])  # the set itself, none of its images twice
         write(*release.sample(count), out / "samples.png", release.spec.classes)

@@ -8,6 +8,10 @@ class PrivotError(Exception):
     """Something in the input, the settings, the budget or the files is wrong; nothing was charged or half written."""
 
 
+class PrivotWarning(UserWarning):
+    """A caution about a run that is allowed, such as a large epsilon. Python callers see it as a warning."""
+
+
 class DataError(PrivotError):
     """The data cannot be read or does not fit what was declared about it."""
 

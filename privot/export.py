@@ -1,4 +1,7 @@
-"""Samples to files: .npz (x, y), .png (a grid, one row a class), .parquet (encoded images), or a folder of PNGs by class."""
+"""Samples to files: .npz (x, y), .png (a grid, one row a class), .parquet (encoded images), or a folder of PNGs by class.
+
+Rows of a table: .npz (x, and each column by its name), .csv or .parquet, on the scale of the columns.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,71 @@ import io
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from privot.errors import ReleaseError
+from privot.channels import Mixed, channel_from
+from privot.channels.additive import Additive
+from privot.errors import ReleaseError, refusing
 from privot.files import writable
 
+if TYPE_CHECKING:
+    from privot.release import Release
+
 SOUND = re.compile(r"[^\W_]([\w ()+-]{0,98}[\w)])?")  # a class name that can name a folder: no dots, slashes or blanks at its ends
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: whole numbers 0 to ``categories`` - 1, or numbers from ``low`` to ``high``."""
+
+    name: str
+    low: float
+    high: float
+    categories: int = 0
+
+    def values(self, numbers: np.ndarray) -> np.ndarray:
+        """The column as it is written: int64 for categories, float64 for numbers, inside the declared range."""
+        if self.categories:
+            return np.clip(np.rint(numbers), 0, self.categories - 1).astype(np.int64)
+        return np.clip(numbers.astype(np.float64), self.low, self.high)
+
+
+def table_columns(release: Release) -> tuple[Column, ...] | None:
+    """The columns of a release that was made from a privatized table.
+
+    Args:
+        release: Any release.
+
+    Returns:
+        A column for each number of a record, by the domains that its channel declares; None for a
+        release of images. A table is known by its channel: the numbers of a table form a space of
+        one dimension, and categories that are no labels are of a table.
+    """
+    stated = release.facts.get("channel")
+    if release.product.net != "RecordGenerator" or stated is None or release.spec.shape[:2] != (1, 1):
+        return None
+    with refusing(ReleaseError, "the channel that the release names is not sound"):
+        channel = channel_from(stated)
+    parts = channel.parts if isinstance(channel, Mixed) else (channel,)
+    if channel.columns != release.spec.pixels:  # the last part is of labels, which a table does not have
+        return None
+    columns: list[Column] = []
+    for part in parts:
+        if categories := getattr(part, "categories", 0):
+            columns.append(Column(f"column_{len(columns)}", 0.0, categories - 1.0, categories))
+            continue
+        if not isinstance(part, Additive) or len(part.space.shape) != 1:
+            return None
+        low, high = part.domain
+        columns += [Column(f"column_{len(columns) + place}", low, high) for place in range(part.columns)]
+    return tuple(columns)
 
 
 def picture(images: Tensor, columns: int, zoom: int | None = None) -> Image.Image:
@@ -38,11 +95,13 @@ def to_bytes(images: Tensor) -> np.ndarray:
     return (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def ready(out: Path) -> None:
-    """Refuse what `write` could not write, before images are drawn for it; nothing is made."""
+def ready(out: Path, table: bool = False) -> None:
+    """Refuse what `write`, or for a ``table`` `write_table`, could not write; nothing is drawn or made before."""
     if os.path.lexists(out):
         raise ReleaseError(f"{out} is there already: name another, or remove it")
-    if out.suffix not in ("", ".npz", ".png", ".parquet"):
+    if table and out.suffix not in (".npz", ".csv", ".parquet"):
+        raise ReleaseError(f"{out}: this release is of a table, whose rows are no images: name a .csv, .npz or .parquet")
+    if not table and out.suffix not in ("", ".npz", ".png", ".parquet"):
         raise ReleaseError(f"{out}: samples are written as .npz, .png (a grid), .parquet, or a folder of PNGs")
     if out.suffix == ".parquet":
         _arrow()
@@ -66,6 +125,39 @@ def write(images: Tensor, labels: Tensor, out: Path, classes: int, names: tuple[
             _parquet(images, labels, part)
         else:
             _folder(images, labels, part, _folders(classes, names))
+        part.replace(out)
+    finally:
+        _clear(part)
+    return out
+
+
+def write_table(rows: Tensor, columns: Sequence[Column], out: Path) -> Path:
+    """Write rows of a table by the ending of ``out``; an existing file is never overwritten.
+
+    Args:
+        rows: The samples, [count, ...], with as many numbers a row as there are columns.
+        columns: Names, ranges and kinds of the columns.
+        out: .npz has the array ``x`` [count, columns] and each column by its name; .csv has a line
+            of names; .parquet has typed columns.
+
+    Returns:
+        ``out``.
+    """
+    ready(out, table=True)
+    numbers = rows.flatten(1).cpu().numpy()
+    made: dict[str, Any] = {each.name: each.values(numbers[:, place]) for place, each in enumerate(columns)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.stem}.part{out.suffix}")
+    _clear(part)
+    try:
+        if out.suffix == ".npz":
+            np.savez_compressed(part, **made, x=np.stack(list(made.values()), 1))
+        elif out.suffix == ".csv":
+            lines = (",".join(map(repr, row)) for row in zip(*(each.tolist() for each in made.values()), strict=True))
+            part.write_text("\n".join([",".join(made), *lines]) + "\n")
+        else:
+            arrow, parquet = _arrow()
+            parquet.write_table(arrow.table(made), part)
         part.replace(out)
     finally:
         _clear(part)

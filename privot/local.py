@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from privot.channels import Channel, Mixed, RandomizedResponse, Space, known
+from privot.channels.outlook import too_little
 from privot.data import Sensitive
 from privot.data.privatized import Privatized, fresh
 from privot.data.spec import Spec
-from privot.errors import SettingError
+from privot.errors import PrivotWarning, SettingError
+from privot.preflight import LARGE_EPSILON, check_delta
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.ledgers import open_ledger
 from privot.privacy.plan import Budget
 from privot.release import Guarantee
 from privot.runtime import Runtime
+from privot.show import round_up
 
 IMAGES = ("laplace", "gaussian")  # channels for values
 
@@ -48,11 +53,14 @@ def channel_for(
 
 def privatize(
     data: Sensitive, channel: Channel, *, out: str | Path | None = None, ledger: Ledger | str | Path | None = None,
-    runtime: Runtime | None = None, insecure_seed: int | None = None,
+    runtime: Runtime | None = None, insecure_seed: int | None = None, notice: Callable[[str], None] | None = None,
+    allow_large_delta: bool = False,
 ) -> Privatized:  # fmt: skip
     """Every record once through the channel: what comes back may leave. It is charged to the data set's ledger; a second time adds up.
 
-    The number of records becomes public, and so must have been declared. With ``out`` the file is written there.
+    The number of records becomes public, and so must have been declared. With ``out`` the file is written there. ``notice`` hears
+    cautions before anything is charged; without it they are issued as `PrivotWarning`. A delta above 1e-3 is refused unless it is below
+    one over the number of records, or ``allow_large_delta``.
 
     >>> import tempfile
     >>> from privot.data import load
@@ -65,6 +73,10 @@ def privatize(
         fresh(out)
     book = open_ledger(data.name, ledger)
     plan = channel.plan()
+    check_delta(channel.delta, data.spec.size, allow_large_delta)
+    for text in (too_little(channel, data.spec.size or 1), weak_local_promise(channel)):
+        if text:
+            notice(text) if notice else warnings.warn(text, PrivotWarning, stacklevel=2)
     wall = Budget(channel.epsilon * (1 + 1e-9), channel.delta or 1e-5)
     gate = Gate(data, plan, book, wall, method=f"privatize {channel.name}", runtime=runtime or Runtime("cpu"), insecure_seed=insecure_seed)
     values = gate.privatize(channel)
@@ -75,6 +87,17 @@ def privatize(
     if out is not None:
         sent.save(out)
     return sent
+
+
+def weak_local_promise(channel: Channel) -> str:
+    """What a large epsilon of a channel permits, in one sentence; an empty text where it is 10 at most."""
+    if not LARGE_EPSILON < channel.epsilon < math.inf:
+        return ""
+    power = round_up(100 * channel.plan().cost().tpr(0.01), 3)
+    return (
+        f"epsilon {round_up(channel.epsilon)} promises little for a record by itself: whether a given record was sent may be told for "
+        f"{power} % of them, with 1 % false alarms"
+    )
 
 
 def verified(path: str | Path) -> dict[str, Any]:

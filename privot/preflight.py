@@ -19,15 +19,52 @@ from privot.privacy.plan import Budget, Plan, Risk, Wall
 from privot.privacy.sampling import CLIENT, LOCAL
 from privot.release import Guarantee, NoGuarantee
 from privot.runtime import Runtime
-from privot.show import seconds
+from privot.show import round_up, seconds
 
 FEW = 10  # records of a critic
 USED = 0.3  # of what a CPU can do: merf used 0.46 of it on MNIST, 0.13 on the digits, and others on the digits less
+LARGE_DELTA = 1e-3  # a larger one is refused unless the caller accepts it
+LARGE_EPSILON = 10.0  # a larger one promises little, and the caller is told so
 LONG = 3600.0  # seconds of work that one wants to know of before it begins
 
 
-def prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
+def check_delta(delta: float, units: int | None = None, allowed: bool = False) -> None:
+    """Refuse a delta so large that it allows whole records to be published.
+
+    Args:
+        delta: Probability outside the guarantee.
+        units: The declared number of records, or of owners where all that one holds is protected.
+            A delta below one over this number is never refused. None: the number is secret.
+        allowed: Whether the caller has accepted a large delta in so many words.
+
+    Raises:
+        SettingError: If the delta is above 1e-3 and neither ``units`` nor ``allowed`` covers it.
+    """
+    if delta <= LARGE_DELTA or allowed or (units and delta < 1 / units):
+        return
+    under = f"1/{units} = {1 / units:.2g}" if units else "one over the number of records"
+    raise SettingError(
+        f"delta={delta:g}: above {LARGE_DELTA:g} it permits to publish whole records: give one well under {under}, such as 1e-5, "
+        "or pass --allow-large-delta (allow_large_delta=True)"
+    )
+
+
+def _units(spec: Spec, plan: Plan) -> tuple[int | None, str]:
+    """How many units of privacy are declared, and what they are."""
+    if plan.neighbours is CLIENT:
+        return spec.owners, "owners"
+    return spec.size or (sum(spec.class_sizes) if spec.class_sizes else None), "size"
+
+
+def prepare(spec: Spec, method: Method, wall: Wall | None, allow_large_delta: bool = False) -> tuple[Plan, Wall]:
     """The plan that will run and the wall it keeps to: calibrated to the budget, or priced from a given noise."""
+    plan, wall = _prepare(spec, method, wall)
+    if plan.stages and all(stage.noise for stage in plan.stages):  # else nothing is claimed at any delta
+        check_delta(wall.delta, _units(spec, plan)[0], allow_large_delta)
+    return plan, wall
+
+
+def _prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
     plan, fixed = method.plan(spec), getattr(method, "noise", None) is not None
     if fixed and (isinstance(wall, Risk) or (isinstance(wall, Budget) and wall.epsilon < math.inf)):
         raise SettingError("give either a budget or the noise, not both")
@@ -51,7 +88,7 @@ def received(box: Privatized, method: Method, wall: Wall | None) -> tuple[Plan, 
     if own.stages or own.neighbours is not LOCAL:
         raise SettingError(f"{method.name} asks records, and these were privatized by their owners: use --method entropic-gan")
     if wall is not None:
-        raise SettingError(f"these records were privatized at epsilon {price:.4g}, which no budget changes: leave it out")
+        raise SettingError(f"these records were privatized at epsilon {round_up(price)}, which no budget changes: leave it out")
     return box.channel.plan(), Budget(max(price, 1e-12), box.channel.delta or 1e-5)
 
 
@@ -60,10 +97,14 @@ def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box
     said = []
     if box and (told := too_little(box.channel, len(box))):
         said.append(told)
-    units, what = (spec.owners, "owners") if plan.neighbours is CLIENT else (spec.size, "size")
+    units, what = _units(spec, plan)
+    if units is None and what == "size" and spec.owners and delta >= 1 / spec.owners:  # each has a record at least
+        said.append(f"delta {delta:g} is not below 1/owners = {1 / spec.owners:.2g}, and there are no fewer records than owners")
     if units and delta >= 1 / units and not (box and not box.channel.delta):
         whole = "all that an owner holds" if what == "owners" else "a whole record"
         said.append(f"delta {delta:g} is not below 1/{what} = {1 / units:.2g}: it would allow {whole} to be published")
+    if not box and (told := weak_promise(plan, delta)):
+        said.append(told)
     if spec.class_sizes and not min(spec.class_sizes):
         said.append(f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise")
     ratio = expected.get("signal_to_noise_per_class")
@@ -82,6 +123,29 @@ def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box
     if (took := expected.get("predicted_seconds", 0)) > LONG:
         said.append(f"about {seconds(took)} are predicted on this machine: use a GPU, or smaller settings (--set width, nets, steps, ...)")
     return said
+
+
+def weak_promise(plan: Plan, delta: float) -> str:
+    """What a large epsilon permits.
+
+    Args:
+        plan: The plan that will run.
+        delta: At which its epsilon is stated.
+
+    Returns:
+        One sentence if epsilon is above 10 and finite, else an empty text.
+    """
+    if not plan.stages or any(stage.noise == 0 for stage in plan.stages):
+        return ""
+    cost = plan.cost()
+    epsilon = float(cost.epsilon(delta))
+    if not LARGE_EPSILON < epsilon < math.inf:
+        return ""
+    power = round_up(100 * cost.tpr(0.01), 3)
+    return (
+        f"epsilon {round_up(epsilon)} promises little: an attack with 1 % false alarms may find {power} % of those "
+        f"who are in the data; epsilon 1 to {LARGE_EPSILON:g} is usual"
+    )
 
 
 def _too_little(spec: Spec, plan: Plan, delta: float, ratio: float) -> str:
@@ -111,10 +175,12 @@ def _up(value: float) -> str:
     return f"{math.ceil(value / step - 1e-9) * step:.4g}"
 
 
-def preflight(data: Spec | Privatized, method: Method, wall: Wall | None, device: str = "auto") -> dict[str, Any]:
+def preflight(
+    data: Spec | Privatized, method: Method, wall: Wall | None, device: str = "auto", allow_large_delta: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """All that can be said before anything is read or spent."""
     box, spec = (data, data.spec) if isinstance(data, Privatized) else (None, data)
-    plan, wall = received(box, method, wall) if box else prepare(spec, method, wall)
+    plan, wall = received(box, method, wall) if box else prepare(spec, method, wall, allow_large_delta)
     delta = box.channel.delta if box else wall.delta
     expected = forecast(spec, method, plan, Runtime(device).target)
     private = plan.stages and all(stage.noise > 0 for stage in plan.stages)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Protocol
 
 from rich import progress as bars
@@ -35,6 +36,39 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [jsonable(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def round_up(value: float, digits: int = 4) -> str:
+    """Format an upper bound: so many significant digits, never below the value.
+
+    Args:
+        value: The bound. What lies within 1e-9 of a shorter number counts as that number, since
+            sums of floating-point numbers are not closer than this to the number that was meant.
+        digits: Significant digits of the text.
+
+    Returns:
+        The text.
+
+    >>> round_up(0.37225, 3), round_up(1.00001), round_up(5.000000000000001), round_up(1e-05), round_up(math.inf)
+    ('0.373', '1.001', '5', '1e-05', 'inf')
+    """
+    return _format_bound(value, digits, ROUND_CEILING, 1 - 1e-9)
+
+
+def round_down(value: float, digits: int = 4) -> str:
+    """Format a lower bound: so many significant digits, never above the value; see `round_up`.
+
+    >>> round_down(0.37279, 3), round_down(0.2999999999999), round_down(0.0)
+    ('0.372', '0.3', '0')
+    """
+    return _format_bound(value, digits, ROUND_FLOOR, 1 + 1e-9)
+
+
+def _format_bound(value: float, digits: int, rounding: str, tolerance: float) -> str:
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(Decimal(value * tolerance))
+    return f"{float(rounded):.{digits}g}"
 
 
 def seconds(value: float) -> str:
@@ -70,7 +104,13 @@ def progress_bar(console: Console) -> Iterator[Progress]:
 
 
 def _words(facts: dict[str, Any]) -> str:
-    return "  ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
+    return "  ".join(f"{key} {_format_fact(key, value)}" for key, value in facts.items())
+
+
+def _format_fact(key: str, value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return round_up(value, 3) if key == "epsilon" else f"{value:.3g}"
 
 
 def _lines(console: Console) -> Progress:

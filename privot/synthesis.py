@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -9,6 +10,7 @@ import json
 import math
 import platform
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,14 +23,14 @@ from privot.data.aside import aside
 from privot.data.boxes import load
 from privot.data.privatized import Privatized
 from privot.data.tables import Table
-from privot.errors import PrivotError, ReleaseError, SettingError, refusing
+from privot.errors import PrivotError, PrivotWarning, ReleaseError, SettingError, refusing
 from privot.files import vacant
 from privot.methods import Method, Resizing, make, methods
 from privot.preflight import cautions, forecast, prepare, received
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
+from privot.privacy.ledgers import is_own_ledger, open_ledger, spending
 from privot.privacy.ledgers import ledger_path as ledger_path
-from privot.privacy.ledgers import open_ledger, spending
 from privot.privacy.plan import Budget, Plan, Wall
 from privot.privacy.ranks import join
 from privot.privacy.server import ServerGate
@@ -53,7 +55,8 @@ def synthesize(
     runtime: Runtime | None = None,
     progress: Progress = silent,
     resume: bool = False,
-    notice: Callable[[str], None] = lambda text: None,
+    notice: Callable[[str], None] | None = None,
+    allow_large_delta: bool = False,
     insecure_seed: int | None = None,
     purpose: str = "",
 ) -> Release:
@@ -63,6 +66,9 @@ def synthesize(
     crashed goes on with ``resume``. ``seed`` is of the public stream; the noise cannot be seeded (``insecure_seed`` voids the guarantee,
     and the run is charged as infinite). The limit of the data set's own ledger binds, whatever ``ledger`` is named. A ``purpose``
     (``shadow`` or ``audit``) marks output that stays with the data owner: `verify` refuses it.
+    ``notice`` hears cautions; without it they are issued as `PrivotWarning`. A delta above 1e-3 that no declared number of records or
+    owners covers is refused unless ``allow_large_delta``. A method without a guarantee sets the ledger of the data to infinite for good:
+    say ``budget=math.inf`` to accept that, or name another ``ledger`` for a trial.
 
     >>> import tempfile
     >>> quick = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
@@ -83,8 +89,14 @@ def synthesize(
     maker = make(method, settings) if isinstance(method, str) else method
     wall = Budget(budget) if isinstance(budget, (int, float)) else budget
     sent = box if isinstance(box, Privatized) else None  # then all was paid for by the clients, and nothing is charged here
-    plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall)
+    plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall, allow_large_delta)
     book = None if sent else open_ledger("" if purpose else box.name, ledger)
+    if budget is None and book and not purpose and _is_infinite(plan) and is_own_ledger(box.name, book):
+        raise SettingError(
+            f"{maker.name} gives no guarantee and would set the ledger of {box.name} to infinite for good: "
+            "say --epsilon inf (budget=math.inf) to accept that, or name another ledger for a trial (--ledger)"
+        )
+    notice = notice or _warn
     runtime = runtime or Runtime()
     for text in cautions(box.spec, plan, wall.delta, forecast(box.spec, maker, plan, runtime.target), sent):
         notice(text)
@@ -121,6 +133,7 @@ def synthesize(
             book.ready()  # a ledger that cannot be written is noticed before anything else is
         for text in notices(book, but=gate.ticket):
             notice(text)
+    fresh = [each for each in (folder, *folder.parents) if not each.exists()] if folder else []
     if folder:
         _begin(folder, run)
     price = float(plan.cost().epsilon(wall.delta)) if plan.stages else math.inf
@@ -134,12 +147,13 @@ def synthesize(
     diverged += f"; the answers are kept: go on with --resume and other settings ({free})" if folder else ""
     try:
         product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
-    except PrivotError:
-        if folder and not sent and gate.ticket is None and not gate.opened:
-            shutil.rmtree(folder, ignore_errors=True)  # refused before anything was asked: there is nothing to go on from
+    except Exception as error:
+        keeps = sent or not isinstance(error, PrivotError)
+        if folder and gate.ticket is None and not (keeps and _holds_progress(folder)):
+            _discard(folder, fresh)  # refused before anything was charged, or opened: there is nothing to go on from
+        if isinstance(error, LinAlgError):  # of a matrix with such values; on the secret side it would be a QueryError
+            raise ReleaseError(diverged) from None
         raise
-    except LinAlgError:  # of a matrix with such values; on the secret side it would be a QueryError
-        raise ReleaseError(diverged) from None
     except KeyboardInterrupt as stop:
         if (gate.ticket is not None or gate.opened) and not stop.args:
             goes_on = folder and not gate.opened  # else all records would be opened, and charged, again
@@ -271,6 +285,29 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
         (folder / "run.part").replace(folder / "run.json")
     except OSError as error:
         raise ReleaseError(f"{folder} cannot be written ({error.strerror}): name another place for the release") from None
+
+
+def _is_infinite(plan: Plan) -> bool:
+    """Whether a run of this plan costs an infinite epsilon: its records are opened, or get no noise."""
+    return not plan.stages or any(stage.noise == 0 for stage in plan.stages)
+
+
+def _warn(text: str) -> None:
+    """Issue a caution to the caller of `synthesize`."""
+    warnings.warn(text, PrivotWarning, stacklevel=3)
+
+
+def _holds_progress(folder: Path) -> bool:
+    """Whether the folder of a run holds more than the facts that it began with."""
+    return any(each.name not in ("run.json", "run.part") for each in folder.iterdir())
+
+
+def _discard(folder: Path, fresh: list[Path]) -> None:
+    """Remove the folder of a run that was refused, and the empty folders above it that were made for it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for each in fresh[1:]:
+        with contextlib.suppress(OSError):
+            each.rmdir()
 
 
 def versions() -> dict[str, str]:

@@ -32,6 +32,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.chance = steady.begin(config.getoption("fresh"))
     config.addinivalue_line("markers", "data: needs files of PRIVOT_DATA; every test that asks for the fixture `at_hand` has it")
+    config.addinivalue_line("filterwarnings", "ignore::privot.errors.PrivotWarning")  # cautions of runs: `pytest.warns` still sees them
     config.addinivalue_line("markers", "trust: records a figure for docs/threats.md; every test that asks for the fixture `trust` has it")
 
 

@@ -127,7 +127,7 @@ class Audit:
                 with tempfile.TemporaryDirectory() as folder:
                     release = synthesize(
                         self._world(records, planted, included), self.method, self.epsilon, settings=self.settings,
-                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime, purpose="audit",
+                        ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime, purpose="audit", notice=lambda text: None,
                     )  # fmt: skip
                 line = {"included": included.tolist(), "scores": self._scores(release, records, planted, runtime)}
                 with open(self.folder / "runs.jsonl", "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

@@ -69,7 +69,7 @@ def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_
         with tempfile.TemporaryDirectory(dir=shadows.folder) as folder:
             release = synthesize(
                 half, shadows.method, shadows.epsilon, settings=shadows.settings, ledger=f"{folder}/ledger.jsonl",
-                seed=shadows.seed + 1 + shadow, runtime=runtime, progress=progress, purpose="shadow",
+                seed=shadows.seed + 1 + shadow, runtime=runtime, progress=progress, purpose="shadow", notice=lambda text: None,
             )  # fmt: skip
         release.save(prepared.made(shadow))
 

@@ -10,6 +10,7 @@ from privot.audit.bounds import Bound, restored
 from privot.audit.rates import Points
 from privot.errors import SettingError
 from privot.release import Guarantee, NoGuarantee
+from privot.show import round_up
 
 HOLDS, BROKEN, NO_CLAIM, NO_VERDICT = "holds", "broken", "no claim", "no verdict"
 SLACK = 1e-9  # rounding
@@ -76,7 +77,7 @@ def _rates(found: Points, guarantee: Guarantee | NoGuarantee) -> Verdict:
     stated = {float(rate): power for rate, power in guarantee.max_tpr.items()} if isinstance(guarantee, Guarantee) else {}
     if not stated:
         best = max(found.points, key=lambda each: each.lowest_tpr - each.highest_fpr)
-        return _verdict(f"{best.highest_fpr:.3g}", best.lowest_tpr, best.ceiling, None, *about)
+        return _verdict(round_up(best.highest_fpr, 3), best.lowest_tpr, best.ceiling, None, *about)
     pairs = [(each, rate) for each in found.points for rate in stated if each.highest_fpr <= rate]
     if not pairs:  # so few others that no false-positive rate is known to be as low as a stated one
         return _verdict(f"{max(stated):g}", 0.0, 0.0, stated[max(stated)], *about)
@@ -103,7 +104,7 @@ def _verdict(
     if claimed is None:
         words += f"; nothing is claimed ({guarantee.reason})" if isinstance(guarantee, NoGuarantee) else "; nothing is claimed"
     else:
-        words += f"; claimed {claimed:.4g}"
+        words += f"; claimed {round_up(claimed)}"
     if status == BROKEN:
         words += ": the claim is broken" + ("" if what == "epsilon" else ", if the candidates of one release count as independent trials")
     elif claimed is not None and ceiling <= claimed:

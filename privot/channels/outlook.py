@@ -24,10 +24,10 @@ def too_little(channel: Channel, count: int) -> str | None:
     worst = min(channel.parts, key=lambda each: each.signal(count)) if isinstance(channel, Mixed) else channel
     # every ratio grows as the square root of the number of records
     enough = _epsilon(worst, count)
-    which = f"{worst.name}, epsilon {worst.epsilon:.3g}, {count:,} records"
+    which = f"{worst.name}, epsilon {_three_digits_up(worst.epsilon)}, {count:,} records"
     return (
         f"signal to noise is predicted at {ratio:.2g}, under 1 ({which}): expect mostly "
-        f"noise; {_up(count / ratio**2):,} records would do" + (f", or epsilon {enough:.3g}" if enough < math.inf else "")
+        f"noise; {_up(count / ratio**2):,} records would do" + (f", or epsilon {_three_digits_up(enough)}" if enough < math.inf else "")
     )
 
 
@@ -50,3 +50,9 @@ def _up(value: float) -> int:
     """Two digits, rounded up: what is said to do must do."""
     step = 10 ** max(0, math.floor(math.log10(value)) - 1)
     return math.ceil(value / step) * step
+
+
+def _three_digits_up(value: float) -> str:
+    """An epsilon in three digits, rounded up."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step - 1e-6) * step:.3g}"

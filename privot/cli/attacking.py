@@ -36,7 +36,7 @@ from privot.cli.terminal import (
 )
 from privot.errors import SettingError
 from privot.files import writable
-from privot.show import jsonable, progress_bar
+from privot.show import jsonable, progress_bar, round_down, round_up
 
 SHADOWS = 64
 Confidence = Annotated[float, typer.Option(help="Of every bound.")]
@@ -150,7 +150,8 @@ def _show(found: Any, path: Path, as_json: bool) -> None:
         say(found.power.sentence)
         table = Table("false positives", "true positives", "at least", "at most", "false alarms")
         for point in found.points.points:
-            rates = (f"{100 * each:.3g} %" for each in (point.level, point.tpr, point.lowest_tpr, point.highest_tpr))
+            rates = [f"{100 * each:.3g} %" for each in (point.level, point.tpr)]
+            rates += [f"{round_down(100 * point.lowest_tpr, 3)} %", f"{round_up(100 * point.highest_tpr, 3)} %"]
             table.add_row(*rates, f"{point.alarms}{' (few)' if point.few else ''}")
         out_console.print(table, soft_wrap=False)
         over = found.spread

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privot.cli.terminal import (
+    AllowLargeDelta,
     Classes,
     Config,
     Delta,
@@ -62,7 +64,7 @@ def simulate(
     resume: Resume = False, seed: Seed = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Owners that work at a time; up to one for each core if not given.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="A folder for the owners' ledgers.")] = None,
-    device: Device = "auto", as_json: Json = False,
+    device: Device = "auto", allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """A whole federation on this machine: each owner has its own gate, ledger and critic."""
     from privot.federated.flower.simulation import Cast, dealt, names
@@ -76,7 +78,9 @@ def simulate(
     wall = to_wall(epsilon, delta, None, _method(settings))
     source = str(Path(data).resolve()) if Path(data).exists() else data  # workers start in other folders
     box = dealt(source, clients)
-    terms = terms_for(settings, _spec(box.spec, clients), wall)
+    spec = _spec(box.spec, clients)
+    terms = terms_for(settings, spec, wall, allow_large_delta)
+    _say_cautions(spec, terms, delta)
     if not (resume and (traces(out) / "run.json").exists()):  # a run that goes on was charged when it began
         open_ledger(box.name).check(terms.plan(), owners=box.spec.owners or 1)
     # Each simulated owner allows what the terms ask of it, where rounding may not come between; its ledger may still say no.
@@ -87,7 +91,8 @@ def simulate(
         server = begin(terms, names(clients), out, seed=seed, runtime=runtime, record=record, resume=resume, progress=progress)
         return server, play(cast, server, workers=workers, progress=progress)
 
-    _run(run, out, delta, as_json)
+    with _nothing_left(out):
+        _run(run, out, delta, as_json)
 
 
 @verbs.command("server")
@@ -101,7 +106,7 @@ def serve(
     config: Config = None, record: Record = None, resume: Resume = False, seed: Seed = 0,
     join: Annotated[float, typer.Option(min=1, help="Seconds that owners have to come and agree.")] = 600.0,
     patience: Annotated[float, typer.Option(min=1, help="Seconds that they have to answer in a round.")] = 300.0,
-    device: Device = "auto", as_json: Json = False,
+    device: Device = "auto", allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """The server of a real federation: it has the generator, and never a record."""
     from privot.data import catalogue, describe
@@ -121,7 +126,8 @@ def serve(
     if like is None and (shape is None or classes is None):
         raise SettingError("declare what the owners hold: --shape (such as 1x28x28) and --classes, or --like a built-in data set")
     spec = describe(like, shape=to_shape(shape), classes=classes) if like else Spec(to_shape(shape), classes)  # type: ignore[arg-type]
-    terms = terms_for(settings, _spec(spec, len(known)), to_wall(epsilon, delta, None, _method(settings)))
+    terms = terms_for(settings, _spec(spec, len(known)), to_wall(epsilon, delta, None, _method(settings)), allow_large_delta)
+    _say_cautions(_spec(spec, len(known)), terms, delta)
 
     def run(progress: Progress) -> tuple[Server, Traffic]:
         server = begin(terms, list(known), out, seed=seed, runtime=runtime, record=record, resume=resume, progress=progress)
@@ -146,7 +152,7 @@ def client(
     folder: Annotated[Path | None, typer.Option(help="Where this run leaves its traces, one for each; LEDGER.run if not given.")] = None,
     idle: Annotated[float, typer.Option(min=1, help="End after so many seconds without a message.")] = 3600.0,
     shape: Shape = None, classes: Classes = None, class_names: ClassNames = None, label: Label = "label", resize: Resize = None,
-    repair: Repair = False, device: Device = "auto", as_json: Json = False,
+    repair: Repair = False, device: Device = "auto", allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """An owner of a real federation: data, gate, ledger and critic stay here; sanitized slopes leave. Ends when the run does."""
     from privot.data.held import held_by, load_own
@@ -154,6 +160,7 @@ def client(
     from privot.federated.flower.node import LATE, UnheardError
     from privot.federated.flower.node import serve as answer
     from privot.federated.owner import Owner, Policy
+    from privot.preflight import check_delta
     from privot.privacy.ledgers import ledger_path, open_ledger, open_part_ledger, spending, spending_sentence
     from privot.privacy.plan import Budget
     from privot.privacy.vault import notices, vaults
@@ -161,6 +168,7 @@ def client(
 
     if unit not in ("client", "record"):
         raise SettingError(f"--unit {unit}: client or record")
+    check_delta(delta, allowed=allow_large_delta)
     declared: dict[str, Any] = {"shape": to_shape(shape), "classes": classes, "label": label, "resize": resize, "repair": repair}
     names = None if class_names is None else tuple(each.strip() for each in class_names.split(","))
     if names and (len({*names}) < len(names) or "" in names):
@@ -243,10 +251,33 @@ def _spec(spec: Any, owners: int) -> Any:
     return Spec(spec.shape, spec.classes, owners=owners)
 
 
+def _say_cautions(spec: Any, terms: Any, delta: float) -> None:
+    """Say what a careful colleague would say of the terms, before anybody is asked."""
+    from privot.preflight import cautions
+
+    for text in cautions(spec, terms.plan(), delta, {}):
+        say_caution(text)
+
+
+@contextlib.contextmanager
+def _nothing_left(out: Path) -> Iterator[None]:
+    """Remove the traces of a simulated run whose terms every owner refused: nothing was charged."""
+    from privot.federated.flower.server_app import NotAgreedError
+    from privot.federated.running import traces
+
+    try:
+        yield
+    except NotAgreedError:
+        shutil.rmtree(traces(out), ignore_errors=True)
+        raise
+
+
 def _divided(data: str, part: str, declared: dict[str, Any]) -> tuple[Any, int]:
     """The whole data set, divided among as many owners as ``part`` says, and the number of the part."""
-    from privot.data import load
+    from privot.data import catalogue, load
 
+    if data not in catalogue() and (declared["shape"] is None or declared["classes"] is None):
+        raise SettingError(f"{data}: declare --shape (such as 1x28x28) and --classes, as all owners agreed")
     place, _, count = part.partition("/")
     if not (place.isdecimal() and count.isdecimal() and int(place) < int(count)):
         raise SettingError(f"--part {part!r}: write it as I/N with I from 0, such as 0/5")

@@ -29,7 +29,7 @@ from privot.cli.terminal import (
 )
 from privot.errors import SettingError
 from privot.files import vacant
-from privot.show import jsonable, progress_bar, seconds
+from privot.show import jsonable, progress_bar, round_up, seconds
 
 if TYPE_CHECKING:
     from privot.attacks.inversion.tapped import Tapped
@@ -199,6 +199,6 @@ def _show(facts: dict[str, Any]) -> None:
     if (claim := facts["guarantee"]) is not None:
         stated = "no guarantee: " + str(claim.get("reason"))
         if claim["kind"] == "Guarantee":
-            stated = f"epsilon {claim['epsilon']:.3g}, delta {claim['delta']:g}, {claim['neighbours']}"
+            stated = f"epsilon {round_up(claim['epsilon'], 3)}, delta {claim['delta']:g}, {claim['neighbours']}"
         say(f"training   {stated}")
     say(f"verdict    {facts['sentence']}")

@@ -16,6 +16,7 @@ import typer
 from rich.table import Column, Table
 
 from privot.cli.terminal import (
+    AllowLargeDelta,
     Delta,
     Device,
     Download,
@@ -128,11 +129,15 @@ def measure(
     pay: Annotated[float | None, typer.Option(help="Buy publishable accuracies on sensitive test data, for this epsilon.")] = None,
     delta: Delta = 1e-5, ledger: LedgerFile = None,
     device: Device = "auto", seed: Seed = 0, label: Label = "label", resize: Resize = None, download: Download = False,
-    as_json: Json = False,
+    allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """How good the images are: features against real data, classifiers trained on them and tested on real data."""
     if pay is not None and (train or ceiling or weights):
         raise SettingError("--pay counts hits on the test data alone: --train, --ceiling and --weights have no part in it")
+    if pay is not None:
+        from privot.preflight import check_delta
+
+        check_delta(delta, allowed=allow_large_delta)
     with _held(out) as keep:
         if pay is None:
             [(found, readings)] = _measured(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from privot.cli.terminal import (
     DEFAULT,
+    AllowLargeDelta,
     Classes,
     ClassSizes,
     Config,
@@ -51,7 +52,7 @@ from privot.cli.terminal import (
     to_wall,
 )
 from privot.errors import SettingError
-from privot.show import progress_bar, seconds
+from privot.show import progress_bar, round_up, seconds
 
 
 @app.command()
@@ -72,7 +73,8 @@ def methods(as_json: Json = False) -> None:
 def plan(
     data: Data, method: MethodName = DEFAULT, epsilon: Epsilon = None, delta: Delta = 1e-5, max_tpr: MaxTpr = None,
     sets: Sets = None, config: Config = None, device: Device = "auto", shape: Shape = None, classes: Classes = None,
-    size: Size = None, class_sizes: ClassSizes = None, owners: Dealt = None, as_json: Json = False,
+    size: Size = None, class_sizes: ClassSizes = None, owners: Dealt = None, allow_large_delta: AllowLargeDelta = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
     from privot.data import describe
@@ -84,7 +86,7 @@ def plan(
     sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
     declared = {"shape": to_shape(shape), "classes": classes, "owners": owners, "size": size, "class_sizes": to_sizes(class_sizes)}
     spec = sent.spec if sent else describe(data, **declared)  # type: ignore[arg-type]
-    facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device)
+    facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device, allow_large_delta)
     if as_json:
         return emit(facts)
     table = Table(show_header=False)
@@ -109,7 +111,7 @@ def synthesize(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that stopped.")] = False, ledger: LedgerFile = None,
     shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None, repair: Repair = False,
     public_size: PublicSize = False, public_classes: PublicClasses = False, mirror: Mirror = None, download: Download = False,
-    owners: Dealt = None, as_json: Json = False,
+    owners: Dealt = None, allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train on sensitive data and write a release with its certificate."""
     import time
@@ -138,7 +140,7 @@ def synthesize(
     with progress_bar(err_console) as progress:
         release = run(
             box, maker, wall, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
-            notice=notice,
+            notice=notice, allow_large_delta=allow_large_delta,
         )  # fmt: skip
     took = time.perf_counter() - start
     result = {"release": str(out), "guarantee": asdict(release.guarantee), "ledger": release.facts["ledger"], "seconds": took}
@@ -180,24 +182,39 @@ def resize(
 @app.command()
 def sample(
     release: Annotated[Path, typer.Argument(help="Folder of a release.")],
-    count: Annotated[int, typer.Option(help="How many images.")] = 100,
-    out: Annotated[Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class.")] = Path("samples.npz"),
+    count: Annotated[int, typer.Option(help="How many images, or rows of a table.")] = 100,
+    out: Annotated[
+        Path, typer.Option(help=".npz, .png (a grid), .parquet, or a folder of PNGs by class; of a table .npz, .csv or .parquet.")
+    ] = Path("samples.npz"),
     spread: Spread = 1.0, seed: Seed = 0, device: Device = "cpu", as_json: Json = False,
 ) -> None:  # fmt: skip
     """Draw samples from a release; costs nothing. Another device draws the same images, but for their rounding."""
-    from privot.export import ready, write
+    from privot.export import ready, table_columns, write, write_table
     from privot.release import Release, refuse_internal
     from privot.runtime import Runtime
 
     loaded, where = Release.load(release), Runtime(device).target
     refuse_internal(loaded, release)
-    ready(out)
+    columns = table_columns(loaded)
+    ready(out, table=columns is not None)
     with progress_bar(err_console) as progress:
         images, labels = loaded.product.sample(loaded.spec, count, seed=seed, device=where, spread=spread, progress=progress)
-    write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
+    facts: dict[str, Any] = {"out": str(out), "count": count}
+    if columns is not None:
+        write_table(images, columns, out)
+        facts["columns"] = [each.name for each in columns]
+        text = f"{count} rows of {len(columns)} columns in {out}"
+    else:
+        write(images, labels, out, loaded.spec.classes, loaded.spec.class_names)
+        text = f"{count} samples in {out}"
+    if loaded.product.kind == "set":
+        distinct, held = len(loaded.product.places(labels).unique()), len(loaded.product.tensors["labels"])
+        facts |= {"distinct": distinct, "images_in_set": held, "repeated": distinct < count}
+        text = f"{count} images in {out}: {distinct} of the {held} images of the set"
+        text += ", and images repeat, since a set draws no new ones" if distinct < count else ", each once"
     if as_json:
-        return emit({"out": str(out), "count": count})
-    say(f"{count} samples in {out}")
+        return emit(facts)
+    say(text)
 
 
 @app.command()
@@ -209,13 +226,13 @@ def demo(
     from privot.demo import run
 
     with progress_bar(err_console) as progress:
-        result = run(out, epsilon, progress)
+        result = run(out, epsilon, progress, say_caution)
     if as_json:
         return emit(result)
     say_guarantee(result["guarantee"])
     for each in result["readings"]:
         say(f"{each['name']:<20} {each['value']:.3f} ± {each['error']:.3f} on {each['count']} real test images")
     if result["verified_epsilon"] is not None:
-        say(f"verified   epsilon {result['verified_epsilon']:.4g} recomputed from the events")
+        say(f"verified   epsilon {round_up(result['verified_epsilon'])} recomputed from the events")
     for what, where in result["files"].items():
         say(f"{what:<10} {where}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from privot.cli.terminal import (
+    AllowLargeDelta,
     Classes,
     Data,
     Download,
@@ -42,14 +43,15 @@ def privatize(
         list[str] | None, typer.Option(help="A table: COLUMNS=CHANNEL:EPSILON:DOMAIN, such as 0-1=laplace:4:-1:1 or 2=unary:1:5; repeated.")
     ] = None,
     ledger: LedgerFile = None, shape: Shape = None, classes: Classes = None, label: Label = "label", resize: Resize = None,
-    repair: Repair = False, download: Download = False, as_json: Json = False,
+    repair: Repair = False, download: Download = False,
+    no_header: Annotated[bool, typer.Option("--no-header", help="The first line of a .csv is a record, not the columns' names.")] = False,
+    allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """On the client: add noise to every record. What leaves is a file that says how; the number of records becomes public."""
     from dataclasses import asdict
 
     from privot.channels import Channel, known
     from privot.channels.columns import channel_of
-    from privot.channels.outlook import too_little
     from privot.data import Sensitive, load
     from privot.data.privatized import fresh
     from privot.data.tables import read_table
@@ -64,7 +66,7 @@ def privatize(
     known(channel)
     fresh(out)
     if epsilon is None:
-        box: Sensitive = read_table(data)
+        box: Sensitive = read_table(data, header=not no_header)
         made: Channel = channel_of(column or [], box.spec.pixels, delta)
     else:
         box = load(  # type: ignore[assignment]
@@ -73,14 +75,17 @@ def privatize(
         made = channel_for(
             box.spec, channel, epsilon, delta, labels_epsilon=labels_epsilon, space=kind, size=int(size or 0), radius=radius, centre=centre,
         )  # fmt: skip
-    told = too_little(made, box.spec.size or 1)
-    if told:
-        say_caution(told)  # nothing is spent yet
-    sent = run(box, made, out=out, ledger=ledger)
+    cautions: list[str] = []
+
+    def notice(text: str) -> None:
+        cautions.append(text)
+        say_caution(text)  # nothing is spent yet
+
+    sent = run(box, made, out=out, ledger=ledger, notice=notice, allow_large_delta=allow_large_delta)
     claim = asdict(certificate(made))
     if as_json:
         facts = {"file": str(out), "records": len(sent), "channel": made.parameters(), "guarantee": claim, "labels": sent.labelled}
-        return emit({**facts, "cautions": [told] if told else []})
+        return emit({**facts, "cautions": cautions})
     say(f"file       {out}: {len(sent):,} records, {made.width:,} numbers each, {'with' if sent.labelled else 'without'} labels")
     say_guarantee(claim)
     say("next       privot synthesize FILE --method entropic-gan, wherever that file went")

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from privot.cli.terminal import Data, Json, LedgerFile, app, emit, out_console, plain, say, say_caution, say_guarantee
+from privot.cli.terminal import AllowLargeDelta, Data, Json, LedgerFile, app, emit, out_console, plain, say, say_caution, say_guarantee
+from privot.show import round_down, round_up
 
 
 @app.command()
@@ -26,7 +27,7 @@ def verify(release: Annotated[Path, typer.Argument(help="Folder of a release, or
     say("digests    ok")
     say_guarantee(result["guarantee"])
     if "epsilon_from_events" in result:
-        say(f"recomputed epsilon {result['epsilon_from_events']:.6g} from the recorded events: agrees")
+        say(f"recomputed epsilon {round_up(result['epsilon_from_events'], 6)} from the recorded events: agrees")
 
 
 @app.command()
@@ -34,11 +35,12 @@ def ledger(
     data: Data,
     limit: Annotated[float | None, typer.Option(help="Set the owner's budget of the whole data set.")] = None,
     delta: Annotated[float | None, typer.Option(help="Of the epsilons; else that of the limit, or 1e-5.")] = None,
-    file: LedgerFile = None, as_json: Json = False,
+    file: LedgerFile = None, allow_large_delta: AllowLargeDelta = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """What this data set has spent, ever: each run with its epsilon, and the sum with the neighbours for which it holds."""
     from privot.data import catalogue
     from privot.data.load import existing
+    from privot.preflight import check_delta
     from privot.privacy.ledger import Charge, Ledger
     from privot.privacy.ledgers import ledger_path, spending
     from privot.privacy.plan import Budget
@@ -52,6 +54,7 @@ def ledger(
         existing(data)  # or a slip of the pen would read as a data set that has spent nothing
     delta = wall.delta if (wall := book.wall()) and delta is None else given.delta
     if limit is not None:
+        check_delta(delta, allowed=allow_large_delta)
         book.limit(Budget(limit, delta))
         wall = book.wall()
     entries = book.entries()
@@ -80,19 +83,19 @@ def ledger(
     table = Table("run", "when", "method", "neighbours", "epsilon", "answers and noise")
     for each, charge in zip(runs, charges, strict=True):
         stages = charge.plan.stages
-        asked = "; ".join(f"{stage.name} {stage.noise:.3g}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in stages)
-        price = f"{prices[charge]:.4g}" + (" (seeded)" if charge.seeded else "")
+        asked = "; ".join(f"{stage.name} {round_down(stage.noise, 3)}{f' x {stage.steps}' if stage.steps > 1 else ''}" for stage in stages)
+        price = round_up(prices[charge]) + (" (seeded)" if charge.seeded else "")
         table.add_row(*(plain(text) for text in (each["n"], each["time"], each["method"], charge.plan.neighbours, price, asked)))
     out_console.print(table, soft_wrap=False)
     for each in internal:
-        price = "no guarantee" if each["epsilon"] is None else f"epsilon {each['epsilon']:.4g}"
+        price = "no guarantee" if each["epsilon"] is None else f"epsilon {round_up(each['epsilon'])}"
         what = f"{each['runs']} runs of {each['method']} ({each['purpose']}), {each['time']}"
         say(f"internal: {what}: not in the sum, and nothing of them may leave; {price} each if it did")
     other = f" at delta {wall.delta:g}" if wall and wall.delta != delta else ""
     limited = f" of {wall.epsilon:g}{other}" if wall else ", no limit set"
     whole = "spent in all" if facts["own"] else "this ledger counts"
     unit = f"; for {facts['unit']} under {facts['neighbours']} neighbours" if facts["unit"] else ""
-    say(f"{whole}: epsilon {facts['spent_epsilon']:.4g} at delta {delta:g}{limited}{unit}")
+    say(f"{whole}: epsilon {round_up(facts['spent_epsilon'])} at delta {delta:g}{limited}{unit}")
     say(f"{book.path}" if facts["own"] else f"{book.path}; the data set's own ledger is {ledger_path(name)}")
     for text in notices(book):
         say_caution(text)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from privot import __version__
 from privot.errors import PrivotError, SettingError
-from privot.show import jsonable
+from privot.show import jsonable, round_up
 
 if TYPE_CHECKING:
     from privot.data.spec import Spec
@@ -69,6 +69,9 @@ Data = Annotated[str, typer.Argument(help="A built-in name (digits, mnist, ...) 
 MethodName = Annotated[str, typer.Option("--method", help="See `privot methods`.")]
 Epsilon = Annotated[float | None, typer.Option(help="Privacy budget; inf for none.")]
 Delta = Annotated[float, typer.Option(help="Probability outside the guarantee; well under 1/size.")]
+AllowLargeDelta = Annotated[
+    bool, typer.Option("--allow-large-delta", help="Accept a delta above 0.001, which permits to publish whole records.")
+]
 MaxTpr = Annotated[str | None, typer.Option(help="The budget as attack power, such as 0.05@0.01.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="A setting of the method, key=value; may be repeated.")]
 Config = Annotated[Path | None, typer.Option(help="Settings in a TOML file; --set wins over it.")]
@@ -148,7 +151,7 @@ def to_wall(epsilon: float | None, delta: float, max_tpr: str | None, method: An
         return Risk(tpr, fpr, delta)
     if epsilon is not None:
         return Budget(epsilon, delta)
-    return Budget(math.inf, delta) if getattr(method, "noise", None) is not None else None
+    return Budget(math.inf, delta) if getattr(method, "noise", None) else None  # none for a noise of 0: that must be said
 
 
 def to_settings(config: Path | None, sets: list[str] | None) -> dict[str, Any]:
@@ -202,12 +205,12 @@ def guarantee_lines(claim: dict[str, Any]) -> list[str]:
     """A certificate for people."""
     if "reason" in claim:
         return [f"none: {claim['reason']}"]
-    power = ", ".join(f"{value:.3g} at {rate}" for rate, value in claim["max_tpr"].items())
+    power = ", ".join(f"{round_up(value, 3)} at {rate}" for rate, value in claim["max_tpr"].items())
     sort = f"{claim['unit']}, {claim['neighbours']} neighbours ({claim['accountant']})"
     tests = {"local": "test whether a given record was sent", "client": "test whether an owner holds given records"}
     attack = tests.get(claim["neighbours"], "membership attack")
     return [
-        f"epsilon {claim['epsilon']:.4g}, delta {claim['delta']:g}, {sort}",
+        f"epsilon {round_up(claim['epsilon'])}, delta {round_up(claim['delta'])}, {sort}",
         f"no {attack} exceeds a true-positive rate of {power} (false-positive rate)",
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from privot.cli.terminal import err_console, say
-from privot.show import Progress
+from privot.show import Progress, round_up
 
 STOPPED = "this owner has stopped for good, and takes no further part in the run"
 
@@ -28,8 +28,8 @@ class Watched:
         elif isinstance(said, Refusal) and agreed is None and said.round < 0 and said.run.strip("0"):
             self.ended = f"the terms of run {said.run[:8]} were refused: {said.reason}"
         if isinstance(said, Terms):
-            cost = float(said.plan().cost().epsilon(self.delta))
-            say(f"agreed     to run {said.run[:8]}: {said.settings.rounds} rounds, epsilon {cost:.4g}, {said.settings.unit}", err_console)
+            cost = round_up(float(said.plan().cost().epsilon(self.delta)))
+            say(f"agreed     to run {said.run[:8]}: {said.settings.rounds} rounds, epsilon {cost}, {said.settings.unit}", err_console)
         elif isinstance(said, Answer):
             self.rounds, self.last, self.waits = self.rounds + (said.round != self.last), said.round, False
             self.progress("answers", said.round + 1, agreed.settings.rounds)

@@ -48,21 +48,30 @@ def load_own(
     """A path as `load` reads it, but of an owner who need not have a record of every class: how many there are is declared.
 
     With ``class_names``, in the order that owners agreed on, a class folder has the number of its name in them; some may be missing.
+
+    privacy: shape and classes are declared, never read off the records. A server learns them from the terms that an owner refuses, so
+    that they must be facts that the owner chose to make public.
     """
-    arrays = _read(existing(str(source)), label=label, resize=resize)
+    path = existing(str(source))
+    if shape is None or (classes is None and class_names is None):
+        raise SettingError(
+            f"{source}: declare --shape (such as 1x28x28) and --classes or --class-names, as all owners agreed: a server "
+            "can find them out from the terms that are refused, so they are not read off the records"
+        )
+    if classes is None:
+        classes = len(class_names or ())
+    arrays = _read(path, label=label, resize=resize)
     usable(arrays, source, repair)
     if class_names is not None:
         if arrays.names is None:
             raise DataError(f"{source}: no class folders, so --class-names says nothing of its labels; declare --classes")
         arrays = _named(arrays, class_names, classes, str(source))._replace(names=class_names)
-    if classes is None and not arrays.names:
-        raise SettingError(f"{source}: declare --classes, as all owners agreed; this one may not have a record of each")
-    if classes is not None and arrays.names and len(arrays.names) != classes:
+    if arrays.names and len(arrays.names) != classes:
         # Folders are numbered in their order, so one that is not there would give the others its number.
         raise DataError(
             f"{source}: {len(arrays.names)} classes by their folders, and {classes} are declared; are some missing? Give --class-names"
         )
-    spec = Spec(shape or arrays.images.shape[1:], classes if classes is not None else len(arrays.names or ()))
+    spec = Spec(shape, classes)
     try:
         return Sensitive(arrays.images, arrays.labels, spec, repair=repair, name=str(Path(source).resolve()))
     except DataError as error:

@@ -134,6 +134,10 @@ def usable(arrays: readers.Arrays, source: Any, repair: bool) -> None:
         raise DataError(f"{source}: there are no labels in it")
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         mend = "number the classes 0, 1, 2, ... (numpy.unique(labels, return_inverse=True)[1])"
+        if labels.ndim == 2 and labels.shape[1] > 1:
+            mend = "if each row has one number for each class (one-hot), take labels.argmax(1)"
+        elif labels.ndim == 2:
+            mend = "take its only column: labels[:, 0]"
         raise DataError(f"{source}: labels are {labels.dtype} {list(labels.shape)}, and a whole number for each image is needed: {mend}")
     if repair and not _fits(arrays.images):
         raise DataError(

@@ -21,6 +21,7 @@ from torch import Tensor
 from privot.channels import Channel, channel_from
 from privot.data.spec import Spec
 from privot.errors import DataError, refusing
+from privot.show import round_up
 
 FORMAT, ENDING, KEY = 1, ".safetensors", "privot"
 LONGEST = 1 << 22  # bytes of a header
@@ -161,4 +162,4 @@ def _digest(head: dict[str, Any], values: Tensor) -> str:
 
 def _said(box: Privatized) -> str:
     """A channel in a few words."""
-    return f"{box.channel.name}, epsilon {box.channel.epsilon:.4g}"
+    return f"{box.channel.name}, epsilon {round_up(box.channel.epsilon)}"

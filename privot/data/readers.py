@@ -8,9 +8,11 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import unicodedata
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -21,6 +23,7 @@ from privot.errors import DataError, refusing
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
 # Words about pictures, which may lie beside them.
 BESIDE = ("", ".txt", ".md", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".ini", ".db")
+MISSING = ("", "na", "n/a", "null", "none", "?", "-")  # of a value that a record does not have
 SCANNED = 16  # of 256: what scanners of 12 bits stay below in files of 16
 SMALL, RATIO = 1 << 28, 200  # what is larger than 256 MiB unpacked and shrank by more is a bomb, not data
 
@@ -72,6 +75,8 @@ def read_npz(path: Path, where: tuple[str, Any] | None = None, owner: str = "", 
     """
     with refusing(DataError, f"{path}: cannot be read as .npz; is it whole?"), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if len(members) < len(archive.infolist()):
+            raise DataError(f"{path}: two of its arrays have the same name: save each once")
         keys = next((pair for pair in (("x", "y"), ("images", "labels")) if {*pair} <= members.keys()), None)
         if keys is None:
             raise DataError(f"{path}: the arrays x and y (or images and labels) are not in it")
@@ -85,15 +90,47 @@ def read_npz(path: Path, where: tuple[str, Any] | None = None, owner: str = "", 
     return Arrays(channels_first(found[0], path), found[1], owners=np.unique(found[2], return_inverse=True)[1] if owner else None)
 
 
-def read_rows(path: Path) -> np.ndarray:
-    """A table: ``x`` [rows, columns] of an .npz, or a .csv with one line of names above its numbers."""
+def read_rows(path: Path, header: bool = True) -> np.ndarray:
+    """Read a table of numbers.
+
+    Args:
+        path: An .npz with an array ``x`` [rows, columns], or a .csv.
+        header: Whether the first line of a .csv holds the names of its columns. If it does not, a
+            first line of numbers is a record and would be lost, so that it is refused.
+
+    Returns:
+        The numbers, [rows, columns].
+    """
     with refusing(DataError, f"{path}: cannot be read as a table of numbers; is it whole?"):
         if path.suffix == ".csv":
-            return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+            if header:
+                _refuse_numbers_as_names(path)
+            # A line that begins with "#" is refused, too: nothing is left out as a comment.
+            return np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2, comments=None, encoding="utf-8-sig")
         with zipfile.ZipFile(path) as archive:
             if "x.npy" not in archive.namelist():
                 raise DataError(f"{path}: the array x is not in it")
             return _member(archive, archive.getinfo("x.npy"), path)
+
+
+def _refuse_numbers_as_names(path: Path) -> None:
+    """Refuse a .csv whose first line is a record, by its numbers."""
+    with open(path, encoding="utf-8-sig") as file:
+        fields = [each.strip().strip("\"'").strip().lower() for each in file.readline().split(",")]
+    named = [each for each in fields if each not in MISSING and not _is_number(each)]
+    if not named and any(map(_is_number, fields)):
+        raise DataError(
+            f"{path}: its first line holds numbers, not names, and would be lost: add a line of names above it, "
+            "or pass --no-header if it is the first record"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, kinds: str = "uif") -> np.ndarray:
@@ -111,8 +148,87 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, kinds: 
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a folder of class folders in which a record could be lost, or could count twice.
+
+    Refused are links (also hard links to one file), class folders whose names differ only in case
+    or in leading zeros, files of a class whose names differ only in case, and pictures that lie
+    beside the class folders. The contents of the files are not read.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        DataError: One line that names what is wrong, and the mend.
+    """
+    seen: dict[tuple[int, int], Path] = {}
+    there = list_folder(path)
+    for each in there:
+        _refuse_link(each)
+    folders = [each for each in there if each.is_dir()]
+    if folders and (loose := [each for each in there if _is_picture(each)]):
+        raise DataError(f"{loose[0]}: a picture beside the class folders, of no class: move it into one, or away")
+    mend = "could be one class to another file system or tool: rename one, or merge them"
+    _refuse_same_names(folders, _class_key, f"these two class folders differ only in case or leading zeros, and {mend}")
+    for folder in folders:
+        files = [each for each in list_folder(folder) if _is_picture(each)]
+        for file in files:
+            _refuse_link(file)
+            facts = file.stat()
+            if facts.st_nlink > 1 and file.is_file():
+                first = seen.setdefault((facts.st_dev, facts.st_ino), file)
+                if first != file:
+                    raise DataError(f"{file}: a hard link to {first}, so one record would count twice: remove one of them")
+        _refuse_same_names(files, _case_key, "these two names differ only in case: rename one, or remove it if it is a copy")
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """The entries of a folder in the order of their names, without hidden ones."""
+    try:
+        return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}): check its permissions") from None
+
+
+def open_readable(file: Path) -> IO[bytes]:
+    """Open a file for reading, or refuse it by name."""
+    try:
+        return open(file, "rb")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be opened ({error.strerror}): check its permissions, or remove it") from None
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise DataError(f"{path}: a link, not a plain file or folder; links are not followed: put a copy there, or remove it")
+
+
+def _refuse_same_names(paths: Sequence[Path], key: Callable[[str], str], text: str) -> None:
+    """Refuse the first two paths whose names have the same key."""
+    known: dict[str, Path] = {}
+    for path in paths:
+        first = known.setdefault(key(path.name), path)
+        if first != path:
+            raise DataError(f"{first} and {path.name}: {text}")
+
+
+def _case_key(name: str) -> str:
+    """What two names share that a file system without case, or with another Unicode form, takes for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _class_key(name: str) -> str:
+    """The same for class folders, of which numbers are known by their value: 01 is 1."""
+    return str(int(name)) if name.isdecimal() else _case_key(name)
+
+
 def read_folder(path: Path, resize: int | None = None) -> Arrays:
     """A folder with one folder of PNG or JPEG images per class; class names are the folder names in order, of numbers in theirs."""
+    check_folder(path)
     classes = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")]
     if not classes:
         raise DataError(f"{path}: no class folders in it; put the images of each class into a folder of their own")
@@ -132,7 +248,8 @@ def read_folder(path: Path, resize: int | None = None) -> Arrays:
         for file in files:
             if not file.is_file() or path.resolve() not in file.resolve().parents:
                 raise DataError(f"{file}: not a plain file inside the data folder (links that leave it are not followed); remove it")
-            images.append(decode(file, file, resize, peaks))
+            with open_readable(file) as stream:
+                images.append(decode(stream, file, resize, peaks))
             labels.append(label)
     return Arrays(stack(images, path, peaks), np.array(labels), tuple(each.name for each in classes))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from privot.data.spec import Spec
 from privot.errors import DataError
 
+NOBODY = -1  # the index of no record
 CHECKED = 8192  # records looked at in one go, so that a memory-mapped file never comes in whole
 
 
@@ -86,7 +87,7 @@ class _Box:
             order: The secret permutation of the records, int64 [count].
 
         Returns:
-            Indices of records, int64 [shards, most].
+            Indices of records, int64 [shards, most]; NOBODY where a part has no record.
         """
         owners, found = self._owners_by(order), []
         grouped = order[np.argsort(owners[order], kind="stable")]
@@ -94,9 +95,8 @@ class _Box:
         for shard in shards.tolist():
             owner, part = divmod(shard, parts)
             own = grouped[ends[owner - 1] if owner else 0 : ends[owner]][part::parts]
-            if not len(own):
-                raise DataError(f"an owner has fewer records than the {parts} parts they are split into")
-            found.append(own[np.arange(most) * len(own) // most])
+            # privacy: that an owner has fewer records than parts must not show, so a part without any has none at its places.
+            found.append(own[np.arange(most) * len(own) // most] if len(own) else np.full(most, NOBODY))
         return torch.from_numpy(np.stack(found))
 
     def _take(self, where: slice | Tensor, device: str | torch.device = "cpu") -> Records:

@@ -36,12 +36,20 @@ class Table(Sensitive):
         self._owners = None
 
 
-def read_table(source: str | Path) -> Table:
-    """The array ``x`` [rows, columns] of an ``.npz``, or a ``.csv`` of numbers with one line of names above."""
+def read_table(source: str | Path, header: bool = True) -> Table:
+    """The array ``x`` [rows, columns] of an ``.npz``, or a ``.csv`` of numbers.
+
+    Args:
+        source: The path.
+        header: Whether a .csv has one line of names above its numbers.
+
+    Returns:
+        The sealed table.
+    """
     path = existing(str(source))
     if path.suffix not in (".npz", ".csv"):
         raise DataError(f"{path}: a table is an .npz with an array x, or a .csv of numbers")
-    rows = readers.read_rows(path)
+    rows = readers.read_rows(path, header)
     try:
         return Table(rows, name=str(path.resolve()))
     except DataError as error:

@@ -211,8 +211,8 @@ class Owner:
 
     def _fitting(self, terms: Terms) -> None:
         if (terms.shape, terms.classes) != (self._data.spec.shape, self._data.spec.classes):
-            # privacy: of class folders that were not declared, how many an owner has is as secret as its records.
-            self._notice(f"these records are images {list(self._data.spec.shape)} of {self._data.spec.classes} classes")
+            # privacy: both were declared before a record was read (`load_own`), so that a refusal tells what is public already.
+            self._notice(f"this owner has declared images {list(self._data.spec.shape)} of {self._data.spec.classes} classes")
             raise MessageError("these terms are for other images or classes than this owner has declared")
         self._policy.check(terms)
 

@@ -23,7 +23,7 @@ from privot.release import Release
 from privot.runtime import Progress, Runtime, Streams, silent
 
 
-def terms_for(settings: dict[str, Any], spec: Spec, wall: Wall | None) -> Terms:
+def terms_for(settings: dict[str, Any], spec: Spec, wall: Wall | None, allow_large_delta: bool = False) -> Terms:
     """Terms of a new run: the noise that one owner's plan needs to stay within the budget, fixed for all to see.
 
     >>> from privot.privacy.plan import Budget
@@ -33,7 +33,7 @@ def terms_for(settings: dict[str, Any], spec: Spec, wall: Wall | None) -> Terms:
     """
     maker = make(FederatedGsWgan.name, settings)
     assert isinstance(maker, FederatedGsWgan)
-    plan, _ = prepare(spec, maker, wall)
+    plan, _ = prepare(spec, maker, wall, allow_large_delta)
     fixed = dataclasses.replace(maker, noise=plan.stages[0].noise)
     terms = Terms(secrets.token_hex(16), fixed, spec.shape, spec.classes, spec.owners or 1)
     if terms.plan() != plan:

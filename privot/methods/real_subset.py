@@ -32,6 +32,7 @@ class RealSubset(Condensed):
     title: ClassVar[str] = "random real images: the naive baseline (no privacy)"
     promise: ClassVar[str] = "none: these are real records"
     init: ClassVar[str] = "real"
+    real: ClassVar[bool] = True  # what is released are records as they were
     citation: ClassVar[str] = """@inproceedings{dong2022privacy,
   title     = {Privacy for Free: How does Dataset Condensation Help Privacy?},
   author    = {Dong, Tian and Zhao, Bo and Lyu, Lingjuan},

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from privot.data.records import Records, Sensitive
+from privot.data.records import NOBODY, Records, Sensitive
 from privot.errors import BudgetError, LedgerError, PlanError, QueryError, ReleaseError, refusing
 from privot.privacy import vault
 from privot.privacy.ledger import Ledger
@@ -233,7 +233,9 @@ class Gate:
         (order,) = self._ranks.told(torch.empty(int(there), dtype=torch.int64) if self._ranks.follows else self._permutation())
         here = torch.arange(self._ranks.rank, count, self._ranks.count)
         places = self._data._laid(here, count // owners, most, order.numpy()) if most else order[here[:, None] + count * torch.arange(size)]
-        drawn = self._data._take(places.flatten(), self._device)
+        drawn = self._data._take(places.flatten().clamp(min=0), self._device)
+        empty = sent(places.flatten() == NOBODY, self._device)
+        drawn = Records(drawn.images.masked_fill(empty.view(-1, 1, 1, 1), 0.0), drawn.labels.masked_fill(empty, 0))  # black images
         records = Records(drawn.images.unflatten(0, (len(here), size)), drawn.labels.view(len(here), size))
         own = {name: value.detach().to(self._device).clone(memory_format=torch.contiguous_format) for name, value in state.items()}
         self._shards, self._many = (records, own), count

@@ -40,6 +40,7 @@ from privot.errors import BudgetError, LedgerError
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.plan import Budget, Plan
+from privot.show import round_up
 
 START = hashlib.sha256(b"privot ledger 2").hexdigest()
 
@@ -170,7 +171,7 @@ class Ledger:
         if wall and not wall.allows(total := self.spent(also=plan, seeded=seeded, owners=owners)):
             raise BudgetError(
                 f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
-                f"{total.epsilon(wall.delta):.4g}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
+                f"{round_up(float(total.epsilon(wall.delta)))}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
             )
 
     def reserve(self, plan: Plan, method: str, *, seeded: bool = False, owners: int = 1) -> int:

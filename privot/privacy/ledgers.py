@@ -20,6 +20,7 @@ from typing import Any
 from privot.errors import SettingError
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan
+from privot.show import round_up
 
 UNNAMED = "say which ledger counts this data: give the box a name, or pass ledger="
 
@@ -176,7 +177,7 @@ def spending_sentence(name: str, ledger: Ledger, facts: dict[str, Any]) -> str:
     Only the sum of a data set's own ledger is called the sum of the data set.
     """
     unit = f" for {facts['unit']} under {facts['neighbours']} neighbours" if facts["unit"] else ""
-    spent = f"epsilon {float(facts['spent_epsilon']):.4g}{unit}"
+    spent = f"epsilon {round_up(float(facts['spent_epsilon']))}{unit}"
     if facts["own"]:
         return f"this data set has spent {spent} in all, by {ledger.path}"
     if not name:

@@ -18,7 +18,7 @@ from privot.report.comparison import compare
 from privot.report.history import history
 from privot.report.nearest import study
 from privot.report.page import page
-from privot.report.pictures import film, grid
+from privot.report.pictures import film, grid, sample_table
 
 __all__ = ["Attack", "Owner", "Written", "compare", "write"]
 
@@ -73,9 +73,10 @@ def write(
     if owner:
         folder.check(aside, *INTERNAL)
     known, rows, frames = facts.known(release, name), grid(release), film(release)
+    table = sample_table(release)
     shown = facts.public(known, readings, attacks)
     files = {
-        "report.html": page(shown, rows, film=frames),
+        "report.html": page(shown, rows, film=frames, table=table),
         "report.json": _json(shown),
         "registry.yaml": cards.yaml(cards.registry(shown)).encode(),
         "README.md": cards.card(shown).encode(),
@@ -89,7 +90,7 @@ def write(
         if owner.ledger is not None:
             delta = release.guarantee.delta if isinstance(release.guarantee, Guarantee) else 1e-5
             whole["history"] = history(owner.ledger, delta, str(shown["ledger"].get("head")))
-        inside = {"internal.html": page(whole, rows, pairs, frames), "internal.json": _json(whole)}
+        inside = {"internal.html": page(whole, rows, pairs, frames, table), "internal.json": _json(whole)}
     hidden = whole["broken"] and not shown["broken"]
     if hidden:
         folder.remove(out, *PUBLIC)

@@ -41,14 +41,36 @@ def trusted(facts: dict[str, Any]) -> bool:
     return facts["verdict"]["kind"] == "Guarantee" and not facts["broken"]
 
 
+def _size(facts: dict[str, Any]) -> str:
+    """The classes and pixels of images, or the columns of a table."""
+    shape = facts["data"]["shape"]
+    if facts["content"]["kind"] == "table":
+        return f"{shape[-1]} columns"
+    return f"{facts['data']['classes']} classes, {'x'.join(map(str, shape))} pixels"
+
+
+def _product_type(facts: dict[str, Any]) -> str:
+    if facts["content"]["kind"] == "real":
+        return "Real records"
+    return "Machine learning model" if facts["product"] == "generator" else "Synthetic data"
+
+
+def _tags(facts: dict[str, Any]) -> list[str]:
+    kind = facts["content"]["kind"]
+    tags = ["real-records" if kind == "real" else "synthetic", "tabular" if kind == "table" else "images"]
+    if trusted(facts):
+        return [*tags, "differential-privacy"]
+    return tags if facts["verdict"]["kind"] == "Guarantee" else [*tags, "no-privacy-guarantee"]
+
+
 def registry(facts: dict[str, Any]) -> dict[str, Any]:
     """A draft record with the registry's own keys; what only the owner knows is left empty."""
     proved, line = trusted(facts), BROKEN if facts["broken"] else facts["verdict"]["line"]
     slug = re.sub(r"[^a-z0-9]+", "-", facts["name"].lower()).strip("-") or "synthetic-images"
-    about = f"Synthetic labelled images of {facts['data']['classes']} classes, {'x'.join(map(str, facts['data']['shape']))} pixels."
+    about = f"{facts['content']['line']}: {_size(facts)}."
     basic = {
         "name": facts["name"], "data_curators": [""], "description": f"{about} {line}.", "intended_use": "",
-        "data_product_type": "Machine learning model" if facts["product"] == "generator" else "Synthetic data",
+        "data_product_type": _product_type(facts),
         "data_product_region": "", "publication_date": "", "data_product_sector": "",
     }  # fmt: skip
     notes = f"sha256 of manifest.json: {facts['provenance']['digests']['manifest.json']}; checked by `privot verify`."
@@ -118,16 +140,17 @@ def _ruler(reading: dict[str, Any]) -> str:
 def card(facts: dict[str, Any]) -> str:
     """A data card: YAML front matter, then what it is, what is promised, what it is good for."""
     front = {
-        "pretty_name": facts["name"], "license": "unknown", "task_categories": ["image-classification"],
-        "tags": ["synthetic", "images", *(["differential-privacy"] if trusted(facts) else [])],
+        "pretty_name": facts["name"], "license": "unknown",
+        "task_categories": ["tabular-classification" if facts["content"]["kind"] == "table" else "image-classification"],
+        "tags": _tags(facts),
     }  # fmt: skip
     data, said = facts["data"], facts["statement"]
-    source = f", made from {inert(data['name'])}" if data["name"] else ""
-    shape = "x".join(map(str, data["shape"]))
+    made = "taken" if facts["content"]["kind"] == "real" else "made"
+    source = f", {made} from {inert(data['name'])}" if data["name"] else ""
     lines = [f"# {inert(facts['name'])}", ""]
     lines += [f"**{BROKEN}.** What the release claims is refuted:", ""] if facts["broken"] else []
     lines += [f"**{inert(facts['verdict']['line'])}**", ""]
-    lines += [f"Synthetic labelled images ({data['classes']} classes, {shape} pixels{source}) by {inert(facts['method']['name'])}.", ""]
+    lines += [f"{facts['content']['line']} ({_size(facts)}{source}) by {inert(facts['method']['name'])}.", ""]
     lines += ["## Privacy", "", *(f"- {inert(each)}" for each in [*said["promise"], said["neighbours"], *said["checks"]] if each), ""]
     if said["not_covered"]:
         lines += ["Not covered:", "", *(f"- {inert(each)}" for each in said["not_covered"]), ""]

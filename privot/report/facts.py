@@ -12,15 +12,16 @@ from typing import Any
 from safetensors.torch import save
 
 from privot.errors import SettingError
+from privot.export import table_columns
 from privot.measures.reading import Reading
-from privot.methods import make
+from privot.methods import make, methods
 from privot.privacy.plan import Plan
 from privot.release import FORMAT, TENSORS, Guarantee, Release
 from privot.report.attack import Attack
 from privot.report.spending import by_step, curve, recorded, remembering
 from privot.report.statement import statement, verdict
 from privot.report.utility import utility
-from privot.report.words import block, clean
+from privot.report.words import block, clean, down
 from privot.show import jsonable
 
 REPORT = 1  # of the layout of report.json
@@ -49,7 +50,8 @@ def known(release: Release, name: str) -> Known:
         "verdict": {"kind": type(claim).__name__, "line": verdict(claim)},
         "data": {**spec.to_json(), "class_names": names, "name": clean(facts.get("data"), 40) if facts.get("data") else ""},
         "product": release.product.kind,
-        "method": _method(release),
+        "content": content(release),
+        "method": _method(release, plan),
         "guarantee": dataclasses.asdict(claim) if isinstance(claim, Guarantee) else {"reason": clean(claim.reason, 300)},
         "statement": statement(claim, spec),
         "diagnosis": clean(told.get("meaning"), 200) if isinstance(told, dict) else "",
@@ -116,7 +118,36 @@ def _stages(plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def _method(release: Release) -> dict[str, Any]:
+def content(release: Release) -> dict[str, str]:
+    """What the files of a release hold.
+
+    Args:
+        release: Any release.
+
+    Returns:
+        ``kind``: "real" (records as they were), "table" or "images"; ``line``: the same in words,
+        which also say if there is no guarantee.
+    """
+    name = release.facts.get("method")
+    kind = methods().get(name) if isinstance(name, str) else None
+    if getattr(kind, "real", False):
+        return {"kind": "real", "line": "Real records, unprotected"}
+    table = table_columns(release) is not None
+    line = "Synthetic rows of a table" if table else "Synthetic labelled images"
+    line += "" if isinstance(release.guarantee, Guarantee) else " with no privacy guarantee"
+    return {"kind": "table" if table else "images", "line": line}
+
+
+def _noise(plan: Plan | None) -> str:
+    """The noise that ran, where a method derived it from the budget."""
+    if plan is None or not plan.stages:
+        return ""
+    stages = [f"{stage.name} {down(stage.noise)}" for stage in plan.stages[:6]]
+    more = f", and {len(plan.stages) - 6} more" if len(plan.stages) > 6 else ""
+    return f"derived from the budget: {', '.join(stages)}{more}"
+
+
+def _method(release: Release, plan: Plan | None) -> dict[str, Any]:
     """The method's card; one that this version does not know has a name and settings alone."""
     name, settings = release.facts.get("method"), release.facts.get("settings")
     try:
@@ -124,7 +155,10 @@ def _method(release: Release) -> dict[str, Any]:
     except SettingError:
         maker = None
     about = {key: block(getattr(maker, key)) if maker else "" for key in ("title", "trusts", "promise", "citation")}
-    pairs = list(settings.items())[:60] if isinstance(settings, dict) else []
+    shown = dict(settings) if isinstance(settings, dict) else {}
+    if "noise" in shown and shown["noise"] is None and (ran := _noise(plan)):
+        shown["noise"] = ran
+    pairs = list(shown.items())[:60]
     return {
         "name": clean(name, 60),
         "known": maker is not None,

@@ -6,7 +6,7 @@ from typing import Any
 
 from privot.privacy.ledger import Charge, Ledger
 from privot.report.words import clean
-from privot.show import jsonable
+from privot.show import jsonable, round_up
 
 MOST = 200  # lines on a page
 
@@ -25,7 +25,7 @@ def history(ledger: Ledger, delta: float, head: str) -> dict[str, Any]:
             said = {"what": f"the owner sets a limit of epsilon {each['epsilon']:g}", "neighbours": "", "events": ""}
             lines.append({"line": each["n"], "when": "", **said})
         elif each["kind"] == "internal":
-            price = "no guarantee" if each["epsilon"] is None else f"epsilon {each['epsilon']:.4g}"
+            price = "no guarantee" if each["epsilon"] is None else f"epsilon {round_up(each['epsilon'])}"
             what = f"{each['runs']} runs of {clean(each['method'], 60)} for the owner alone ({clean(each['purpose'], 20)})"
             said = {"what": what, "neighbours": "", "events": f"not in the sum; {price} each if it left"}
             lines.append({"line": each["n"], "when": clean(each["time"], 30), **said})

@@ -43,9 +43,13 @@ def render(template: str, title: str, **values: Any) -> bytes:
 
 
 def page(
-    facts: dict[str, Any], rows: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]] = (), film: Sequence[dict[str, Any]] = ()
+    facts: dict[str, Any], rows: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]] = (), film: Sequence[dict[str, Any]] = (),
+    table: dict[str, Any] | None = None,
 ) -> bytes:  # fmt: skip
-    """The page of one face; ``rows`` are the samples by class, ``pairs`` samples beside real records, ``film`` particles on their way."""
+    """The page of one face; ``rows`` are the samples by class, ``pairs`` samples beside real records, ``film`` particles on their way.
+
+    ``table`` (``{"names", "rows"}``) are samples of a release of a table, which has no images.
+    """
     steps = facts["epsilon_by_step"]
     return render(
         "page.html.j2",
@@ -54,6 +58,7 @@ def page(
         rows=rows,
         pairs=pairs,
         film=film,
+        table=table,
         internal=facts["privot"]["face"] == "internal",
         near=facts.get("nearest"),
         history=facts.get("history"),

@@ -11,12 +11,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from privot.export import to_bytes
+from privot.export import table_columns, to_bytes
 from privot.release import Release
 from privot.report.words import clean
 
 CLASSES, COLUMNS = 20, 10
 STRIP = "strip"  # what a flow's release keeps for this page: [times, particles, channels, height, width]
+TABLE_ROWS, TABLE_COLUMNS = 10, 12  # shown of a table
 SIDE = 96  # pixels; larger images are shown reduced
 BYTES = 1_400_000  # of raw pixels in a grid, so that a page stays under 3 MB even where PNG saves nothing
 
@@ -49,8 +50,20 @@ def columns(shape: tuple[int, ...], rows: int, budget: int = BYTES) -> int:
     return max(1, min(COLUMNS, int(budget / (rows * channels * height * width * scale**2))))
 
 
+def sample_table(release: Release) -> dict[str, Any] | None:
+    """Samples of a release of a table: names of its first columns and rows of their values; None for images."""
+    columns = table_columns(release)
+    if columns is None:
+        return None
+    numbers = release.sample(TABLE_ROWS)[0].flatten(1).numpy()
+    values = [each.values(numbers[:, place]).tolist() for place, each in enumerate(columns[:TABLE_COLUMNS])]
+    return {"names": [each.name for each in columns[:TABLE_COLUMNS]], "rows": list(map(list, zip(*values, strict=True)))}
+
+
 def grid(release: Release) -> list[dict[str, Any]]:
     """Rows of samples, one a class: ``{"name", "images"}``; a class of which a set holds nothing has an empty row."""
+    if table_columns(release) is not None:
+        return []
     rows = min(CLASSES, release.spec.classes)
     across = columns(release.spec.shape, rows)
     shown = list(range(rows))

@@ -94,6 +94,7 @@ def _outside(claim: Guarantee, spec: Spec) -> list[str]:
         " another name or path has a ledger of its own.",
         "Side knowledge: the promise bounds what this release adds to it, not what was known before.",
         "Choices that a person made after looking at the data, such as settings tuned on it.",
+        "Whether public data that a method learned from holds sensitive records: the two are compared by name and path alone.",
         "Whether loading succeeded: a file that is refused is refused in front of its owner, and nothing is released.",
         "Numbers measured on sensitive data: they are for the owner, not for publication. One that was bought through a gate has an"
         " epsilon of its own, on the data it was measured on.",

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from privot.data.aside import aside, digest
 from privot.data.load import load
@@ -31,16 +32,27 @@ def test_pictures_take_the_shape_of_the_sensitive_ones(tmp_path, inside, shape):
     assert facts["sha256"] == digest(load(tmp_path / "open.npz", public=True))
 
 
-def test_the_data_itself_is_refused_by_name_and_by_content(tmp_path):
+def test_the_data_itself_is_refused_by_name(tmp_path):
     with pytest.raises(SettingError, match="itself"):
         aside("digits", load("digits"))
-    known = load("digits", public=True).records()
-    renamed = Sensitive(known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 10), name="other")
-    with pytest.raises(SettingError, match="itself"):
-        aside("digits", renamed)
     path = saved(tmp_path / "mine.npz", (8, 8, 1))
-    with pytest.raises(SettingError, match="itself"):
-        aside(path, load(path))
+    (tmp_path / "link.npz").symlink_to(path)
+    for same in (path, str(tmp_path / "link.npz"), str(tmp_path / "x" / ".." / "mine.npz")):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        with pytest.raises(SettingError, match="itself"):
+            aside(same, load(path))
+
+
+def test_a_refusal_says_nothing_of_the_records(tmp_path):
+    """What is refused depends on names alone: sensitive data equal to the public file, or not, is treated alike."""
+    path = saved(tmp_path / "open.npz", (8, 8, 1))
+    known = load(path, public=True).records()
+    equal = Sensitive(known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 2), name="secret")
+    other = Sensitive(1 - known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 2), name="secret")
+    one, two = aside(path, equal), aside(path, other)
+    assert one[1] == two[1]
+    assert one[1]["sha256"] == digest(load(path, public=True))
+    assert torch.equal(one[0], two[0])
 
 
 def test_a_digest_is_of_the_pictures_however_they_are_stored():

@@ -1,5 +1,6 @@
 """What one owner holds: not every class, and folders that are known by their names."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +20,28 @@ def test_an_owner_may_lack_a_class(tmp_path, name):
         for each in ("cat", "dog"):
             (path / each).mkdir(parents=True)
             Image.new("L", (4, 4), 255 * (each == "dog")).save(path / each / "1.png")
-        assert load_own(path).spec == load_own(path, classes=2).spec == Spec((1, 4, 4), 2)
+        own = functools.partial(load_own, path, shape=(1, 4, 4))
+        assert own(classes=2).spec == Spec((1, 4, 4), 2)
         with pytest.raises(DataError, match="2 classes by their folders, and 3 are declared"):
-            load_own(path, classes=3)
-        box = load_own(path, class_names=("dog", "bird", "cat"))
+            own(classes=3)
+        box = own(class_names=("dog", "bird", "cat"))
         assert (box.spec.classes, sorted(box._labels.tolist())) == (3, [0, 2])
         assert box._images[box._labels == 0].min() == 255  # the dog is the white one
         with pytest.raises(DataError, match="class 'cat' is none of those"):
-            load_own(path, class_names=("dog", "bird"))
+            own(class_names=("dog", "bird"))
         with pytest.raises(DataError, match="3 classes by their folders, and 2 are declared"):
-            load_own(path, class_names=("dog", "bird", "cat"), classes=2)
+            own(class_names=("dog", "bird", "cat"), classes=2)
     else:
         np.savez(path, x=np.zeros((2, 4, 4), np.uint8), y=np.array([0, 2]))
-        assert load_own(path, classes=5).spec.classes == 5
-        with pytest.raises(SettingError, match="declare --classes"):
-            load_own(path)
+        own = functools.partial(load_own, path, shape=(1, 4, 4))
+        assert own(classes=5).spec.classes == 5
         with pytest.raises(DataError, match="no class folders"):
-            load_own(path, class_names=("cat", "dog"))
+            own(class_names=("cat", "dog"))
         with pytest.raises(DataError, match=r"records\.npz: labels"):
-            load_own(path, classes=2)
+            own(classes=2)
+    for less in ({}, {"shape": (1, 4, 4)}, {"classes": 2}, {"class_names": ("cat", "dog")}):
+        with pytest.raises(SettingError, match=r"declare --shape .* and --classes or --class-names"):
+            load_own(path, **less)
 
 
 def test_an_owner_beyond_the_last_is_refused(ledger):

@@ -205,15 +205,6 @@ def test_known_class_names_number_the_folders(tmp_path):
     assert opened(folder_of(tmp_path / "numbers", "0", "1", "2"), class_names=known)[1].tolist() == [0, 1, 2]
 
 
-def test_a_link_inside_the_folder_is_followed(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "1.png").write_bytes(encoded(GREY[0], tmp_path))
-    (tmp_path / "one").unlink()
-    (tmp_path / "b" / "1.png").symlink_to(tmp_path / "a" / "1.png")
-    assert len(opened(tmp_path)[1]) == 2
-
-
 @pytest.mark.parametrize("wrap", [lambda data: data, lambda data: {"bytes": data, "path": None}])
 def test_parquet_of_bytes_or_of_structures(tmp_path, wrap):
     rows = [wrap(encoded(pixels, tmp_path)) for pixels in GREY]

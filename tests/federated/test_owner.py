@@ -13,9 +13,11 @@ import pytest
 import torch
 from federation import CLASSES, OTHER, ROOMY, RUN, Ward, box, images, refusal, terms
 from payloads import framed, parts
+from PIL import Image
 
+from privot.data.held import load_own
 from privot.data.records import Sensitive
-from privot.errors import DataError, LedgerError, QueryError
+from privot.errors import DataError, LedgerError, QueryError, SettingError
 from privot.families.owners import Owners
 from privot.federated import Answer, Owner, Policy, Request, pack, unpack
 from privot.federated.policy import work
@@ -575,3 +577,33 @@ def test_records_unit_end_to_end(tmp_path):
         assert unpack(ward.again().reply(request(number))).kind == "answer"
     assert ward.rows() == weaker.plan().stages[0].steps
     assert str(weaker.plan().neighbours) == "replace"
+
+
+@pytest.mark.parametrize("held", [("cat",), ("cat", "dog"), ("cat", "dog", "owl")])
+def test_which_terms_are_refused_tells_nothing_of_the_class_folders(tmp_path, held):
+    """A hostile server offers terms for every number of classes and hears the same from owners of one, two or three class folders."""
+    for name in held:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 100).save(tmp_path / "photos" / name / "1.png")
+    with pytest.raises(SettingError, match="declare --shape"):
+        load_own(tmp_path / "photos")  # else the number of folders would be what terms are held against
+    data = load_own(tmp_path / "photos", shape=(1, 8, 8), class_names=("cat", "dog", "owl"))
+    heard = []
+    for classes in range(1, 6):
+        for shape in ((1, 8, 8), (1, 9, 9)):
+            folder = tmp_path / f"{classes}-{shape[1]}"
+            owner = Owner(data, ROOMY, Ledger(folder / "ledger.jsonl"), folder / "run", Runtime("cpu"))
+            heard.append(unpack(owner.reply(pack(terms(classes=classes, shape=shape)))).kind)
+    assert heard == ["terms" if place == 4 else "refusal" for place in range(10)]
+
+
+def test_a_client_declares_what_terms_are_held_against(privot, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 100).save(tmp_path / "photos" / name / "1.png")
+    words = ("federate", "client", "--data", "photos", "--server", "localhost:1", "--ca", "x", "--key", "x", "--epsilon", 5)
+    for less in ((), ("--classes", 2), ("--shape", "1x8x8"), ("--part", "0/2"), ("--part", "0/2", "--classes", 2)):
+        code, out, err = privot(*words, *less)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "declare --shape" in err
+    assert not (tmp_path / "home").exists()

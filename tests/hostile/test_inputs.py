@@ -187,7 +187,7 @@ def labels_too_few(root):
     return with_labels(root, np.arange(19) % 2)
 
 
-@case("x.npz", "labels")
+@case("x.npz", "labels", "labels.argmax(1)")
 def labels_one_hot(root):
     return with_labels(root, np.eye(20, dtype=int))
 
@@ -356,6 +356,46 @@ def link_loop(root):
 @case("1.png", "plain file")
 def pipe_named_png(root):
     os.mkfifo(folder(root, a={}, b={"1.png": png()}) / "a" / "1.png")  # opening it would wait for ever
+    return root / "photos"
+
+
+@case("1.png", "links")
+def link_inside(root):
+    (folder(root, a={}, b={"1.png": png()}) / "a" / "1.png").symlink_to(root / "photos" / "b" / "1.png")
+    return root / "photos"
+
+
+@case("photos/a", "links")
+def class_folder_that_is_a_link_to_another_class(root):
+    (folder(root, b={"1.png": png()}, c={"1.png": png()}) / "a").symlink_to(root / "photos" / "b")
+    return root / "photos"
+
+
+@case("2.png", "1.png", "hard link")
+def hard_link_inside(root):
+    place = folder(root, a={"1.png": png()}, b={"1.png": png()})
+    os.link(place / "a" / "1.png", place / "b" / "2.png")
+    return place
+
+
+@case("photos/Cat", "cat", "differ only in case")
+def class_folders_in_another_case(root):
+    return folder(root, Cat={"1.png": png()}, cat={"1.png": png()})
+
+
+@case("photos/01", "1", "leading zeros")
+def class_folders_with_leading_zeros(root):
+    return folder(root, **{"1": {"1.png": png()}, "01": {"1.png": png()}})
+
+
+@case("photos/a/1.PNG", "1.png", "differ only in case")
+def files_in_another_case(root):
+    return folder(root, a={"1.PNG": png(), "1.png": png()}, b={"1.png": png()})
+
+
+@case("2.png", "beside the class folders")
+def picture_beside_the_class_folders(root):
+    (folder(root, a={"1.png": png()}, b={"1.png": png()}) / "2.png").write_bytes(png())
     return root / "photos"
 
 
@@ -718,6 +758,16 @@ def delta_one(root):
 @case("delta=2", "1e-5")
 def delta_above_one(root):
     return "digits", "--epsilon", 1, "--delta", 2
+
+
+@case("delta=0.5", "0.001", "--allow-large-delta")
+def delta_large_and_the_size_a_secret(root):
+    return with_labels(root, LABELS), "--epsilon", 1, "--delta", 0.5
+
+
+@case("delta=0.2", "1/20", "--allow-large-delta")
+def delta_large_for_a_declared_size(root):
+    return with_labels(root, LABELS), "--epsilon", 1, "--delta", 0.2, "--public-size"
 
 
 @case("delta=nan", "1e-5")

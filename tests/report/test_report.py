@@ -170,6 +170,7 @@ def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
     for words in (
         "memory use and power", "ledger and its backups", "constants of the promise", "several records", "after looking at the data",
         "Whether loading succeeded", "Numbers measured on sensitive data", "under another name or path",
+        "Whether public data that a method learned from holds sensitive records",
     ):  # fmt: skip
         assert words in text(tmp_path / "out")
         assert words in text(tmp_path / "out", "README.md")

@@ -42,8 +42,9 @@ def test_the_trusted_part_is_counted(trust):
     trust("T1", "lines of code of the trusted part (privacy, data, release)", sum(lines.values()))
     assert lines["privacy/gate.py"] < 450, "the gate has become too long to be read twice: take something out"
     # Not 1,965 any more: classes go by names, no file is skipped unsaid, ledgers can be read where not written, releases know their digest.
-    # Nor 2,050: which ledgers count a run, parts of a data set, runs that stay with the owner, for whom a sum holds (`privacy/ledgers.py`).
-    assert sum(lines.values()) < 2200, "the trusted part has grown: say why here, or take something out"
+    # Nor 2,050: which ledgers count a run, parts of a data set, runs that stay with the owner, for whom a sum holds (`privacy/ledgers.py`);
+    # folders are checked for links, names that are nearly alike and loose pictures; records have a secret order, sums are exact in 64 bits.
+    assert sum(lines.values()) < 2350, "the trusted part has grown: say why here, or take something out"
 
 
 @pytest.fixture(scope="module")

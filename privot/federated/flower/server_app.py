@@ -80,6 +80,10 @@ class Traffic:
         return (self.sent + self.seen) / max(self.answers, 1)
 
 
+class NotAgreedError(ReleaseError):
+    """No owner agreed to the terms of a run that has not begun, so that no owner was charged."""
+
+
 def conduct(server: Server, post: Post, *, join: float, patience: float, progress: Progress = silent) -> Traffic:
     """A whole run: consent within ``join`` seconds, then rounds of at most ``patience`` each, with whoever is there.
 
@@ -90,7 +94,7 @@ def conduct(server: Server, post: Post, *, join: float, patience: float, progres
         server.accept(name, raw)
         progress("consent", len(server.living), len(server.names))
     if not server.living:
-        raise ReleaseError(_why(server, "no owner has agreed to the terms"))
+        raise (NotAgreedError if server.round == 0 else ReleaseError)(_why(server, "no owner has agreed to the terms"))
     tries, rounds, traffic = 0, server.terms.settings.rounds, Traffic()
     away = join  # after a restart of the server its nodes need a while to find their way back
     while not server.done:
