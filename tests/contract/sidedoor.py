@@ -35,6 +35,8 @@ from privot.privacy.sampling import Shards
 from privot.release import Guarantee
 from privot.runtime import Runtime
 
+RUNTIME = Runtime("cpu", 16)  # portions of 16, of which no data set here is a whole number
+
 # The pairs
 
 
@@ -311,7 +313,7 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
                     out=root / "out",
                     ledger=ledger,
                     seed=3,
-                    runtime=Runtime("cpu", 16),
+                    runtime=RUNTIME,
                     progress=progress,
                     notice=notice,
                 )

@@ -57,9 +57,9 @@ def give_order(gate, order):
 class Asked:
     """One gate on one data set, in one secret order, without noise."""
 
-    def __init__(self, box, verb, relation, sampling, order):
+    def __init__(self, box, verb, relation, sampling, order, device="cpu"):
         plan = Unpriced((Stage("it", verb, 0.0, 10**6, sampling),), relation)
-        self.gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", 8), insecure_seed=1)
+        self.gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime(device, 8), insecure_seed=1)
         give_order(self.gate, order)
         self.verb = verb
 
@@ -75,7 +75,7 @@ class Asked:
             self.split(SHARDS * OWNERS if verb == "deal" else SHARDS)
             if verb == "poll":
                 return gate.poll("it", lambda state: state["it"], bound=BOUND)
-            rows = torch.zeros(OWNERS, 9) if verb == "deal" else torch.zeros(40)
+            rows = torch.zeros(OWNERS, 9, device=gate._device) if verb == "deal" else torch.zeros(40, device=gate._device)
             return getattr(gate, verb)("it", tell, rows, bound=BOUND)
         return getattr(gate, verb)("it", pixels, bound=BOUND, **({"per_class": True} if verb == "sum" else {}))
 
@@ -116,10 +116,12 @@ def declared(box, verb):
     return box
 
 
-def moved(case, pair, orders):
+def moved(case, pair, orders, device="cpu"):
     """How far the answer moves, in units of its declared sensitivity, and how many of its rows do."""
     verb, relation, sampling = CASES[case]
-    left, right = (Asked(declared(box, verb), verb, relation, sampling, order).value() for box, order in zip(pair, orders, strict=True))
+    left, right = (
+        Asked(declared(box, verb), verb, relation, sampling, order, device).value().cpu() for box, order in zip(pair, orders, strict=True)
+    )
     rows = (left - right).flatten(0, 1) if verb == "deal" else left - right
     far = rows.flatten(1).norm(dim=1) if verb in ("rows", "route", "deal") else rows.norm()[None]
     return float(far.max()) / (SENSITIVITY[verb, relation] * BOUND), int((far > 0).sum())
@@ -134,7 +136,7 @@ def fits(case, kind, reader):
     return way == "same" or way == str(relation)
 
 
-def problems(reader, folder, kinds=CHANGES, cases=CASES):
+def problems(reader, folder, kinds=CHANGES, cases=CASES, device="cpu"):
     """(what was compared, what moved too far), for every verb."""
     compared, wrong = 0, []
     for kind in kinds:
@@ -144,7 +146,7 @@ def problems(reader, folder, kinds=CHANGES, cases=CASES):
             if not fits(case, kind, reader):
                 continue
             compared += 1
-            far, rows = moved(case, pair, orders)
+            far, rows = moved(case, pair, orders, device)
             allowed = 0.0 if CHANGES[kind][0] == "same" else 1 + 1e-9
             if far > allowed or (case == "rows" and rows > 1):
                 wrong.append((reader, kind, case, far, rows))

@@ -1,0 +1,100 @@
+"""On a GPU: neighbours as files move no answer beyond its bound, and answers are those of a CPU up to the rounding of float32.
+
+Kernels of our own, captured graphs and cuBLAS run here as they do in a long run. Without a GPU all of it is skipped.
+"""
+
+import pytest
+import sidedoor
+import torch
+from filedata import CHANGES, READERS, coupled_orders
+from quick import is_open, quick, records, spec_for
+from sidedoor import file_leaks
+from test_file_neighbours import CASES, Asked, boxes, declared, problems
+
+from privot.data.records import Sensitive
+from privot.methods import make, methods
+from privot.privacy import gate as gate_module
+from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import Gate
+from privot.privacy.plan import Stage
+from privot.privacy.sampling import Full
+from privot.runtime import Runtime
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: its answers cannot be compared with a CPU's")
+
+WITH_A_MECHANISM = [name for name in sorted(methods()) if not is_open(make(name, quick(name)))]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_one_file_moves_no_answer_beyond_its_bound(reader, tmp_path):
+    compared, wrong = problems(reader, tmp_path, device="cuda")
+    assert wrong == []
+    assert compared >= 50
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_answers_as_a_cpu_does(case, tmp_path):
+    verb, relation, sampling = CASES[case]
+    pair = boxes("npz", tmp_path, "one changed")
+    order = coupled_orders(*pair)[0]
+    here, there = (
+        Asked(declared(pair[0], verb), verb, relation, sampling, order, device).value().cpu().double() for device in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", WITH_A_MECHANISM)
+def test_whole_methods_keep_to_their_bounds(name, tmp_path, monkeypatch):
+    """What is made of the answers may be rounded in another way at each run of a GPU; the answers themselves may not move too far."""
+    monkeypatch.setattr(sidedoor, "RUNTIME", Runtime("cuda", 16))
+    method = make(name, quick(name))
+    changes = {kind: CHANGES[kind] for kind in ("one renamed", "one replaced", "one removed")}
+    found = file_leaks(method, records(), spec_for(method), tmp_path / "run", "npz", changes)
+    assert [what for _, what in found if "moves" in str(what)] == []
+
+
+def wide(image, label, weights):
+    """A net with matrix products large enough for cuBLAS to choose among its ways."""
+    x = torch.tanh(weights[0] @ image.flatten())
+    return weights[1] @ torch.tanh(x)
+
+
+@pytest.mark.parametrize("portion", [16, 64, 1000, 4000])
+def test_a_part_does_not_depend_on_its_place_or_its_company(portion, monkeypatch):
+    """To the bit: the same record first, in the middle and last of a portion, beside black, white and random images."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    weights = [
+        torch.randn(300, 784, device="cuda", generator=generator) / 28,
+        torch.randn(500, 300, device="cuda", generator=generator) / 17,
+    ]
+    record = torch.rand(1, 28, 28, device="cuda", generator=generator)
+    gate = object.__new__(Gate)
+    gate._portion, gate._stages, gate._device = portion, {"it": None}, torch.device("cuda")
+    gate.plan = type("", (), {"neighbours": Neighbours.REPLACE, "stages": (None,)})()
+    stage, parts = Stage("it", "sum", 1.0, 1, Full()), set()
+    for company in (torch.zeros, torch.ones, torch.rand):
+        for place in (0, portion // 2, portion - 1):
+            images = company(portion, 1, 28, 28, device="cuda")
+            images[place] = record
+            labels = torch.zeros(portion, dtype=torch.int64, device="cuda")
+            part = gate._map(wide, images, labels, (weights,), stage)[place]
+            parts.add(part.cpu().numpy().tobytes())
+    assert len(parts) == 1
+
+
+def test_the_kernel_adds_up_as_plain_code_does():
+    parts = torch.randn(4000, 777, device="cuda")
+    parts[17] = float("nan")
+    plain = gate_module._steps(parts, 0.7, 2.0**-20).sum(0)
+    assert torch.equal(gate_module._total(parts, 0.7, 2.0**-20), plain)
+    assert torch.equal(gate_module._total(parts.cpu(), 0.7, 2.0**-20), plain.cpu())
+
+
+def test_records_near_a_gpu_come_in_the_secret_order(tmp_path):
+    pair = boxes("folder", tmp_path, "one changed")
+    order = coupled_orders(*pair)[0]
+    asked = Asked(declared(pair[0], "rows"), "rows", Neighbours.REPLACE, Full(), order, "cuda")
+    near = asked.gate._taken(slice(0, 7))
+    far = Sensitive._take(pair[0], torch.from_numpy(order[:7]))
+    assert torch.equal(near.images.cpu(), far.images)
+    assert torch.equal(near.labels.cpu(), far.labels)
