@@ -129,14 +129,14 @@ class Gate:
             self._shape(query, public)
 
         def total(grid: float) -> Tensor:
-            result, groups = torch.zeros((), dtype=torch.int64, device=self._device), self.spec.classes
+            # Sums of whole numbers below 2^53 are exact in any order; what may be larger is added up in 64 bits.
+            kind = torch.float64 if self._data._count() * bound / grid < EXACT else torch.int64
+            result, groups = torch.zeros((), dtype=kind, device=self._device), self.spec.classes
             for images, labels in self._draw(stage):
                 parts = self._map(query, images, labels, public, stage)
-                # Sums of whole numbers below 2^53 are exact in any order: a portion is far below, and portions add up in 64 bits.
                 rows = one_hot(labels, groups).double().T @ _steps(parts, bound, grid) if per_class else _total(parts, bound, grid)
-                result = result + rows.long()
-            result = result.view((*(groups,) * per_class, *parts.shape[1:]))
-            return result.double() if self._data._count() * bound / grid < EXACT else result
+                result = result + rows.to(kind)
+            return result.view((*(groups,) * per_class, *parts.shape[1:]))
 
         return self._ask(stage, bound, total)
 

@@ -365,6 +365,7 @@ def test_clipped_as_a_whole_it_learns_too_but_bears_little_noise():
     assert moderate < 0.4
 
 
+@pytest.mark.usefixtures("array_order")
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_a_short_run_that_was_killed_ends_as_if_it_had_not(tmp_path, clip):
     """Its answers are kept and come again from the first: so does the generator, or they would be about other images."""

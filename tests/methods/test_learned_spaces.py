@@ -10,6 +10,7 @@ from scipy.stats import beta, norm
 from test_sliced_flow import CLASSES, SHAPE, TINY, blobs, block_sums, gate_for, seeded, spec_of
 from unwritten import clipping
 
+from privot.data import load
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.families.autoencoders import Coded, drawn_scenes, redrawn, taught_in_public
@@ -237,7 +238,7 @@ def test_the_sensitive_data_itself_is_refused_before_any_charge(tmp_path):
     np.savez(tmp_path / "same.npz", x=images.transpose(0, 2, 3, 1), y=labels)
     method = SlicedFlow(**TINY, noise=1.0, space="public", public=str(tmp_path / "same.npz"))
     with pytest.raises(SettingError, match="itself"):
-        synthesize(sealed(images, labels, spec_of(labels)), method, ledger=tmp_path / "book.jsonl")
+        synthesize(load(tmp_path / "same.npz", public_classes=True), method, ledger=tmp_path / "book.jsonl")
     assert not (tmp_path / "book.jsonl").exists()
 
 

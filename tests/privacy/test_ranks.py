@@ -92,6 +92,7 @@ def taught(folder, moved=False):
     if moved:
         images[MOVED] = 1 - images[MOVED]
     _, gate = gate_for(folder, "gs-wgan", given=(images, labels))
+    gate._permutation = lambda: torch.arange(len(labels))  # neighbours are compared given one order
     draws = torch.Generator().manual_seed(1)
     team = Critics(gate, torch.Generator().manual_seed(0), draws, CRITICS, 2, 4, 1e-3, 1.0, shift=1)
     team.begin(1, silent)

@@ -6,6 +6,7 @@ answers before their noise, the noise, and what critics have learned. What lies 
 
 import base64
 import logging
+import math
 import os
 import sys
 import warnings
@@ -169,7 +170,7 @@ def test_methods_let_no_mark_out(name, root, marked, trust):
     box, plan = box_for(method)
     local = plan.neighbours is Neighbours.LOCAL
     with tapped(root) as tap, Inner() as inner:
-        given, budget = box, None if getattr(method, "noise", None) is not None or local or not plan.stages else 5.0
+        given, budget = box, None if getattr(method, "noise", None) is not None or local else 5.0 if plan.stages else math.inf
         if local:
             whole = load("wards", public_size=True)
             given = privatize(whole, channel_for(whole.spec, "laplace", 40.0, labels_epsilon=5.0), out=root / "sent.safetensors")

@@ -42,5 +42,5 @@ def test_a_bug_that_lost_its_place_is_an_error():
 
 def test_a_harmless_change_is_not_killed():
     """The suite does not cry at any change whatever."""
-    same = Bug("none", "two factors the other way round", BUGS[0].place, "steps * grid", "grid * steps", BUGS[0].killers)
+    same = Bug("none", "two factors the other way round", BUGS[0].place, "steps.double() * grid", "grid * steps.double()", BUGS[0].killers)
     assert trial(same.killers, lambda: plant(same))["code"] == 0
