@@ -74,7 +74,7 @@ def test_labels_cannot_be_decoded_by_the_order_of_rows(tmp_path, trust):
 
 
 def test_labels_can_be_decoded_where_rows_keep_the_order_of_files(tmp_path, leaky):
-    assert hits(tmp_path / "data") > 0.99
+    assert hits(tmp_path / "data") > 0.9  # 0.98 to 0.9998
 
 
 # Two folders in which one person changes class

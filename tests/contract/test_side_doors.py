@@ -607,8 +607,9 @@ def declaring(kind):
 
 
 @pytest.fixture
-def root(tmp_path):
-    """One folder for all runs of a test, so that no path tells them apart."""
+def root(tmp_path, monkeypatch):
+    """One folder for all runs of a test, so that no path tells them apart; the data set has no ledger of its own from another test."""
+    monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
     return tmp_path / "run"
 
 
