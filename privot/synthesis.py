@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.linalg import LinAlgError
 
+from privot.cost import fit_settings
 from privot.data import Public, Sensitive, catalogue
 from privot.data.aside import aside
 from privot.data.boxes import load
@@ -86,14 +87,14 @@ def synthesize(
         raise SettingError("synthesize takes Sensitive data; public data needs no privacy")
     if isinstance(box, Table):
         raise SettingError("a table leaves through channels alone: privatize it first, then give the file")
-    maker = make(method, settings) if isinstance(method, str) else method
+    runtime = runtime or Runtime()
+    maker = fit_settings(method, settings, box.spec, runtime.target)
     wall = Budget(budget) if isinstance(budget, (int, float)) else budget
     sent = box if isinstance(box, Privatized) else None  # then all was paid for by the clients, and nothing is charged here
     plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall)
     if ledger is None and not box.name and not sent:
         raise SettingError("say which ledger counts this data: give the box a name, or pass ledger=")
     book = ledger if isinstance(ledger, Ledger) else Ledger(ledger or ledger_path(box.name))
-    runtime = runtime or Runtime()
     for text in cautions(box.spec, plan, wall.delta, forecast(box.spec, maker, plan, runtime.target), sent):
         notice(text)
     facts: dict[str, Any] = {

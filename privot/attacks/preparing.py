@@ -61,6 +61,7 @@ def half_spec(spec: Spec, labels: NDArray[np.int64]) -> Spec:
 def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_], runtime: Runtime, progress: Progress) -> None:
     """One after the other, as their owner would; each has a ledger of its own, thrown away, since no shadow is ever published."""
     prepared, box = Prepared(shadows.folder), shadows.box
+    maker = make(shadows.method, shadows.settings)  # as in the plan of the shadows, on any device
     for shadow in batch:
         if prepared.made(shadow).exists():
             continue
@@ -68,7 +69,7 @@ def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_
         half = Sensitive(images, labels, half_spec(box.spec, labels), name="the half of a shadow")
         with tempfile.TemporaryDirectory(dir=shadows.folder) as folder:
             release = synthesize(
-                half, shadows.method, shadows.epsilon, settings=shadows.settings, ledger=f"{folder}/ledger.jsonl",
+                half, maker, shadows.epsilon, ledger=f"{folder}/ledger.jsonl",
                 seed=shadows.seed + 1 + shadow, runtime=runtime, progress=progress,
             )  # fmt: skip
         release.save(prepared.made(shadow))

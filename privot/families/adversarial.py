@@ -23,6 +23,7 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 
 KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
+CALLS = 500  # of tensor operators, in a lesson of critics or a step of the generator
 SHOWN = 32  # generated images of a class that critics learn from at a time
 
 
@@ -33,6 +34,9 @@ class Adversarial(ABC):
     name: ClassVar[str]
     trusts: ClassVar[str] = "the data owner"
     stage: ClassVar[str]
+
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"channels": 16, "width": 8, "warm": 15, "steps": 250, "lessons": 1, "batch": 64}
 
     noise: float | None = None
     critics: int = 1000
@@ -82,6 +86,7 @@ class Adversarial(ABC):
         return {
             "records_of_a_critic": None if spec.size is None else spec.size // self.critics,
             "floating_point_operations": critic.work * passes + drawn,
+            "operator_calls": CALLS * (self.steps * (1 + self.lessons) + 5 * self.warm),
         }
 
     def _arguments(self, spec: Spec) -> dict[str, Any]:

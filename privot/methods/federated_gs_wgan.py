@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from privot.data.spec import Spec
+from privot.families.adversarial import CALLS
 from privot.families.critics import GS_WGAN
 from privot.families.drawing import Drawing
 from privot.families.federation import Federation, owners_of
@@ -59,6 +60,7 @@ class FederatedGsWgan(Federation):
         per_round = self.rows * spec.classes
         return {
             "floating_point_operations": critic.work * (3.0 * owners * steps + 14.0 * learnt * self.critic_batch),
+            "operator_calls": CALLS * (steps // (self.rows * spec.classes) * (1 + self.lessons) + 5 * self.warm),
             # Of one owner in a round: bytes of the pixels that it is sent, and float32 slopes that it sends.
             "bytes_down": per_round * spec.pixels,
             "bytes_up": 4 * per_round * math.prod(self.numbers(spec)),

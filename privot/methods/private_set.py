@@ -45,6 +45,7 @@ TEXTURE, SKETCHED = {1: 0.0, 3: 0.7}, {1: False, 3: True}
 DETAIL = {1: 1.0, 3: 0.5}  # part of the frequencies in which images are drawn: what is not there cannot take up noise
 LARGE = {"nets": 150, "trained": 40, "width": 128, "steps": 2000, "lessons": 200}
 SMALL = {"nets": 30, "trained": 10, "width": 16, "steps": 150, "lessons": 40}  # of images under 24 pixels a side, which need no more
+CALLS = 500  # of tensor operators, in a step of the set or of the nets
 DRAWN = {"plane": (2, 3), "hole": (4,), "colour": (3,)}  # of an augmentation: its numbers
 SIGNAL, DIRECTIONS = 0.3, 16  # norm of a class's mean unit feature (.27 to .40 were seen), and directions that take up noise, a place;
 # on digits wider nets are no worse at the same epsilon, and accuracy falls to 0.6 where these predict a ratio of 1
@@ -90,6 +91,9 @@ class PrivateSet:
 
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("steps", "at_once", "rate", "lessons", "soft", "keep")
+
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"width": 16, "steps": 150, "nets": 30, "lessons": 40, "trained": 10, "seeing": 5}
 
     noise: float | None = None
     neighbours: str = "add-remove"
@@ -157,7 +161,15 @@ class PrivateSet:
         taught = images * self._size(spec, "trained") * self._size(spec, "lessons") * later
         taught += KINDS * EACH * LOOKING * self.seeing * bool(self._shares(spec)[2])
         work = outline.work * (read + 3 * (moved + taught))
-        return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work}
+        batches = later * self._size(spec, "lessons") * math.ceil(images / 256)
+        batches += KINDS * EACH * LOOKING // 200 * bool(self._shares(spec)[2])
+        calls = CALLS * (self._size(spec, "steps") * (later + 1) * len(rounds) + batches)
+        return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work, "operator_calls": calls}
+
+    @staticmethod
+    def suitable(spec: Spec) -> dict[str, Any]:
+        """Return the settings for images of this side; see LARGE and SMALL."""
+        return dict(LARGE if spec.shape[1] >= 24 else SMALL)
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
