@@ -56,7 +56,7 @@ def fit_settings(
 
     Settings that are given stay as they are. The others are the method's defaults for data of this
     shape and size. On a CPU, those that the method lists in ``economies`` are halved in turn until
-    the nominal CPU needs less than a minute for small images and 20 minutes for others.
+    the nominal CPU needs at most a minute for small images and 20 minutes for others.
 
     Args:
         method: The name of a method; or a method, all of whose settings count as given but those
@@ -85,6 +85,15 @@ def fit_settings(
     return reduce_settings(fitted, spec, limit, keep=kept)
 
 
+def thread_limit(spec: Spec, device: torch.device) -> int | None:
+    """Return the number of threads for the nets of such data on a device; None: as many as there are.
+
+    >>> thread_limit(Spec((1, 8, 8), 10), torch.device("cpu"))
+    1
+    """
+    return 1 if device.type == "cpu" and min(spec.shape[1:]) < SMALL_SIDE else None
+
+
 def reduce_settings(
     method: Method, spec: Spec, limit: float, *, keep: Iterable[str] = (), speed: float = ARITHMETIC
 ) -> Method:
@@ -103,15 +112,19 @@ def reduce_settings(
     """
     kept = set(keep)
     economies = {key: least for key, least in getattr(method, "economies", {}).items() if key not in kept}
-    while True:
-        reducible = [key for key, least in economies.items() if getattr(method, key) > least]
-        for key in reducible:
-            if _seconds(method, spec, speed) <= limit:
-                return method
-            smaller = max(economies[key], getattr(method, key) // 2)
-            method = dataclasses.replace(method, **{key: smaller})  # type: ignore[type-var]
-        if not reducible:
-            return method
+    took = _seconds(method, spec, speed)
+    while took > limit and economies:
+        for key, least in list(economies.items()):
+            value = getattr(method, key)
+            smaller = dataclasses.replace(method, **{key: max(least, value // 2)})  # type: ignore[type-var]
+            seconds = _seconds(smaller, spec, speed) if value > least else took
+            if seconds >= took:  # at its least value, or without a part in this run
+                del economies[key]
+                continue
+            method, took = smaller, seconds
+            if took <= limit:
+                break
+    return method
 
 
 def shorter_run(method: Method, spec: Spec, speed: float = ARITHMETIC) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.linalg import LinAlgError
 
-from privot.cost import fit_settings
+from privot.cost import fit_settings, thread_limit
 from privot.data import Public, Sensitive, catalogue
 from privot.data.aside import aside
 from privot.data.boxes import load
@@ -36,7 +36,7 @@ from privot.privacy.server import ServerGate
 from privot.privacy.vault import notices
 from privot.product import Product
 from privot.release import BROKEN, Guarantee, NoGuarantee, Release, proved
-from privot.runtime import Progress, Runtime, Streams, silent
+from privot.runtime import Progress, Runtime, Streams, silent, threads
 from privot.show import jsonable
 
 PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")  # whose versions a result depends on
@@ -138,7 +138,8 @@ def synthesize(
     diverged = "what was made has values that are not finite: its training diverged"
     diverged += f"; the answers are kept: go on with --resume and other settings ({free})" if folder else ""
     try:
-        product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
+        with threads(thread_limit(box.spec, runtime.target)):
+            product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
     except PrivotError:
         if folder and not sent and gate.ticket is None and not gate.opened:
             shutil.rmtree(folder, ignore_errors=True)  # refused before anything was asked: there is nothing to go on from

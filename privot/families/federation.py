@@ -38,7 +38,7 @@ class Federation:
     stage: ClassVar[str] = "slopes"
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"channels": 16, "width": 8, "warm": 15, "rounds": 50}
+    economies: ClassVar[dict[str, int]] = {"channels": 16, "width": 8, "warm": 10, "rounds": 50}
 
     noise: float | None = None
     unit: str = "client"  # or "record"

@@ -32,7 +32,7 @@ from privot.privacy.plan import Neighbours, Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-CALLS = 400  # of tensor operators, in a step of one of the two networks
+CALLS = 700  # of tensor operators, in a step of one of the two networks
 REASON = "no mechanism: the generator was trained on the records themselves, without clipping or noise, and can reproduce some of them"
 
 
@@ -68,7 +68,7 @@ class ConditionalGan:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"width": 16, "steps": 1000, "batch": 64}
+    economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 500, "batch": 32}
 
     code: int = 64
     width: int = 64  # channels at full resolution, of both networks; twice as many at each halving

@@ -33,7 +33,7 @@ from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-CALLS = 1000  # of tensor operators, in a step of the pair
+CALLS = 7000  # of tensor operators that a step of the pair is worth: records are clipped one by one
 
 
 def mistaken(critic: Any, image: Tensor, label: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class DpGan:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"depicting": 16, "steps": 500, "batch": 128}
+    economies: ClassVar[dict[str, int]] = {"depicting": 16, "steps": 250, "batch": 64, "width": 8}
 
     noise: float | None = None
     drawn: float = 0.06  # chance of a record to be in a step; 3,600 of 60,000, which a portion of 4,000 holds

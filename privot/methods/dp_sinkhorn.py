@@ -39,7 +39,7 @@ from privot.transport.sinkhorn import potentials, squared_euclidean, transport
 TINY = 1e-6  # under a root, so that nothing is divided by zero
 APART = 16.0  # so far are images of 784 pixels in [-1, 1] from others of their class, on MNIST and alike
 
-CALLS = 1200  # of tensor operators, in a step
+CALLS = 4000  # of tensor operators, in a step
 
 
 def lowest(images: Tensor, basis: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class DPSinkhorn:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"width": 16, "steps": 500, "batch": 100}
+    economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 300, "batch": 50}
 
     noise: float | None = None
     clip: str = "record"  # or "batch", the paper's

@@ -34,7 +34,7 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 
 SHOWN = 32  # generated images of a class that owners learn from in a round
-CALLS = 400  # of tensor operators, in a lesson of all owners or a step of the generator
+CALLS = 600  # of tensor operators, in a lesson of all owners or a step of the generator
 State = dict[str, Tensor]
 
 
@@ -94,7 +94,7 @@ class FederatedAverageGan:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"channels": 16, "batch": 64, "rounds": 50}
+    economies: ClassVar[dict[str, int]] = {"channels": 8, "batch": 64, "rounds": 30}
 
     noise: float | None = None
     rounds: int = 200

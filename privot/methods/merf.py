@@ -53,7 +53,7 @@ class Merf:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"portion": 1000, "features": 2000, "steps": 1000}
+    economies: ClassVar[dict[str, int]] = {"portion": 500, "steps": 500}
 
     noise: float | None = None
     neighbours: str = "replace"

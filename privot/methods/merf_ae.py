@@ -31,7 +31,7 @@ from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-LESSON_CALLS = 500  # of tensor operators, in a lesson
+LESSON_CALLS = 3000  # of tensor operators, in a lesson
 
 
 def embedded_code(
@@ -62,7 +62,7 @@ class MerfAe:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"portion": 1000, "features": 2000, "steps": 1000, "lessons": 500}
+    economies: ClassVar[dict[str, int]] = {"portion": 500, "steps": 500, "lessons": 250}
 
     noise: float | None = None
     share: float = 0.3  # of mu², for the embedding; the rest goes to the autoencoder

@@ -37,7 +37,7 @@ from privot.runtime import Progress, Streams
 from privot.transport.sliced import assigned, haar, pushed
 
 CALLS = 100  # of tensor operators, in a step of the flow
-SORTING = 4  # element-wise passes that sorting a projection is worth
+SORTING = 6  # element-wise passes that sorting a projection is worth
 START = 0.3  # of the radius: how far particles start from the grey, in modes records and resampled
 
 

@@ -35,8 +35,8 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 from privot.transport.sliced import target_loss
 
-CALLS = 300  # of tensor operators, in a step of the generator
-SORTING = 4  # element-wise passes that sorting a projection is worth
+CALLS = 1200  # of tensor operators, in a step of the generator
+SORTING = 50  # element-wise passes that sorting a projection is worth
 
 
 @dataclass(frozen=True, kw_only=True)
