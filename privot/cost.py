@@ -49,9 +49,7 @@ def seconds_on_cpu(expected: Mapping[str, Any], speed: float = ARITHMETIC) -> fl
     return float(work / speed + elements / (ELEMENTS * speed / ARITHMETIC) + calls * CALL)
 
 
-def fit_settings(
-    method: str | Method, given: Mapping[str, Any] | None, spec: Spec, device: torch.device
-) -> Method:
+def fit_settings(method: str | Method, given: Mapping[str, Any] | None, spec: Spec, device: torch.device) -> Method:
     """Build a method whose settings fit the declared data and the device.
 
     Settings that are given stay as they are. The others are the method's defaults for data of this
@@ -94,9 +92,7 @@ def thread_limit(spec: Spec, device: torch.device) -> int | None:
     return 1 if device.type == "cpu" and min(spec.shape[1:]) < SMALL_SIDE else None
 
 
-def reduce_settings(
-    method: Method, spec: Spec, limit: float, *, keep: Iterable[str] = (), speed: float = ARITHMETIC
-) -> Method:
+def reduce_settings(method: Method, spec: Spec, limit: float, *, keep: Iterable[str] = (), speed: float = ARITHMETIC) -> Method:
     """Halve a method's costly settings in turn until its forecast on a CPU is within a limit.
 
     Args:

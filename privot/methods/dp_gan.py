@@ -112,7 +112,12 @@ class DpGan:
         work = steps * (3 * seen * ((drawn or 0) + self.batch) + self.batch * picture * (1 + 3 / self.pace))
         noise_std = plan.stages[0].noise * self.bound
         ratio = self.bound * drawn / (noise_std * math.sqrt(numbers)) if drawn and noise_std else None
-        return {"numbers_of_the_critic": numbers, "signal_to_noise_of_a_step": ratio, "floating_point_operations": work, "operator_calls": steps * CALLS}
+        return {
+            "numbers_of_the_critic": numbers,
+            "signal_to_noise_of_a_step": ratio,
+            "floating_point_operations": work,
+            "operator_calls": steps * CALLS,
+        }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
