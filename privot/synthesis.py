@@ -88,7 +88,8 @@ def synthesize(
     if isinstance(box, Table):
         raise SettingError("a table leaves through channels alone: privatize it first, then give the file")
     runtime = runtime or Runtime()
-    maker = fit_settings(method, settings, box.spec, runtime.target)
+    begun = _settings_of_run(Path(out), method) if out and resume and isinstance(method, str) else {}
+    maker = fit_settings(method, {**begun, **(settings or {})}, box.spec, runtime.target)
     wall = Budget(budget) if isinstance(budget, (int, float)) else budget
     sent = box if isinstance(box, Privatized) else None  # then all was paid for by the clients, and nothing is charged here
     plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall)
@@ -239,6 +240,23 @@ def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:
     if any(stage.noise == 0 for stage in plan.stages):
         return NoGuarantee("no noise was added: the budget was infinite")
     return Guarantee.of(plan, delta)
+
+
+def _settings_of_run(out: Path, method: str) -> dict[str, Any]:
+    """Read the settings of the unfinished run of a method, so that defaults of another device do not replace them.
+
+    Args:
+        out: The folder of the release that the run will write.
+        method: The name of the method.
+
+    Returns:
+        All settings of the run; none where there is no run of this method.
+    """
+    try:
+        run = json.loads((out.with_name(out.name + ".run") / "run.json").read_text())
+        return dict(run["settings"]) if run["method"] == method else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}  # what is wrong there is said when the run is taken up
 
 
 def _run_folder(out: Path, run: dict[str, Any], resume: bool, free: tuple[str, ...]) -> Path:

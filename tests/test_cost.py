@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+import privot
 from privot.cost import ARITHMETIC, LARGE_SECONDS, SHORT, fit_settings, reduce_settings, seconds_on_cpu, shorter_run
 from privot.data.spec import Spec
 from privot.errors import SettingError
@@ -138,3 +139,24 @@ def test_a_slow_machine_takes_longer_and_more_steps_do():
     more = make("merf", {"steps": 6000})
     assert predict(more, DIGITS) > 1.5 * predict(method, DIGITS)
     assert reduce_settings(more, DIGITS, 1e9) == more
+
+
+def test_a_resumed_run_keeps_the_settings_it_began_with(tmp_path, monkeypatch):
+    def stop(stage, step, of, **more):
+        if stage == "training the generator":
+            raise KeyboardInterrupt
+
+    how = {"settings": {"steps": 50}, "out": tmp_path / "out", "ledger": tmp_path / "ledger.jsonl"}
+    with pytest.raises(KeyboardInterrupt):
+        privot.synthesize("digits", "merf", 1.0, **how, progress=stop)
+    began = json.loads((tmp_path / "out.run" / "run.json").read_text())["settings"]["portion"]
+    monkeypatch.setattr("privot.cost.SMALL_SECONDS", 0.1)  # as another device would have other defaults
+    assert fit_settings("merf", {"steps": 50}, DIGITS, CPU).portion < began
+    release = privot.synthesize("digits", "merf", 1.0, **how, resume=True)
+    assert release.facts["settings"]["portion"] == began
+
+
+def test_the_manifest_holds_concrete_settings(tmp_path):
+    quick = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4}
+    release = privot.synthesize("digits", budget=5.0, settings=quick, ledger=tmp_path / "ledger.jsonl")
+    assert release.facts["settings"]["lessons"] == SMALL["lessons"]
