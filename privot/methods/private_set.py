@@ -46,6 +46,7 @@ DETAIL = {1: 1.0, 3: 0.5}  # part of the frequencies in which images are drawn: 
 LARGE = {"nets": 150, "trained": 40, "width": 128, "steps": 2000, "lessons": 200}
 SMALL = {"nets": 30, "trained": 10, "width": 16, "steps": 150, "lessons": 40}  # of images under 24 pixels a side, which need no more
 CALLS = 500  # of tensor operators, in a step of the set or of the nets
+PAINTED = 200  # passes over the pixels of a scene while it is drawn
 PLAIN, TEXTURED = 2.5, 5.0  # passes over the maps of an image, for each way through a net; more with textures
 DRAWN = {"plane": (2, 3), "hole": (4,), "colour": (3,)}  # of an augmentation: its numbers
 SIGNAL, DIRECTIONS = 0.3, 16  # norm of a class's mean unit feature (.27 to .40 were seen), and directions that take up noise, a place;
@@ -169,12 +170,13 @@ class PrivateSet:
         batches += KINDS * EACH * self.scene_epochs // 200 * bool(self._shares(spec)[2])
         textured = TEXTURE[spec.shape[0]] if self.texture is None else self.texture
         passes = (read + 3 * (moved + taught)) * (TEXTURED if textured else PLAIN)
+        drawn = PAINTED * KINDS * EACH * spec.pixels * bool(self._shares(spec)[2])
         calls = CALLS * (self._size(spec, "steps") * (later + 1) * len(rounds) + batches)
         return {
             "images": images,
             "signal_to_noise_per_class": ratio,
             "floating_point_operations": work,
-            "elementwise_operations": passes * outline.elements,
+            "elementwise_operations": passes * outline.elements + drawn,
             "operator_calls": calls,
         }
 
