@@ -24,7 +24,7 @@ from privot.runtime import Progress, Streams
 
 KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
 CALLS = 500  # of tensor operators, in a lesson of critics or a step of the generator
-MAPPED = 40  # floating-point operations of a small critic for each element of its maps
+MAPPED = 12  # floating-point operations of a small critic for each element of its maps
 RECORDS = 50  # of a critic, at least, where their number is declared: what the published 1,000 critics have of CIFAR-10
 SHOWN = 32  # generated images of a class that critics learn from at a time
 
@@ -39,7 +39,7 @@ class Adversarial(ABC):
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
     economies: ClassVar[dict[str, int]] = {
-        "channels": 16, "width": 8, "warm": 10, "steps": 200, "critics": 50, "lessons": 1, "batch": 32, "critic_batch": 8,
+        "channels": 16, "width": 8, "warm": 10, "steps": 100, "critics": 25, "lessons": 1, "batch": 32, "critic_batch": 8,
     }  # fmt: skip
 
     noise: float | None = None
