@@ -31,7 +31,7 @@ from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
-LESSON_CALLS = 3000  # of tensor operators, in a lesson
+LESSON_CALLS = 8000  # of tensor operators that a lesson is worth: records are clipped one by one
 
 
 def embedded_code(
