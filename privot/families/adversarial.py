@@ -23,7 +23,7 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 
 KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
-CALLS = 500  # of tensor operators, in a lesson of critics or a step of the generator
+CALLS = 1500  # of tensor operators, in a lesson of critics or a step of the generator
 MAPPED = 12  # floating-point operations of a small critic for each element of its maps
 RECORDS = 50  # of a critic, at least, where their number is declared: what the published 1,000 critics have of CIFAR-10
 SHOWN = 32  # generated images of a class that critics learn from at a time
