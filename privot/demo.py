@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from privot import report
 from privot.data import load
@@ -18,6 +15,7 @@ from privot.export import write
 from privot.measures import Subject, measure
 from privot.privacy.plan import Budget
 from privot.release import verify
+from privot.runtime import threads
 from privot.show import Progress
 from privot.synthesis import synthesize
 
@@ -25,17 +23,6 @@ from privot.synthesis import synthesize
 SETTINGS = {"per_class": 10, "width": 16, "steps": 100}
 CLASSIFIERS = ("logistic", "mlp")  # no convolutional one: 50 epochs on 100 images are too few steps to judge it by
 MARK = "made-by-privot-demo"  # only a folder with this file in it is ever replaced
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads: nets as small as these gain nothing from a second, and lose much when another job holds its core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from privot.channels.outlook import too_little
+from privot.cost import seconds_on_cpu, shorter_run
 from privot.data.privatized import Privatized
 from privot.data.spec import Spec
 from privot.errors import SettingError
@@ -22,10 +23,10 @@ from privot.runtime import Runtime
 from privot.show import round_up, seconds
 
 FEW = 10  # records of a critic
-USED = 0.3  # of what a CPU can do: merf used 0.46 of it on MNIST, 0.13 on the digits, and others on the digits less
+USED = 0.3  # of what a CPU can do in a large matrix product: the part that nets reach
 LARGE_DELTA = 1e-3  # a larger one is refused unless the caller accepts it
 LARGE_EPSILON = 10.0  # a larger one promises little, and the caller is told so
-LONG = 3600.0  # seconds of work that one wants to know of before it begins
+LONG = 1800.0  # seconds; a longer run is announced before it begins
 
 
 def check_delta(delta: float, units: int | None = None, allowed: bool = False) -> None:
@@ -121,7 +122,7 @@ def cautions(spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box
     if (few := expected.get("records_of_a_critic")) is not None and few < FEW:
         said.append(f"a critic would know {few} records, and fewer than {FEW} teach it little: set fewer critics")
     if (took := expected.get("predicted_seconds", 0)) > LONG:
-        said.append(f"about {seconds(took)} are predicted on this machine: use a GPU, or smaller settings (--set width, nets, steps, ...)")
+        said.append(_describe_long_run(took, expected.get("shorter_run")))
     return said
 
 
@@ -146,6 +147,23 @@ def weak_promise(plan: Plan, delta: float) -> str:
         f"epsilon {round_up(epsilon)} promises little: an attack with 1 % false alarms may find {power} % of those "
         f"who are in the data; epsilon 1 to {LARGE_EPSILON:g} is usual"
     )
+
+
+def _describe_long_run(took: float, shorter: dict[str, Any] | None) -> str:
+    """Say how long a run takes, which settings take about ten minutes, and what they cost.
+
+    Args:
+        took: The predicted seconds of the run.
+        shorter: What `privot.cost.shorter_run` found.
+
+    Returns:
+        One sentence.
+    """
+    text = f"about {seconds(took)} are predicted on this machine"
+    if shorter is None:
+        return f"{text}: use a GPU, or fewer records"
+    chosen = " ".join(f"--set {key}={value}" for key, value in shorter["settings"].items())
+    return f"{text}; about {seconds(shorter['predicted_seconds'])} with {chosen} ({shorter['accuracy']})"
 
 
 def _too_little(spec: Spec, plan: Plan, delta: float, ratio: float) -> str:
@@ -198,10 +216,15 @@ def preflight(
 
 
 def forecast(spec: Spec, method: Method, plan: Plan, device: torch.device) -> dict[str, Any]:
-    """The method's own, and what it means in seconds on this machine."""
+    """The method's own, and what it means in seconds on this machine; of a long run on a CPU also how it could be shorter."""
     own = method.forecast(spec, plan)
-    work = own.get("floating_point_operations")
-    return {**own, "predicted_seconds": work / _speed(device)} if work else own
+    if not (work := own.get("floating_point_operations")):
+        return own
+    if device.type != "cpu":
+        return {**own, "predicted_seconds": work / _speed(device)}
+    took = seconds_on_cpu(own, _speed(device)) or 0.0
+    found = {**own, "predicted_seconds": took}
+    return {**found, "shorter_run": shorter_run(method, spec, _speed(device))} if took > LONG else found
 
 
 @functools.cache

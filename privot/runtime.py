@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,21 @@ PATIENCE = 9  # times as long as the last keeping took the work goes on before t
 
 LARGEST_PORTION = 2**20  # records at a time of which a float64 sum is exact, by a wide margin
 
-__all__ = ["Progress", "Runtime", "Streams", "silent"]
+__all__ = ["Progress", "Runtime", "Streams", "silent", "threads"]
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Compute with so many threads; None leaves their number as it is.
+
+    Small nets gain nothing from a second thread: it spins between operations that take microseconds.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.linalg import LinAlgError
 
+from privot.cost import fit_settings, thread_limit
 from privot.data import Public, Sensitive, catalogue
 from privot.data.aside import aside
 from privot.data.boxes import load
@@ -37,7 +38,7 @@ from privot.privacy.server import ServerGate
 from privot.privacy.vault import notices
 from privot.product import Product
 from privot.release import BROKEN, PURPOSES, Guarantee, NoGuarantee, Release, proved
-from privot.runtime import Progress, Runtime, Streams, silent
+from privot.runtime import Progress, Runtime, Streams, silent, threads
 from privot.show import jsonable
 
 PACKAGES = ("privot", "torch", "numpy", "scipy", "dp-accounting", "safetensors")  # whose versions a result depends on
@@ -86,7 +87,9 @@ def synthesize(
         raise SettingError("synthesize takes Sensitive data; public data needs no privacy")
     if isinstance(box, Table):
         raise SettingError("a table leaves through channels alone: privatize it first, then give the file")
-    maker = make(method, settings) if isinstance(method, str) else method
+    runtime = runtime or Runtime()
+    begun = _settings_of_run(Path(out), method) if out and resume and isinstance(method, str) else {}
+    maker = fit_settings(method, {**begun, **(settings or {})}, box.spec, runtime.target)
     wall = Budget(budget) if isinstance(budget, (int, float)) else budget
     sent = box if isinstance(box, Privatized) else None  # then all was paid for by the clients, and nothing is charged here
     plan, wall = received(sent, maker, wall) if sent else prepare(box.spec, maker, wall, allow_large_delta)
@@ -97,7 +100,6 @@ def synthesize(
             "say --epsilon inf (budget=math.inf) to accept that, or name another ledger for a trial (--ledger)"
         )
     notice = notice or _warn
-    runtime = runtime or Runtime()
     for text in cautions(box.spec, plan, wall.delta, forecast(box.spec, maker, plan, runtime.target), sent):
         notice(text)
     facts: dict[str, Any] = {
@@ -146,7 +148,8 @@ def synthesize(
     diverged = "what was made has values that are not finite: its training diverged"
     diverged += f"; the answers are kept: go on with --resume and other settings ({free})" if folder else ""
     try:
-        product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
+        with threads(thread_limit(box.spec, runtime.target)):
+            product = maker.fit(gate, Streams(seed, runtime, folder, pictures, ranks=ranks), watched)
     except Exception as error:
         keeps = sent or not isinstance(error, PrivotError)
         if folder and gate.ticket is None and not (keeps and _holds_progress(folder)):
@@ -247,6 +250,23 @@ def _guarantee(gate: Gate, plan: Plan, delta: float) -> Guarantee | NoGuarantee:
     if any(stage.noise == 0 for stage in plan.stages):
         return NoGuarantee("no noise was added: the budget was infinite")
     return Guarantee.of(plan, delta)
+
+
+def _settings_of_run(out: Path, method: str) -> dict[str, Any]:
+    """Read the settings of the unfinished run of a method, so that defaults of another device do not replace them.
+
+    Args:
+        out: The folder of the release that the run will write.
+        method: The name of the method.
+
+    Returns:
+        All settings of the run; none where there is no run of this method.
+    """
+    try:
+        run = json.loads((out.with_name(out.name + ".run") / "run.json").read_text())
+        return dict(run["settings"]) if run["method"] == method else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}  # what is wrong there is said when the run is taken up
 
 
 def _run_folder(out: Path, run: dict[str, Any], resume: bool, free: tuple[str, ...]) -> Path:

@@ -19,10 +19,10 @@ from privot import files, runtime
 from privot.cli import main
 from privot.data.records import Sensitive
 from privot.data.spec import Spec
-from privot.demo import threads
 from privot.privacy import accounting
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
+from privot.runtime import threads
 
 
 def pytest_addoption(parser):

@@ -126,7 +126,7 @@ class Audit:
                 included = self._included(number)
                 with tempfile.TemporaryDirectory() as folder:
                     release = synthesize(
-                        self._world(records, planted, included), self.method, self.epsilon, settings=self.settings,
+                        self._world(records, planted, included), make(self.method, self.settings), self.epsilon,
                         ledger=f"{folder}/ledger.jsonl", seed=self.seed, runtime=runtime, purpose="audit", notice=lambda text: None,
                     )  # fmt: skip
                 line = {"included": included.tolist(), "scores": self._scores(release, records, planted, runtime)}

@@ -30,11 +30,10 @@ from privot.audit.curve import roc
 from privot.data.load import load
 from privot.data.records import Public, Records
 from privot.data.spec import Spec
-from privot.demo import threads
 from privot.errors import SettingError
 from privot.product import Product
 from privot.release import NoGuarantee, Release
-from privot.runtime import Runtime, Streams
+from privot.runtime import Runtime, Streams, threads
 
 CONFIDENCE = 0.99
 COUNT = 200  # candidates, half of them members

@@ -20,7 +20,6 @@ from privot.attacks.prepared import Prepared, write
 from privot.attacks.shadows import BESIDE, Shadows
 from privot.data.records import Records, Sensitive
 from privot.data.spec import Spec
-from privot.demo import threads
 from privot.errors import SettingError
 from privot.families.condensation import Pool, counted, reason, standardised, start
 from privot.families.means import SideBySide, usual_rate
@@ -31,7 +30,7 @@ from privot.nets.ensemble import Ensemble
 from privot.nets.training import Recipe, train_ensemble
 from privot.product import Product
 from privot.release import NoGuarantee, Release
-from privot.runtime import Progress, Runtime, Streams
+from privot.runtime import Progress, Runtime, Streams, threads
 from privot.show import jsonable
 from privot.synthesis import synthesize
 
@@ -61,6 +60,7 @@ def half_spec(spec: Spec, labels: NDArray[np.int64]) -> Spec:
 def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_], runtime: Runtime, progress: Progress) -> None:
     """One after the other, as their owner would; each has a ledger of its own, thrown away, and is marked as no release."""
     prepared, box = Prepared(shadows.folder), shadows.box
+    maker = make(shadows.method, shadows.settings)  # as in the plan of the shadows, on any device
     for shadow in batch:
         if prepared.made(shadow).exists():
             continue
@@ -68,7 +68,7 @@ def _by_the_method(shadows: Shadows, batch: list[int], members: NDArray[np.bool_
         half = Sensitive(images, labels, half_spec(box.spec, labels), name="the half of a shadow")
         with tempfile.TemporaryDirectory(dir=shadows.folder) as folder:
             release = synthesize(
-                half, shadows.method, shadows.epsilon, settings=shadows.settings, ledger=f"{folder}/ledger.jsonl",
+                half, maker, shadows.epsilon, ledger=f"{folder}/ledger.jsonl",
                 seed=shadows.seed + 1 + shadow, runtime=runtime, progress=progress, purpose="shadow", notice=lambda text: None,
             )  # fmt: skip
         release.save(prepared.made(shadow))

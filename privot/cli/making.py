@@ -77,15 +77,19 @@ def plan(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Preflight: plan, events, epsilon, predicted quality and time. Reads no record, spends nothing."""
+    from privot.cost import fit_settings
     from privot.data import describe
     from privot.data.privatized import Privatized, is_privatized
     from privot.methods import make
     from privot.preflight import preflight
+    from privot.runtime import Runtime
 
-    maker = make(method, to_settings(config, sets))
+    given = to_settings(config, sets)
+    make(method, given)  # refuses settings that the method does not have
     sent = Privatized.load(data) if is_privatized(data) else None  # no record: these are public
     declared = {"shape": to_shape(shape), "classes": classes, "owners": owners, "size": size, "class_sizes": to_sizes(class_sizes)}
     spec = sent.spec if sent else describe(data, **declared)  # type: ignore[arg-type]
+    maker = fit_settings(method, given, spec, Runtime(device).target)
     facts = preflight(sent or spec, maker, to_wall(epsilon, delta, max_tpr, maker), device, allow_large_delta)
     if as_json:
         return emit(facts)
@@ -94,8 +98,10 @@ def plan(
     for stage in facts["plan"]["stages"]:
         table.add_row(f"stage {stage['name']}", f"{stage['verb']}, {stage['steps']} step(s), noise {stage['noise']:.4g}")
     table.add_row("guarantee", "\n".join(guarantee_lines(facts["guarantee"])))
+    chosen = ", ".join(f"{key}={value}" for key, value in facts["settings"].items() if value is not None)
+    table.add_row("settings", chosen)
     for key, value in facts["forecast"].items():
-        if value is not None:
+        if value is not None and key != "shorter_run":  # the caution says it
             said = seconds(value) if key == "predicted_seconds" else f"{value:.3g}" if isinstance(value, (int, float)) else str(value)
             table.add_row(key.replace("_", " ").replace("predicted seconds", "predicted time"), said)
     out_console.print(table, soft_wrap=False)
@@ -123,7 +129,8 @@ def synthesize(
     from privot.runtime import Runtime
     from privot.synthesis import synthesize as run
 
-    maker = make(method, to_settings(config, sets))
+    given = to_settings(config, sets)
+    maker = make(method, given)  # refuses settings that the method does not have
     wall, runtime = to_wall(epsilon, delta, max_tpr, maker), Runtime(device, microbatch)
     if os.path.lexists(out):
         raise SettingError(f"--out {out} is there already: name another folder, or remove it")
@@ -139,7 +146,7 @@ def synthesize(
 
     with progress_bar(err_console) as progress:
         release = run(
-            box, maker, wall, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
+            box, method, wall, settings=given, out=out, ledger=ledger, seed=seed, runtime=runtime, progress=progress, resume=resume,  # type: ignore[arg-type]
             notice=notice, allow_large_delta=allow_large_delta,
         )  # fmt: skip
     took = time.perf_counter() - start

@@ -23,6 +23,9 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 
 KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
+CALLS = 1500  # of tensor operators, in a lesson of critics or a step of the generator
+MAPPED = 12  # floating-point operations of a small critic for each element of its maps
+RECORDS = 50  # of a critic, at least, where their number is declared: what the published 1,000 critics have of CIFAR-10
 SHOWN = 32  # generated images of a class that critics learn from at a time
 
 
@@ -33,6 +36,11 @@ class Adversarial(ABC):
     name: ClassVar[str]
     trusts: ClassVar[str] = "the data owner"
     stage: ClassVar[str]
+
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {
+        "channels": 16, "width": 8, "warm": 10, "steps": 100, "critics": 25, "lessons": 1, "batch": 32, "critic_batch": 8,
+    }  # fmt: skip
 
     noise: float | None = None
     critics: int = 1000
@@ -82,7 +90,16 @@ class Adversarial(ABC):
         return {
             "records_of_a_critic": None if spec.size is None else spec.size // self.critics,
             "floating_point_operations": critic.work * passes + drawn,
+            "elementwise_operations": critic.work * passes / MAPPED,
+            "operator_calls": CALLS * (self.steps * (1 + self.lessons) + 5 * self.warm),
         }
+
+    @classmethod
+    def suitable(cls, spec: Spec) -> dict[str, Any]:
+        """Return as many critics as the declared records can teach, at most the default."""
+        if spec.size is None or spec.size >= RECORDS * cls.critics:
+            return {}
+        return {"critics": max(1, spec.size // RECORDS)}
 
     def _arguments(self, spec: Spec) -> dict[str, Any]:
         return {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}

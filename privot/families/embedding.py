@@ -13,6 +13,9 @@ from privot.runtime import Progress, Streams
 
 COUNT_SHARE = 0.1  # of a part's norm goes to the class count: its noise is then 10 times that of a feature, its price 0.5 %
 
+CALLS = 200  # of tensor operators, in a step of `match`
+ELEMENTWISE = 4  # times that a step of `match` goes through the features of its batch
+
 
 def embed(points: Tensor, frequencies: Tensor) -> Tensor:
     """Random Fourier features of unit norm: [..., numbers] to [..., features]."""

@@ -37,6 +37,9 @@ class Federation:
     name: ClassVar[str] = "federation"
     stage: ClassVar[str] = "slopes"
 
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"channels": 16, "width": 8, "warm": 10, "rounds": 50}
+
     noise: float | None = None
     unit: str = "client"  # or "record"
     critics: int = 20  # of each owner, where the unit is the record

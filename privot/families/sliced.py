@@ -22,6 +22,7 @@ from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan, Stage
 from privot.runtime import Progress, Streams
 
+LESSON_CALLS = 500  # of tensor operators, in a lesson of an auto-encoder
 LEARNED = ("public", "private")
 SCENES = "scenes"  # pictures drawn by code, in the place of a public data set
 BATCH, PART = 250, 20  # of a lesson: so many public pictures, or one part in so many of the private records
@@ -137,6 +138,10 @@ class Sliced:
             waves = spec.shape[0] * math.prod(min(WAVES, side) for side in spec.shape[1:])
             return 12.0 * self.lessons * (self.lesson_size or (spec.size or 0) / PART) * DRAWING * waves
         return 4e4 * self.lessons * (self.lesson_size or BATCH) * spec.pixels if self.learned else 0.0  # 3e4 to 5e4 a pixel, counted
+
+    def opening_calls(self) -> int:
+        """Count the calls of tensor operators in the lessons."""
+        return LESSON_CALLS * self.lessons if self.learned else 0
 
     def here(self, spec: Spec) -> Space:
         """Where records are points, by a fixed transform."""

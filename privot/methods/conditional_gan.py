@@ -32,6 +32,7 @@ from privot.privacy.plan import Neighbours, Plan
 from privot.product import Product
 from privot.runtime import Progress, Streams
 
+CALLS = 700  # of tensor operators, in a step of one of the two networks
 REASON = "no mechanism: the generator was trained on the records themselves, without clipping or noise, and can reproduce some of them"
 
 
@@ -66,6 +67,9 @@ class ConditionalGan:
   year      = {2018}
 }"""
 
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 500, "batch": 32}
+
     code: int = 64
     width: int = 64  # channels at full resolution, of both networks; twice as many at each halving
     steps: int = 20_000  # of the generator
@@ -98,7 +102,9 @@ class ConditionalGan:
         # Forward and back is 3 passes. The critic learns from two images, one of them drawn, and from its slope at the other (1 pass to the
         # image, 2 back from there); then the generator learns through the critic, which is gone through forward and back to the image.
         step = self.critic_steps * ((6 + 3 * (self.penalty > 0)) * judge + draw) + 3 * draw + 2 * judge
-        return {"floating_point_operations": self.batch * (self.steps * step + SETTLING * draw)}
+        work = self.batch * (self.steps * step + SETTLING * draw)
+        calls = self.steps * (self.critic_steps + 1) * CALLS
+        return {"floating_point_operations": work, "operator_calls": calls}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target

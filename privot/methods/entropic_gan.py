@@ -37,6 +37,8 @@ WAVES = 20  # a side, of the dense net
 ENOUGH = 1e-4  # relative error of the plan's weights with which a step of Adam is content
 PATIENCE = 100  # sweeps of a step at most, where faint noise makes them many; the residual is taken with all it needs
 ROUNDS = 8  # batches over which the residual is taken
+CALLS = 1500  # of tensor operators, in a step
+SWEEPING = 200  # element-wise passes over the cost, in the sweeps of a step
 BIASED = (
     "entropic-gan.debias=true: the debiased divergence is least where generated records are as noisy as the answers, so it would learn the "
     "noise; the bias of entropic transport is what takes the noise away"
@@ -69,6 +71,9 @@ class EntropicGAN:
   year    = {2018}
 }"""
     free: ClassVar[tuple[str, ...]] = ("steps", "learning", "average")  # when a crashed run goes on
+
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 500, "batch": 64}
 
     loss: str = "eot"  # or "nll": one side of it, quicker, and as good where noise is strong
     batch: int = 256  # generated records, and answers, a step; heavy noise wants more
@@ -105,7 +110,12 @@ class EntropicGAN:
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         images = self.kind(spec) == "conv"
         net = 18 * self.width**2 * spec.pixels if images else self.hidden * (self.hidden + spec.pixels)
-        return {"floating_point_operations": 3 * self.steps * self.batch * (2 * net + 2 * self.batch * spec.pixels)}
+        work = 3 * self.steps * self.batch * (2 * net + 2 * self.batch * spec.pixels)
+        return {
+            "floating_point_operations": work,
+            "elementwise_operations": SWEEPING * self.steps * self.batch**2,
+            "operator_calls": self.steps * CALLS,
+        }
 
     def kind(self, spec: Spec) -> str:
         """Which net, by the shape of a record."""

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from privot.data.spec import Spec
+from privot.families.adversarial import CALLS, KINDS, MAPPED
 from privot.families.critics import GS_WGAN
 from privot.families.drawing import Drawing
 from privot.families.federation import Federation, owners_of
 from privot.families.owners import Owners
 from privot.families.prior import fits
+from privot.nets import drawing
 from privot.nets.critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
@@ -57,8 +59,13 @@ class FederatedGsWgan(Federation):
         critic, owners, steps = Critic(spec.shape, spec.classes, self.width), spec.owners or 1, plan.stages[0].steps
         learnt = (steps // (self.rows * spec.classes) * self.lessons + 5 * self.warm) * owners * self.parts
         per_round = self.rows * spec.classes
+        passes = 3.0 * owners * steps + 14.0 * learnt * self.critic_batch
+        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
+        drawn = 3.0 * self.rounds * min(self.cohort or owners, owners) * per_round * drawing(KINDS[self.kind], arguments)
         return {
-            "floating_point_operations": critic.work * (3.0 * owners * steps + 14.0 * learnt * self.critic_batch),
+            "floating_point_operations": critic.work * passes + drawn,
+            "elementwise_operations": critic.work * passes / MAPPED,
+            "operator_calls": CALLS * (steps // (self.rows * spec.classes) * (1 + self.lessons) + 5 * self.warm),
             # Of one owner in a round: bytes of the pixels that it is sent, and float32 slopes that it sends.
             "bytes_down": per_round * spec.pixels,
             "bytes_up": 4 * per_round * math.prod(self.numbers(spec)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,12 @@ from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.families.adversarial import Adversarial
 from privot.families.critics import GS_WGAN, Critics, clipped_slopes, slope, whole_slope
+from privot.nets.critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
+
+GATHERED = 20  # passes over the weights of a critic that a row drew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,13 @@ class GsWgan(Adversarial):
         # privacy: rows that share a draw are one answer, of norm sqrt(batch)
         each, steps = (noise / math.sqrt(self.batch), self.steps) if self.routing == "step" else (noise, self.steps * self.batch)
         return Plan((Stage(self.stage, "route", each, steps, Shards(self.critics)),), Neighbours.REPLACE)
+
+    def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
+        expected = super().forecast(spec, plan)
+        if self.routing == "row":  # every row takes along the weights of the critic that it drew
+            weights = sum(math.prod(shape) for shape in Critic(spec.shape, spec.classes, self.width).shapes.values())
+            expected["elementwise_operations"] += GATHERED * self.rows() * weights
+        return expected
 
     def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
         if self.routing == "row":

@@ -22,7 +22,7 @@ from privot.errors import SettingError
 from privot.families.autoencoders import taught
 from privot.families.condensation import at_least_one
 from privot.families.descent import weights
-from privot.families.embedding import count_share, counted, embed, frequencies, goals, match
+from privot.families.embedding import CALLS, ELEMENTWISE, count_share, counted, embed, frequencies, goals, match
 from privot.nets import NETS, initialise
 from privot.nets.private_critic import Autoencoder, Encoder
 from privot.privacy.gate import Gate
@@ -30,6 +30,8 @@ from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
 from privot.product import Product
 from privot.runtime import Progress, Streams
+
+LESSON_CALLS = 8000  # of tensor operators that a lesson is worth: records are clipped one by one
 
 
 def embedded_code(
@@ -58,6 +60,9 @@ class MerfAe:
   journal = {arXiv preprint arXiv:2002.11603},
   year    = {2020}
 }"""
+
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"portion": 500, "steps": 500, "lessons": 250}
 
     noise: float | None = None
     share: float = 0.3  # of mu², for the embedding; the rest goes to the autoencoder
@@ -111,7 +116,13 @@ class MerfAe:
         ratio = self.bound * self.drawn * size / (noise_std * math.sqrt(numbers)) if size and noise_std else None
         taught = 6 * numbers * self.lessons * self.drawn * size
         made = 6 * self.steps * self.batch * spec.classes * (self.hidden * (self.hidden + 20) + self.portion * self.inner)
-        return {"signal_to_noise_of_a_lesson": ratio, "floating_point_operations": taught + 2 * size * self.features * self.inner + made}
+        seen = min(self.portion, self.features)
+        return {
+            "signal_to_noise_of_a_lesson": ratio,
+            "floating_point_operations": taught + 2 * size * self.features * self.inner + made,
+            "elementwise_operations": ELEMENTWISE * self.steps * self.batch * spec.classes * seen,
+            "operator_calls": self.steps * CALLS + self.lessons * LESSON_CALLS,
+        }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target

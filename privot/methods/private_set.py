@@ -37,7 +37,7 @@ COUNT_SHARE = 0.1  # of a part's norm goes to the class count, where sizes are n
 REACH = 12 / 28  # an image's norm for each root of its pixels, at most; a brighter one is scaled down
 GROUP, ANSWERS = 10, 64  # nets in one answer at least, and answers of a round at most: so many are kept, so that a crashed run can go on
 MOST = 100_000  # of any count
-KINDS, EACH, LOOKING = 100, 200, 15  # of scenes: kinds, pictures of each, and epochs
+KINDS, EACH = 100, 200  # of scenes: kinds, and pictures of each
 # How a budget is shared, by channels: class means, random nets, nets that know scenes, then each round of trained nets. How chosen:
 # docs/methods/private-set.md.
 SHARES = {1: (0.05, 0.35, 0.0, 0.60), 3: (0.05, 0.0, 0.35, 0.60)}
@@ -45,6 +45,9 @@ TEXTURE, SKETCHED = {1: 0.0, 3: 0.7}, {1: False, 3: True}
 DETAIL = {1: 1.0, 3: 0.5}  # part of the frequencies in which images are drawn: what is not there cannot take up noise
 LARGE = {"nets": 150, "trained": 40, "width": 128, "steps": 2000, "lessons": 200}
 SMALL = {"nets": 30, "trained": 10, "width": 16, "steps": 150, "lessons": 40}  # of images under 24 pixels a side, which need no more
+CALLS = 500  # of tensor operators, in a step of the set or of the nets
+PAINTED = 200  # passes over the pixels of a scene while it is drawn
+PLAIN, TEXTURED = 2.5, 5.0  # passes over the maps of an image, for each way through a net; more with textures
 DRAWN = {"plane": (2, 3), "hole": (4,), "colour": (3,)}  # of an augmentation: its numbers
 SIGNAL, DIRECTIONS = 0.3, 16  # norm of a class's mean unit feature (.27 to .40 were seen), and directions that take up noise, a place;
 # on digits wider nets are no worse at the same epsilon, and accuracy falls to 0.6 where these predict a ratio of 1
@@ -91,12 +94,23 @@ class PrivateSet:
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("steps", "at_once", "rate", "lessons", "soft", "keep")
 
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {
+        "width": 16, "steps": 50, "scene_epochs": 2, "seeing": 4, "nets": 20, "lessons": 25, "trained": 5, "at_once": 1,
+    }  # fmt: skip
+
+    # By channels. How it was measured: docs/methods/private-set.md.
+    economy_accuracy: ClassVar[dict[int, str]] = {
+        3: "accuracy of these was not measured; the CPU defaults, of about 20 minutes, read 27 % on CIFAR-10, 500 real images 43 %"
+    }
+
     noise: float | None = None
     neighbours: str = "add-remove"
     per_class: int = 50  # images; others can be had later at no cost
     shares: tuple[float, ...] | None = None  # see SHARES; None: by the channels
     nets: int | None = None  # random ones; None, here and below: by the side of the images, see LARGE and SMALL
     seeing: int = 20  # nets that learned from scenes
+    scene_epochs: int = 15  # epochs of these
     views: int = 1  # augmentations, and so features, of each net that learned
     trained: int | None = None  # nets in each round
     width: int | None = None
@@ -114,7 +128,7 @@ class PrivateSet:
     def __post_init__(self) -> None:
         if self.neighbours not in ("replace", "add-remove"):
             raise SettingError(f"private-set.neighbours={self.neighbours!r}: replace or add-remove")
-        for key in ("per_class", "nets", "seeing", "views", "trained", "width", "depth", "steps", "at_once", "lessons"):
+        for key in ("per_class", "nets", "seeing", "scene_epochs", "views", "trained", "width", "depth", "steps", "at_once", "lessons"):
             if (value := getattr(self, key)) is not None and not 1 <= value <= MOST:
                 raise SettingError(f"private-set.{key}={value}: 1 to {MOST:,} is needed")
         if self.shares is not None:
@@ -155,9 +169,26 @@ class PrivateSet:
         later = len(self._shares(spec)) - 3
         moved = images * self.at_once * self._size(spec, "steps") * (later + 1) * len(rounds)
         taught = images * self._size(spec, "trained") * self._size(spec, "lessons") * later
-        taught += KINDS * EACH * LOOKING * self.seeing * bool(self._shares(spec)[2])
+        taught += KINDS * EACH * self.scene_epochs * self.seeing * bool(self._shares(spec)[2])
         work = outline.work * (read + 3 * (moved + taught))
-        return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work}
+        batches = later * self._size(spec, "lessons") * math.ceil(images / 256)
+        batches += KINDS * EACH * self.scene_epochs // 200 * bool(self._shares(spec)[2])
+        textured = TEXTURE[spec.shape[0]] if self.texture is None else self.texture
+        passes = (read + 3 * (moved + taught)) * (TEXTURED if textured else PLAIN)
+        drawn = PAINTED * KINDS * EACH * spec.pixels * bool(self._shares(spec)[2])
+        calls = CALLS * (self._size(spec, "steps") * (later + 1) * len(rounds) + batches)
+        return {
+            "images": images,
+            "signal_to_noise_per_class": ratio,
+            "floating_point_operations": work,
+            "elementwise_operations": passes * outline.elements + drawn,
+            "operator_calls": calls,
+        }
+
+    @staticmethod
+    def suitable(spec: Spec) -> dict[str, Any]:
+        """Return the settings for images of this side; see LARGE and SMALL."""
+        return dict(LARGE if spec.shape[1] >= 24 else SMALL)
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target
@@ -269,9 +300,9 @@ class PrivateSet:
     def _seeing(self, spec: Spec, streams: Streams, progress: Progress) -> Ensemble:
         """Nets that learned to tell scenes apart: no record was seen."""
         nets = self._net(self.seeing, spec, streams.generator("seeing"), KINDS).to(device := streams.runtime.target)
-        recipe = Recipe(
-            LOOKING, 0.02, batch=200, decay=5e-4, drops=(LOOKING // 2, LOOKING * 4 // 5), half=True, augment=operations(spec.mirrored)
-        )
+        epochs = self.scene_epochs
+        drops = (epochs // 2, epochs * 4 // 5)
+        recipe = Recipe(epochs, 0.02, batch=200, decay=5e-4, drops=drops, half=True, augment=operations(spec.mirrored))
 
         def made() -> dict[str, Tensor]:
             images, kinds = scenes(KINDS, EACH, spec.shape, streams.generator("scenes"), device)

@@ -36,6 +36,8 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 from privot.transport.sliced import assigned, haar, pushed
 
+CALLS = 100  # of tensor operators, in a step of the flow
+SORTING = 6  # element-wise passes that sorting a projection is worth
 START = 0.3  # of the radius: how far particles start from the grey, in modes records and resampled
 
 
@@ -68,6 +70,9 @@ class SlicedFlow(Sliced):
     modes: ClassVar[tuple[str, ...]] = ("blocks", "records", "resampled")
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("keep",)
+
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"steps": 100, "per_class": 250}
 
     neighbours: str = "replace"  # or "local", where every record is released by itself
     per_class: int = 1000  # images; others can be had later at no cost
@@ -106,7 +111,13 @@ class SlicedFlow(Sliced):
         dim, images = self.dim(spec), self.per_class * spec.classes
         ratio = self.signal(spec, plan) if self.mode != "resampled" else None
         work = 4 * dim * dim * (self.steps * images + self.bases * (spec.size or 0)) + self.opening_work(spec)
-        return {"images": images, "signal_to_noise_per_class": ratio, "floating_point_operations": work}
+        return {
+            "images": images,
+            "signal_to_noise_per_class": ratio,
+            "floating_point_operations": work,
+            "elementwise_operations": SORTING * self.steps * images * dim,
+            "operator_calls": CALLS * self.steps + self.opening_calls(),
+        }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, here, strip = gate.spec, self.placed(gate, streams, progress), Strip(self.steps)

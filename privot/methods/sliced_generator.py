@@ -35,6 +35,9 @@ from privot.product import Product
 from privot.runtime import Progress, Streams
 from privot.transport.sliced import target_loss
 
+CALLS = 1200  # of tensor operators, in a step of the generator
+SORTING = 50  # element-wise passes that sorting a projection is worth
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedGenerator(Sliced):
@@ -64,6 +67,9 @@ class SlicedGenerator(Sliced):
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("net", "code", "hidden", "steps", "batch", "rate", "average")
 
+    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    economies: ClassVar[dict[str, int]] = {"batch": 50, "steps": 500}
+
     net: str = "dense"  # or "conv"; in a learned space always dense, before the decoder
     code: int = 16
     hidden: int = 256
@@ -86,7 +92,12 @@ class SlicedGenerator(Sliced):
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         dim, drawn = self.dim(spec), self.steps * self.batch * spec.classes
         work = 4 * drawn * dim * (dim + spec.pixels + self.hidden) + self.opening_work(spec)
-        return {"signal_to_noise_per_class": self.signal(spec, plan), "floating_point_operations": work}
+        return {
+            "signal_to_noise_per_class": self.signal(spec, plan),
+            "floating_point_operations": work,
+            "elementwise_operations": SORTING * drawn * dim,
+            "operator_calls": CALLS * self.steps + self.opening_calls(),
+        }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         spec, device = gate.spec, streams.runtime.target

@@ -57,6 +57,11 @@ class Outline:
         return found
 
     @property
+    def elements(self) -> int:
+        """Elements of all maps of one image."""
+        return self.width * sum(math.prod(side >> number for side in self.sides) for number in range(self.blocks))
+
+    @property
     def work(self) -> int:
         """Floating-point operations of one image's way: those of the convolutions."""
         sizes = [math.prod(shape) for name, shape in self.parameters.items() if name.startswith("conv")]

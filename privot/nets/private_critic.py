@@ -48,6 +48,25 @@ def halving_layers(channels: int, width: int, rounds: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(16 * old, new) for old, new in pairwise(sizes))
 
 
+def critic_work(shape: tuple[int, int, int], width: int) -> float:
+    """Multiplications of one image's way through the convolutions of a `PrivateCritic`.
+
+    Args:
+        shape: Channels, height and width of the images.
+        width: Channels after the first layer.
+
+    Returns:
+        The number of multiplications.
+
+    >>> critic_work((1, 8, 8), 32)
+    8192.0
+    """
+    channels, height, across = shape
+    layers = halvings(height, across)
+    # Each weight of a layer is used once a place. A further layer has four times the weights and a quarter of the places.
+    return height * across / 4 * 16 * width * (channels + 2 * width * max(0, layers - 1) / 4)
+
+
 class PrivateCritic(nn.Module):
     """Image in [0, 1] and label to one score: strided convolutions without norms, then a dense part plus one that belongs to the label.
 

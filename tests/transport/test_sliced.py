@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from sklearn.isotonic import IsotonicRegression
 
-from privot.demo import threads
+from privot.runtime import threads
 from privot.transport import sliced
 from privot.transport.sliced import (
     assigned,
