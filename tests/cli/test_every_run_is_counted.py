@@ -221,13 +221,16 @@ def test_a_simulation_is_counted_as_the_table_says(done, files, monkeypatch):
     assert lines(files, "scans.npz") == claimed("`federate simulate`", parts=3)
 
 
+DECLARED = ("--shape", "1x8x8", "--classes", 3)
+
+
 @pytest.mark.usefixtures("federated")
 def test_clients_are_counted_as_the_table_says(done, files, monkeypatch):
     serve_here(monkeypatch, 2)
-    done("federate", "client", "--data", "others.npz", "--classes", 3, *CLIENT)
+    done("federate", "client", "--data", "others.npz", *DECLARED, *CLIENT)
     assert lines(files, "others.npz") == claimed("`federate client`")
     for part in ("0/2", "1/2"):
-        done("federate", "client", "--data", "scans.npz", "--part", part, *CLIENT)
+        done("federate", "client", "--data", "scans.npz", "--part", part, *DECLARED, *CLIENT)
     assert lines(files, "scans.npz") == claimed("`federate client --part`", parts=2)
 
 
