@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from privot.channels.outlook import too_little
-from privot.cost import seconds_on_cpu, shorter_run
+from privot.cost import seconds_on_cpu, shorter_run, thread_limit
 from privot.data.privatized import Privatized
 from privot.data.spec import Spec
 from privot.errors import SettingError
@@ -19,7 +19,7 @@ from privot.methods import Method
 from privot.privacy.plan import Budget, Plan, Risk, Wall
 from privot.privacy.sampling import CLIENT, LOCAL
 from privot.release import Guarantee, NoGuarantee
-from privot.runtime import Runtime
+from privot.runtime import Runtime, threads
 from privot.show import round_up, seconds
 
 FEW = 10  # records of a critic
@@ -222,18 +222,29 @@ def forecast(spec: Spec, method: Method, plan: Plan, device: torch.device) -> di
         return own
     if device.type != "cpu":
         return {**own, "predicted_seconds": work / _speed(device)}
-    took = seconds_on_cpu(own, _speed(device)) or 0.0
+    speed = _speed(device, thread_limit(spec, device))
+    took = seconds_on_cpu(own, speed) or 0.0
     found = {**own, "predicted_seconds": took}
-    return {**found, "shorter_run": shorter_run(method, spec, _speed(device))} if took > LONG else found
+    return {**found, "shorter_run": shorter_run(method, spec, speed)} if took > LONG else found
 
 
 @functools.cache
-def _speed(device: torch.device) -> float:
-    """Floating-point operations a second of this machine, by a short matrix product, of which a CPU reaches a part; taken once."""
-    one = torch.ones(1000, 1000, device=device)
-    (one @ one).sum().item()
-    start = time.perf_counter()
-    for _ in range(5):
-        product = one @ one
-    product.sum().item()
-    return (USED if device.type == "cpu" else 1.0) * 5 * 2e9 / (time.perf_counter() - start)
+def _speed(device: torch.device, count: int | None = None) -> float:
+    """Floating-point operations a second of this machine, by a short matrix product, of which a CPU reaches a part; taken once.
+
+    Args:
+        device: The device.
+        count: The number of threads on a CPU; None: as many as there are.
+
+    Returns:
+        Floating-point operations a second.
+    """
+    with threads(count):
+        one = torch.ones(1000, 1000, device=device)
+        (one @ one).sum().item()
+        start = time.perf_counter()
+        for _ in range(5):
+            product = one @ one
+        product.sum().item()
+        took = time.perf_counter() - start
+    return (USED if device.type == "cpu" else 1.0) * 5 * 2e9 / took

@@ -120,7 +120,7 @@ def test_a_long_run_names_settings_that_take_about_ten_minutes(name, spec):
 
 
 def test_the_caution_says_how_long_what_instead_and_what_it_costs(monkeypatch):
-    monkeypatch.setattr("privot.preflight._speed", lambda device: ARITHMETIC)
+    monkeypatch.setattr("privot.preflight._speed", lambda device, count=None: ARITHMETIC)
     method = make("private-set", {**LARGE, "noise": 3.0})
     plan = method.plan(CIFAR)
     expected = forecast(CIFAR, method, plan, CPU)
