@@ -37,7 +37,8 @@ def warm():
     Critics().plan(None).cost()
     METHODS["merf"]()  # the first to be made by name has all methods imported
     torch.set_num_threads(1)
-    preflight._speed(torch.device("cpu"))  # of the machine: a fork need not find it out again
+    for count in (None, 1):
+        preflight._speed(torch.device("cpu"), count)  # of the machine: a fork need not find it out again
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.zeros(1)
     torch.optim.Adam([weight]).step()
