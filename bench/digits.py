@@ -15,6 +15,7 @@ choose settings.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
@@ -93,7 +94,8 @@ def split(judge: int, folder: Path) -> tuple[str, Public]:
     images, labels = (each.cpu().numpy() for each in box.records())
     held = np.arange(len(labels)) % judge == 0
     np.savez(path := folder / "digits-part.npz", images=images[~held], labels=labels[~held])
-    return str(path), Public(images[held], labels[held], box.spec, name="held out", repair=True)
+    spec = dataclasses.replace(box.spec, size=int(held.sum()), class_sizes=None)
+    return str(path), Public(images[held], labels[held], spec, name="held out", repair=True)
 
 
 def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -145,7 +147,10 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
 
 def predicted(name: str, chosen: list[str], data: str, owners: list[str], asked: argparse.Namespace) -> float | None:
     """Read the predicted seconds of the same run from `privot plan`; None where it says nothing."""
-    declared = [] if name == "entropic-gan" or not asked.judge else ["--classes", "10", "--shape", "1x8x8", "--size", "1258"]
+    declared: list[str] = []
+    if asked.judge and name != "entropic-gan":
+        with np.load(data) as part:
+            declared = ["--classes", "10", "--shape", "1x8x8", "--size", str(len(part["labels"]))]
     dealt = owners if "--owners" in owners else []
     if "--public-classes" in owners:
         if asked.judge:

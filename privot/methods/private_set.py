@@ -101,7 +101,7 @@ class PrivateSet:
 
     # By channels. How it was measured: docs/methods/private-set.md.
     economy_accuracy: ClassVar[dict[int, str]] = {
-        3: "accuracy of these was not measured; the CPU defaults, of about 20 minutes, read 27 % on CIFAR-10, 500 real images 43 %"
+        3: "accuracy of these was not measured; settings of about 20 minutes read 27 % on CIFAR-10, 500 real images 43 %"
     }
 
     noise: float | None = None
