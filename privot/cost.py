@@ -74,6 +74,8 @@ def fit_settings(method: str | Method, given: Mapping[str, Any] | None, spec: Sp
     chosen = dict(given or {}) if isinstance(method, str) else _settings(method)
     kept = {key for key in chosen if getattr(fitted, key) is not None}
     suitable = fitted.suitable(spec) if hasattr(fitted, "suitable") else {}
+    if device.type == "cpu" and hasattr(fitted, "suitable_on_cpu"):
+        suitable = {**suitable, **fitted.suitable_on_cpu(spec)}
     missing = {key: value for key, value in suitable.items() if key not in kept}
     if missing:
         fitted = dataclasses.replace(fitted, **missing)  # type: ignore[type-var]
@@ -106,8 +108,14 @@ def reduce_settings(method: Method, spec: Spec, limit: float, *, keep: Iterable[
         The method with reduced settings. Where all of them are at their least value, the forecast
         can still be above the limit.
     """
-    kept = set(keep)
-    economies = {key: least for key, least in getattr(method, "economies", {}).items() if key not in kept}
+    for group in ("economies", "last_economies"):
+        method = _halve(method, spec, limit, getattr(method, group, {}), set(keep), speed)
+    return method
+
+
+def _halve(method: Method, spec: Spec, limit: float, least: Mapping[str, int], kept: set[str], speed: float) -> Method:
+    """Halve these settings in turn, down to their least values, until the forecast is within the limit."""
+    economies = {key: value for key, value in least.items() if key not in kept}
     took = _seconds(method, spec, speed)
     while took > limit and economies:
         for key, least in list(economies.items()):

@@ -88,8 +88,21 @@ def test_critics_have_records_enough(name, device):
 def test_reducing_leaves_alone_what_has_no_part_in_the_run():
     grey = fit_settings("private-set", {}, MNIST, CPU)  # its budget has no share for nets that learned from scenes
     assert (grey.seeing, grey.scene_epochs) == (make("private-set").seeing, make("private-set").scene_epochs)
-    colour = fit_settings("private-set", {}, CIFAR, CPU)
+    colour = fit_settings("private-set", {"shares": "0.05,0,0.35,0.6"}, CIFAR, CPU)
     assert colour.scene_epochs < grey.scene_epochs
+
+
+def test_colour_on_a_cpu_does_without_scenes():
+    colour = fit_settings("private-set", {}, CIFAR, CPU)
+    assert colour.shares[2] == 0
+    assert fit_settings("private-set", {"width": "32"}, CIFAR, CPU).width == 32
+    assert fit_settings("private-set", {}, CIFAR, CUDA).shares is None
+
+
+def test_the_last_economies_come_last():
+    small = fit_settings("dp-sinkhorn", {}, MNIST, CPU)
+    assert small.steps < make("dp-sinkhorn").steps
+    assert (small.width, small.batch) == (make("dp-sinkhorn").width, make("dp-sinkhorn").batch)
 
 
 @every_method

@@ -125,7 +125,8 @@ class DPSinkhorn:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.cost`.
-    economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 300, "batch": 50}
+    economies: ClassVar[dict[str, int]] = {"steps": 300}
+    last_economies: ClassVar[dict[str, int]] = {"width": 8, "batch": 50}  # where that is not enough
 
     noise: float | None = None
     clip: str = "record"  # or "batch", the paper's
