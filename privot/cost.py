@@ -113,9 +113,9 @@ def reduce_settings(method: Method, spec: Spec, limit: float, *, keep: Iterable[
     return method
 
 
-def _halve(method: Method, spec: Spec, limit: float, least: Mapping[str, int], kept: set[str], speed: float) -> Method:
+def _halve(method: Method, spec: Spec, limit: float, lowest: Mapping[str, int], kept: set[str], speed: float) -> Method:
     """Halve these settings in turn, down to their least values, until the forecast is within the limit."""
-    economies = {key: value for key, value in least.items() if key not in kept}
+    economies = {key: value for key, value in lowest.items() if key not in kept}
     took = _seconds(method, spec, speed)
     while took > limit and economies:
         for key, least in list(economies.items()):
