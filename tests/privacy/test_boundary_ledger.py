@@ -329,7 +329,10 @@ def test_a_simulation_keeps_to_the_limit_of_the_data_set(privot, scans, tmp_path
     assert len(lines(scans, "reserve")) == 1
 
 
-CLIENT_WORDS = ("federate", "client", "--data", "scans.npz", "--server", "localhost:1", "--ca", "ca", "--key", "key", "--device", "cpu")
+DECLARED = ("--shape", "1x8x8", "--classes", 3)
+CLIENT_WORDS = (
+    "federate", "client", "--data", "scans.npz", *DECLARED, "--server", "localhost:1", "--ca", "ca", "--key", "key", "--device", "cpu",
+)  # fmt: skip
 
 
 def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_path, monkeypatch):
@@ -351,8 +354,8 @@ def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_pa
 def test_a_client_keeps_to_the_limit_of_its_data_set(privot, scans, tmp_path, monkeypatch):
     serve_here(monkeypatch, 2)
     assert privot("ledger", scans, "--limit", 0.1)[0] == 0
-    for words in (("--part", "0/2"), ("--classes", 3), ("--part", "0/2", "--ledger", "h.jsonl"), ("--classes", 3, "--ledger", "h.jsonl")):
-        code, _, err = privot(*CLIENT_WORDS, "--epsilon", 100, *words, "--folder", "-".join(map(str, words)).replace("/", "."))
+    for words in (("--part", "0/2"), (), ("--part", "0/2", "--ledger", "h.jsonl"), ("--ledger", "h.jsonl")):
+        code, _, err = privot(*CLIENT_WORDS, "--epsilon", 100, *words, "--folder", "-".join(["own", *words]).replace("/", "."))
         assert (code, "does not cover it" in err) == (2, True)
     assert [each["kind"] for each in lines(scans)] == ["budget"]
     assert not (tmp_path / "h.jsonl").exists() or not Ledger(tmp_path / "h.jsonl").entries()
