@@ -1,0 +1,2369 @@
+"""One small deterministic run of everything, on the CPU, and digests of what came out.
+
+The package is about to be renamed and moved, and no number may change on the way. Every function
+below that is marked with `golden` performs a run and returns values under names of its own.
+`digests.json` holds the SHA-256 digest of each value; `test_golden.py` computes them again.
+
+- Only values and shapes are digested, in an order that this file gives. Keys of dictionaries, names
+  of classes, settings and files, and words of any kind have no part in a digest.
+- Labels of runs, such as ``method/merf``, are keys of `digests.json`, and chance within a run
+  follows from its label. So labels stay when a thing is renamed: `RENAMED` has its new name.
+- A run imports what it needs by itself, so that one broken import breaks one run.
+- Bits differ between types of CPU and versions of libraries. `fingerprint` says where the digests
+  were taken.
+
+    python tests/golden/runs.py                     # compute all, and compare
+    python tests/golden/runs.py --write             # compute all, and store
+    python tests/golden/runs.py --write --only net  # those whose label contains a word
+"""
+
+import argparse
+import base64
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import io
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import scipy.linalg
+import scipy.special
+import sklearn.linear_model  # noqa: F401 (its libraries must be loaded when threads are limited)
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+STORED = HERE / "digests.json"
+for place in (HERE.parent, HERE.parent / "federated"):  # quick.py, specimens.py; federation.py
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
+
+Values = dict[str, Any]
+RUNS: dict[str, Callable[[Path], Values]] = {}
+
+# label of a run -> the name that the thing has now, where that is another one
+RENAMED: dict[str, str] = {}
+
+
+def golden(label: str, *items: str) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
+    """Register a run, a function of a folder; with items, one of a name and a folder for each."""
+
+    def register(function: Callable[..., Values]) -> Callable[..., Values]:
+        for item in items:
+            own = f"{label}/{item}"
+            RUNS[own] = lambda folder, own=own, item=item: function(RENAMED.get(own, item), folder)
+        if not items:
+            RUNS[label] = function
+        return function
+
+    return register
+
+
+# Digests
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of tensors, arrays, numbers, bytes, and lists of such."""
+    found = hashlib.sha256()
+    _feed(found.update, value)
+    return found.hexdigest()
+
+
+def _feed(update: Callable[[bytes], None], value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.array(value))
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous()
+        update(f"tensor {value.dtype} {list(value.shape)};".encode())
+        update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, (bool, int, float, np.number, np.bool_)):
+        update(f"{number(value)};".encode())
+    elif isinstance(value, bytes):
+        update(f"bytes {len(value)};".encode() + value)
+    elif isinstance(value, (list, tuple)):
+        update(f"list {len(value)};".encode())
+        for each in value:
+            _feed(update, each)
+    elif value is None:
+        update(b"none;")
+    else:
+        raise TypeError(f"{type(value).__name__} is not digested: no names, no words")
+
+
+def number(value: Any) -> str:
+    """A number in 12 significant digits.
+
+    >>> number(0.1 + 0.2), number(3)
+    ('0.3', '3.0')
+    """
+    return repr(float(f"{float(value):.12g}"))
+
+
+def numbers(value: Any) -> list[float]:
+    """The numbers in JSON, dataclasses and lists, by their position; keys and words are left out.
+
+    >>> numbers({"a": [1, "two"], "b": {"c": 0.5}, "d": True})
+    [1, 0.5, True]
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, each.name) for each in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (Tensor, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [found for each in value for found in numbers(each)]
+    return [value] if isinstance(value, (bool, int, float, np.number, np.bool_)) else []
+
+
+def numbers_in(text: str) -> list[float]:
+    """The numbers in a text, in their order.
+
+    >>> numbers_in("epsilon 1.5 at 1e-5, 1,438 records")
+    [1.5, 1e-05, 1438.0]
+    """
+    found = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text.replace(", ", " ; "))
+    return [float(each.rstrip(",").replace(",", "")) for each in found]
+
+
+def bag(values: Iterable[Any]) -> list[bytes]:
+    """Values in no order, for dictionaries whose keys may be renamed and sorted."""
+    return sorted(digest(each).encode() for each in values)
+
+
+def about(value: Tensor) -> Tensor:
+    """Eight decimals, for what depends on where in memory a tensor lies."""
+    return value.double().round(decimals=8) + 0.0
+
+
+# Surroundings
+
+
+def fingerprint() -> dict[str, str]:
+    """What the bits of a result depend on: versions, and a digest of typical computations."""
+    names = (
+        "torch",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "dp-accounting",
+        "torchmetrics",
+        "POT",
+        "xgboost-cpu",
+        "pillow",
+    )
+    versions = {name: _version(name) for name in names}
+    return {**versions, "cpu": torch.backends.cpu.get_cpu_capability(), "probe": probe()}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+@functools.cache
+def probe() -> str:
+    """The digest of convolutions, products, decompositions and sorts of fixed numbers."""
+    with alone("probe"):
+        draws = rng(0)
+        found: list[Any] = []
+        for channels, width, side in ((1, 4, 8), (3, 16, 8), (16, 32, 12), (64, 64, 4)):
+            images = torch.randn(5, channels, side, side, generator=draws, requires_grad=True)
+            weights = torch.randn(width, channels, 3, 3, generator=draws, requires_grad=True)
+            maps = nn.functional.conv2d(images, weights, padding=1)
+            found += [maps, *torch.autograd.grad(maps.square().sum(), (images, weights))]
+        for kind in (torch.float32, torch.float64):
+            for size in (3, 17, 64, 150):
+                left, right = torch.randn(2, 2, size, size, generator=draws, dtype=kind)
+                square = left @ left.mT / size + torch.eye(size, dtype=kind)
+                found += [
+                    left @ right,
+                    left[0] @ right[0, 0],
+                    torch.linalg.eigh(square)[0],
+                    torch.linalg.inv(square),
+                ]
+                found += [
+                    torch.linalg.qr(left)[0],
+                    torch.linalg.svdvals(right),
+                    torch.linalg.cholesky(square),
+                ]
+            flat = torch.randn(1001, generator=draws, dtype=kind)
+            found += [
+                flat.exp(),
+                flat.abs().log(),
+                flat.tanh(),
+                flat.sigmoid(),
+                flat.cos(),
+                flat.sum(),
+                flat.std(),
+            ]
+            found += [
+                flat.logsumexp(0),
+                flat.softmax(0),
+                flat.sort().values,
+                flat.argsort(),
+                flat.cumsum(0),
+                flat.erf(),
+            ]
+            plain = flat.numpy()
+            found += [
+                plain @ plain,
+                np.exp(plain),
+                np.log1p(np.abs(plain)),
+                plain.sum(),
+                np.sort(plain),
+            ]
+        plain = np.linspace(-3, 3, 200).reshape(10, 20)
+        found += [scipy.special.ndtr(plain), scipy.special.betaincinv(2.0, 5.0, (plain + 3) / 6)]
+        found += [scipy.linalg.svdvals(plain), np.linalg.solve(plain @ plain.T + np.eye(10), plain)]
+        return digest(found)
+
+
+@contextlib.contextmanager
+def alone(label: str) -> Iterator[Path]:
+    """Within, chance follows from the label, one thread computes, and no user's file is touched."""
+    calls = itertools.count()
+
+    def urandom(size: int) -> bytes:
+        return hashlib.shake_256(f"{label} {next(calls)}".encode()).digest(size)
+
+    seed = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
+    threads, states = torch.get_num_threads(), (np.random.get_state(), random.getstate())
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="golden-")))
+        names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
+        places = {name: str(folder / "nowhere") for name in names}
+        named = {
+            "PRIVOT_HOME": str(folder / "nowhere" / "home"),
+            "PRIVOT_DATA": str(folder / "nowhere" / "data"),
+        }
+        stack.enter_context(mock.patch.dict(os.environ, {**places, **named}))
+        stack.enter_context(mock.patch.object(os, "urandom", urandom))
+        stack.enter_context(mock.patch.object(random, "_urandom", urandom))  # of `secrets`
+        stack.enter_context(mock.patch.object(os, "fsync", return_value=None))
+        for name, module in list(sys.modules.items()):  # tests put a stand-in there, see steady.py
+            if name.split(".")[0] == "privot" and vars(module).get("os", os) is not os:
+                stack.enter_context(mock.patch.object(module, "os", os))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(threadpool_limits(1))
+        torch.set_num_threads(1)
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            (work := folder / "work").mkdir()
+            yield work
+        finally:
+            torch.set_num_threads(threads)
+            np.random.set_state(states[0])
+            random.setstate(states[1])
+
+
+def compute(label: str) -> dict[str, str]:
+    """The digests of one run, by the names of its values."""
+    with alone(label) as folder:
+        return {name: digest(value) for name, value in RUNS[label](folder).items()}
+
+
+def changes(found: dict[str, str], stored: dict[str, str]) -> list[str]:
+    """Names of values whose digests are not the stored ones."""
+    return [name for name in {**stored, **found} if found.get(name) != stored.get(name)]
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(*shape, generator=rng(seed), dtype=dtype)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=rng(seed), dtype=dtype)
+
+
+@contextlib.contextmanager
+def coarse_prices() -> Iterator[None]:
+    """Sampled plans are priced on the coarsest grid, which is 30 times as quick."""
+    from privot.privacy import accounting
+
+    with mock.patch.object(accounting, "GRIDS", accounting.GRIDS[-1:]):
+        yield
+
+
+@contextlib.contextmanager
+def no_weights() -> Iterator[None]:
+    """No folder of the system has weights of networks."""
+    from privot import files
+
+    with mock.patch.object(files, "folders", return_value=[Path(os.environ["HOME"]) / "data"]):
+        yield
+
+
+def cpu() -> Any:
+    from privot.runtime import Runtime
+
+    return Runtime("cpu")
+
+
+def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Images [count, 1, 8, 8] and labels [count] of the embedded digits."""
+    from privot.data import load
+
+    images, labels = load("digits", public=True).records()
+    return images[start : start + count], labels[start : start + count]
+
+
+def open_box(count: int, start: int = 0, **more: Any) -> Any:
+    """Some digits as public data."""
+    from privot.data import Public, Spec
+
+    images, labels = digits(count, start)
+    spec = Spec((1, 8, 8), 10, **more)
+    return Public(images.numpy(), labels.numpy(), spec, name=f"digits from {start}")
+
+
+# Methods
+
+
+METHODS = (
+    "conditional-gan", "distribution-matching", "dp-gan", "dp-sinkhorn", "entropic-gan",
+    "federated-average-gan", "federated-gs-wgan", "g-pate", "gradient-matching", "gs-wgan",
+    "kernel-points", "merf", "merf-ae", "private-set", "real-subset", "sliced-flow",
+    "sliced-generator",
+)  # fmt: skip
+
+# label of a run -> method, settings beside the quick ones
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "distribution-matching-real": (
+        "distribution-matching",
+        {"init": "real", "augment": False, "ratio": 0.1},
+    ),
+    "dp-sinkhorn-batch": ("dp-sinkhorn", {"clip": "batch", "absolute": 0.5, "fresh": 0.5}),
+    "entropic-gan-nll": ("entropic-gan", {"loss": "nll", "net": "dense"}),
+    "federated-gs-wgan-record": (
+        "federated-gs-wgan",
+        {"unit": "record", "critics": 2, "cohort": 2, "full": False},
+    ),
+    "g-pate-votes": ("g-pate", {"votes": True, "directions": 3, "bins": 4}),
+    "gradient-matching-real": ("gradient-matching", {"init": "real", "augment": False}),
+    "gs-wgan-full": ("gs-wgan", {"full": True, "kind": "residual"}),
+    "gs-wgan-step": ("gs-wgan", {"routing": "step"}),
+    "kernel-points-dense": (
+        "kernel-points",
+        {"kernel": "dense", "zca": True, "learned_labels": True},
+    ),
+    "merf-conv": ("merf", {"net": "conv", "neighbours": "add-remove"}),
+    "private-set-soft": (
+        "private-set",
+        {"neighbours": "replace", "soft": 0.5, "texture": 0.5, "views": 2},
+    ),
+    "sliced-flow-private": ("sliced-flow", {"space": "private", "inner": 4}),
+    "sliced-flow-public": ("sliced-flow", {"space": "public", "inner": 4}),
+    "sliced-flow-records": ("sliced-flow", {"mode": "records", "labelled": False, "space": "haar"}),
+    "sliced-flow-resampled": (
+        "sliced-flow",
+        {"mode": "resampled", "wiener": 0.1, "space": "wavelets"},
+    ),
+    "sliced-generator-records": ("sliced-generator", {"mode": "records", "net": "conv"}),
+}
+
+
+def released(name: str, folder: Path, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """A release of the tiny data set, the method that made it, and what was declared to it."""
+    from quick import asked, given, quick, records, spec_for
+
+    from privot.methods import make
+    from privot.synthesis import synthesize
+
+    method = make(name, {**quick(name), **settings})
+    spec = spec_for(method)
+    box = given(method, *records(), spec)
+    more = {"ledger": folder / "book.jsonl", "runtime": cpu(), "seed": 3, "insecure_seed": 5}
+    return synthesize(box, method, asked(method), **more), method, spec
+
+
+def made(name: str, folder: Path, settings: dict[str, Any]) -> Values:
+    with coarse_prices():
+        release, method, spec = released(name, folder, settings)
+        plan = method.plan(spec)
+        cost = plan.cost()
+    product = release.product
+    found: Values = {"tensors": bag(product.tensors.values()), "samples": release.sample(7, seed=2)}
+    if product.kind == "generator":
+        found["tight samples"] = release.sample(5, seed=1, spread=0.5)[0]
+        found["arguments"] = numbers(product.arguments)
+    if plan.stages:
+        found["plan"] = [[stage.noise, stage.steps] for stage in plan.stages]
+        found["price"] = [cost.epsilon(1e-5), cost.tpr(0.01)]
+    told = {"facts": numbers(product.facts), "forecast": numbers(method.forecast(spec, plan))}
+    return found | {name: value for name, value in told.items() if value}
+
+
+@golden("method", *METHODS)
+def _method(name: str, folder: Path) -> Values:
+    return made(name, folder, {})
+
+
+@golden("method", *VARIANTS)
+def _variant(name: str, folder: Path) -> Values:
+    return made(*VARIANTS[name][:1], folder, VARIANTS[name][1])
+
+
+@golden("method/calibrated")
+def _calibrated(folder: Path) -> Values:
+    """A budget sets the noise, and the release has a guarantee: chance is that of `alone`."""
+    from quick import quick, records, sealed, spec_for
+
+    from privot.methods import make
+    from privot.synthesis import synthesize
+
+    found = {}
+    for name in ("merf", "gs-wgan"):
+        method = make(name, {key: value for key, value in quick(name).items() if key != "noise"})
+        box = sealed(*records(), spec_for(method))
+        with coarse_prices():
+            release = synthesize(box, method, 5.0, ledger=folder / f"{name}.jsonl", runtime=cpu())
+        found[f"{name} tensors"] = bag(release.product.tensors.values())
+        found[f"{name} guarantee"] = numbers(release.guarantee)
+    return found
+
+
+@golden("method/entropic-gan-table")
+def _table(folder: Path) -> Values:
+    from privot.channels.columns import channel_of
+    from privot.data.privatized import Privatized
+    from privot.data.spec import Spec
+    from privot.methods import make
+    from privot.privacy.noise import Secret
+    from privot.synthesis import synthesize
+
+    channel = channel_of(["0-1=laplace:4:-1:1", "2=unary:1:5", "3=randomized-response:2:3"], 4)
+    places = torch.arange(60)[:, None]
+    rows = torch.cat([2 * uniform(60, 2) - 1, places % 5, places % 3], 1)
+    sent = Privatized(channel.privatize(rows, Secret(0)), channel, Spec((1, 1, 4), 1, 60), "sent")
+    method = make("entropic-gan", {"batch": 8, "steps": 4, "code": 4, "hidden": 8})
+    release = synthesize(sent, method, runtime=cpu())
+    return {
+        "tensors": bag(release.product.tensors.values()),
+        "samples": release.sample(9)[0],
+        "facts": numbers(release.product.facts),
+        "guarantee": numbers(release.guarantee),
+    }
+
+
+@golden("method/glyphs")
+def _glyph_start(folder: Path) -> Values:
+    """A generator that begins by learning printed digits."""
+    from privot.data import Sensitive, Spec
+    from privot.methods import make
+    from privot.synthesis import synthesize
+
+    images, labels = digits(60)
+    box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10, 60), name="sixty")
+    settings = {
+        "critics": 4,
+        "steps": 2,
+        "batch": 4,
+        "block": 2,
+        "practice": 2,
+        "noise": 2.0,
+        "lessons": 1,
+        "width": 4,
+    }
+    settings |= {"code": 4, "channels": 4, "warm": 1, "critic_batch": 2, "start": "glyphs"}
+    with coarse_prices():
+        more = {"ledger": folder / "book.jsonl", "runtime": cpu(), "insecure_seed": 1}
+        release = synthesize(box, make("gs-wgan", settings), **more)
+    return {"tensors": bag(release.product.tensors.values()), "samples": release.sample(10)[0]}
+
+
+@golden("resize", "private-set", "sliced-flow")
+def _resize(name: str, folder: Path) -> Values:
+    from privot.synthesis import resize
+
+    with coarse_prices():
+        release, *_ = released(name, folder, {})
+        more = resize(release, 6, runtime=cpu())
+        other = resize(release, 2, settings={"steps": 3}, runtime=cpu())
+    return {
+        "larger": bag(more.product.tensors.values()),
+        "smaller": bag(other.product.tensors.values()),
+    }
+
+
+@golden("release/files")
+def _files(folder: Path) -> Values:
+    """A release that was written and read again, checked, and exported."""
+    from specimens import hand
+
+    from privot import export
+    from privot.release import Release, verify
+
+    release = hand()
+    release.save(folder / "release")
+    read = Release.load(folder / "release")
+    checked = verify(folder / "release")
+    images, labels = read.sample(6, seed=4)
+    export.write(images, labels, folder / "samples.npz", 3)
+    with np.load(folder / "samples.npz") as arrays:
+        exported = [arrays["x"], arrays["y"]]
+    return {
+        "tensors": bag(read.product.tensors.values()),
+        "samples": [images, labels],
+        "guarantee": numbers(checked),
+        "exported": exported,
+        "picture": np.asarray(export.picture(images, 3)),
+    }
+
+
+@golden("settings")
+def _settings(folder: Path) -> Values:
+    """Default settings of all methods by data and device, and the seconds they would take."""
+    from privot.cost import fit_settings, seconds_on_cpu, shorter_run
+    from privot.data.spec import Spec
+
+    small = Spec((1, 8, 8), 10, 1000, (100,) * 10, owners=20)
+    large = Spec((3, 32, 32), 10, 50_000, (5000,) * 10, owners=50)
+    found: Values = {}
+    for label in METHODS:
+        name = RENAMED.get(f"method/{label}", label)
+        pairs = ((small, "cuda"), (large, "cpu"), (small, "cpu"))
+        fitted = [fit_settings(name, {}, spec, torch.device(device)) for spec, device in pairs]
+        forecast = fitted[-1].forecast(small, fitted[-1].plan(small))
+        shorter = numbers(shorter_run(fitted[1], large))
+        found[label] = [*map(numbers, fitted), seconds_on_cpu(forecast), shorter]
+    return found
+
+
+# Privacy
+
+
+@golden("privacy/noise")
+def _noise(folder: Path) -> Values:
+    from decimal import Decimal
+
+    from privot.privacy.noise import Secret, chance, digits_of, grid_for, noisy
+
+    secret = Secret(7)
+    return {
+        "uniform": secret.uniform(11),
+        "normal": secret.normal((3, 5)),
+        "order": secret.order(13),
+        "coins": [secret.coins(chance(power), 50) for power in (-3, 0, 3)],
+        "laplace": [secret.laplace((4, 6), places) for places in (0, 5, 12)],
+        "chance": [list(chance(power)) for power in (-60, 0, 6)],
+        "digits": list(digits_of(Decimal("0.3"))),
+        "grids": [grid_for(*each) for each in ((1.0, 1.0), (0.5, 40.0), (3.0, 0.0))],
+        "noisy": noisy(torch.arange(8).double() * 1000, 2.0, 2.0**-20, secret),
+        "whole": noisy(torch.arange(8) * 2**40, 2.0, 2.0**-20, secret),
+        "from the system": Secret().normal((2, 2)),
+    }
+
+
+@golden("privacy/sampling")
+def _sampling(folder: Path) -> Values:
+    from privot.privacy.noise import Secret
+    from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+
+    secret = Secret(3)
+    return {
+        "all": Full().draw(20, secret),
+        "poisson": [Poisson(rate).draw(40, secret) for rate in (0.1, 0.5, 1.0)],
+        "fixed": [Fixed(count, 20).draw(20, secret) for count in (1, 7, 20)],
+        "shards": [Shards(count).draw(30, secret) for count in (1, 4)],
+    }
+
+
+def plans() -> dict[str, Any]:
+    from privot.privacy.accounting import Neighbours
+    from privot.privacy.plan import Plan, Stage
+    from privot.privacy.sampling import Fixed, Poisson, Shards
+
+    add_remove, replace, local, client = Neighbours
+    response = Stage("a", "privatize", 0.7, law="response")
+    drawn = Stage("a", "sum", 1.0, 20, Poisson(0.1))
+    return {
+        "gaussian": Plan((Stage("a", "sum", 2.0), Stage("b", "sum", 5.0, 10)), replace),
+        "client": Plan((Stage("a", "poll", 3.0, 4),), client),
+        "laplace": Plan((Stage("a", "privatize", 0.5, law="laplace"),), local),
+        "response": Plan((response, Stage("b", "privatize", 2.0)), local),
+        "poisson": Plan((drawn, Stage("b", "sum", 6.0)), add_remove),
+        "fixed": Plan((Stage("a", "sum", 1.5, 10, Fixed(20, 100)),), replace),
+        "shards": Plan((Stage("a", "route", 0.8, 30, Shards(10)),), replace),
+    }
+
+
+PLANS = ("gaussian", "client", "laplace", "response", "poisson", "fixed", "shards")
+
+
+@golden("privacy/accounting", *PLANS)
+def _accounting(name: str, folder: Path) -> Values:
+    from privot.privacy import accounting
+    from privot.privacy.plan import Plan
+
+    plan = plans()[name]
+    with coarse_prices():
+        cost = plan.cost()
+        other = Plan.from_json(json.loads(json.dumps(plan.to_json()))).replaced().cost()
+    renyi = accounting.renyi(plan.event(), plan.neighbours)
+    return {
+        "epsilon": [cost.epsilon(delta) for delta in (1e-3, 1e-5, 1e-8)],
+        "delta": cost.delta(np.array([0.1, 1.0, 3.0])),
+        "power": [cost.tpr(rate) for rate in (0.001, 0.01, 0.1)],
+        "renyi": renyi.epsilon(1e-5),
+        "replaced": other.epsilon(1e-5),
+        "mu": cost.mu,
+    }
+
+
+@golden("privacy/grids")
+def _grids(folder: Path) -> Values:
+    """Sampled plans on the grids that runs of the package take."""
+    plan = plans()["poisson"]
+    return {"epsilon": [plan.cost(roughly).epsilon(1e-5) for roughly in (False, True)]}
+
+
+@golden("privacy/calibration")
+def _calibration(folder: Path) -> Values:
+    from privot.privacy.plan import Budget, Risk
+
+    walls = [Budget(1.0), Budget(6.0, 1e-4), Risk(tpr=0.05, fpr=0.01), Budget(math.inf)]
+    found = {}
+    with coarse_prices():
+        for name, plan in plans().items():
+            if name not in ("gaussian", "client", "poisson", "fixed"):
+                continue
+            kept = walls if name in ("gaussian", "client") else walls[1:2]
+            found[name] = [[stage.noise for stage in plan.calibrated(wall).stages] for wall in kept]
+    return found
+
+
+@golden("privacy/ledger")
+def _ledger(folder: Path) -> Values:
+    """The entries that two runs leave, without times, and what they sum up to."""
+    from privot.privacy.ledger import Ledger, total_cost
+    from privot.privacy.plan import Budget
+
+    with coarse_prices():
+        for name in ("merf", "gs-wgan", "federated-average-gan"):
+            released(name, folder, {})
+        entries = Ledger(folder / "book.jsonl").entries()
+        book, whole = Ledger(folder / "other.jsonl"), plans()
+        tickets = [book.reserve(whole[name], name) for name in ("gaussian", "poisson")]
+        tickets += [book.reserve_part(whole["client"], "parts", part, 3) for part in (0, 1)]
+        total, nothing = book.spent(), total_cost([])
+        book.limit(Budget(50.0))
+    return {
+        "numbers": numbers(entries),
+        "answers": [bytes.fromhex(each["digest"]) for each in entries if "digest" in each],
+        "tickets": tickets,
+        "others": numbers(book.entries()),
+        "spent": [total.epsilon(delta) for delta in (1e-4, 1e-6)],
+        "nothing": nothing.epsilon(1e-5),
+    }
+
+
+@golden("privacy/guarantee")
+def _guarantee(folder: Path) -> Values:
+    from privot.release import Guarantee
+
+    names = ("gaussian", "client", "response", "poisson")
+    with coarse_prices():
+        return {name: numbers(Guarantee.of(plans()[name], 1e-6)) for name in names}
+
+
+@golden("privacy/gate")
+def _gate(folder: Path) -> Values:
+    """Sums of a sealed box through the gate, with seeded noise, by classes and on draws."""
+    from quick import records, sealed
+
+    from privot.data.spec import Spec
+    from privot.privacy.accounting import Neighbours
+    from privot.privacy.gate import Gate
+    from privot.privacy.ledger import Ledger
+    from privot.privacy.plan import Budget, Plan, Stage
+    from privot.privacy.sampling import Poisson
+
+    stages = (Stage("sums", "sum", 2.0, 2), Stage("drawn", "sum", 2.0, 2, Poisson(0.3)))
+    plan = Plan(stages, Neighbours.ADD_REMOVE)
+    box = sealed(*records(), Spec((1, 8, 8), 3))
+    with coarse_prices():
+        more = {"runtime": cpu(), "insecure_seed": 2}
+        gate = Gate(box, plan, Ledger(folder / "a.jsonl"), Budget(1000.0), **more)
+        found: list[Tensor] = []
+        for by_class in (False, True):
+            found.append(gate.sum("sums", lambda image, _: image[0], bound=3.0, per_class=by_class))
+        for _ in range(2):
+            found.append(gate.sum("drawn", lambda image, _: image[0, 0], bound=1.0))
+    return {"sums": found}
+
+
+@golden("privacy/dealing")
+def _dealing(folder: Path) -> Values:
+    from privot.data import load
+    from privot.data.held import held_by
+    from privot.privacy.ledger import Ledger
+
+    book = Ledger(folder / "digits.jsonl")
+    box = load("digits", owners=400)
+    parts = [held_by(box, owner, book) for owner in (0, 7, 399)]
+    return {"parts": [list(each._take(slice(None))) for each in parts]}
+
+
+# Channels
+
+
+CHANNELS = (
+    "laplace", "laplace-ball", "laplace-pooled", "laplace-waves", "gaussian", "gaussian-ball",
+    "gaussian-pooled", "gaussian-waves", "randomized-response", "unary", "optimized-unary", "mixed",
+    "table",
+)  # fmt: skip
+
+
+def channel(label: str) -> Any:
+    from privot.channels import Mixed, Space, known
+    from privot.channels.columns import channel_of
+
+    name, _, way = label.partition("-")
+    if name in ("laplace", "gaussian"):
+        space = {
+            "pooled": Space(kind="pooled", shape=(1, 8, 8), size=4),
+            "waves": Space(kind="waves", shape=(1, 8, 8), size=3),
+        }.get(way, Space(shape=(1, 8, 8)))
+        ball = {"radius": 2.0, "centre": 0.25} if way == "ball" else {}
+        return known(name).calibrated(4.0, 1e-5, space=space, **ball)
+    if label == "mixed":
+        return Mixed(
+            parts=(
+                channel("laplace-pooled"),
+                channel("gaussian-waves"),
+                channel("randomized-response"),
+            )
+        )
+    if label == "table":
+        return channel_of(["0-1=gaussian:4:-1:1", "2=optimized-unary:1:5", "3=laplace:2:0:9"], 4)
+    return known(label).calibrated(1.5, categories=10)
+
+
+@golden("channel", *CHANNELS)
+def _channel(label: str, folder: Path) -> Values:
+    from privot.channels import channel_from
+    from privot.privacy.noise import Secret
+
+    used = channel(label)
+    images, labels = digits(9)
+    flat = images.flatten(1)
+    records = {
+        1: labels[:, None].float(),
+        64: flat,
+        129: torch.cat([flat, flat.flip(1), labels[:, None].float()], 1),
+        4: torch.cat([2 * uniform(9, 2) - 1, labels[:, None].float() % 5, 9 * uniform(9, 1)], 1),
+    }[used.columns]
+    sent = used.privatize(records, Secret(11))
+    points = used.points(records).double().requires_grad_()
+    cost = used.cost(points, sent)
+    (slope,) = torch.autograd.grad(cost.sum(), points)
+    stated = [used.epsilon, used.delta, used.temperature, used.residual(), used.signal(1000)]
+    again = channel_from(json.loads(json.dumps(used.parameters())))
+    return {
+        "sent": sent,
+        "points": points,
+        "cost": cost,
+        "slope": slope,
+        "stated": stated,
+        "again": [
+            again.epsilon,
+            again.at(2.0).epsilon,
+            again.at(2.0).temperature,
+            again.holds(sent),
+        ],
+        "plan": [stage.noise for stage in used.plan().stages],
+    }
+
+
+@golden("channel/privatize")
+def _privatize(folder: Path) -> Values:
+    """Whole boxes through channels, as a client does it, and what the files prove."""
+    from privot.data.privatized import Privatized
+    from privot.data.records import Sensitive
+    from privot.data.spec import Spec
+    from privot.local import certificate, channel_for, privatize, verified
+
+    images, labels = digits(30)
+    spec = Spec((1, 8, 8), 10, 30)
+    found = {}
+    for name in ("laplace", "gaussian"):
+        used = channel_for(spec, name, 20.0, 1e-5, labels_epsilon=3.0, space="pooled", size=4)
+        box = Sensitive(images.numpy(), labels.numpy(), spec)
+        more = {"ledger": folder / f"{name}.jsonl"}
+        found[f"{name} seeded"] = privatize(box, used, **more, insecure_seed=4).values
+        file = folder / f"{name}.safetensors"
+        privatize(box, used, **more, out=file)
+        found[f"{name} file"] = Privatized.load(file).values
+        found[f"{name} certificate"] = numbers(certificate(used))
+        found[f"{name} verified"] = verified(file)["epsilon_from_events"]
+    return found
+
+
+# Transport
+
+
+@golden("transport/sinkhorn")
+def _sinkhorn(folder: Path) -> Values:
+    from privot.transport import sinkhorn
+
+    x, y = uniform(2, 7, 3, seed=1).requires_grad_(), uniform(2, 5, 3, seed=2)
+    weights = uniform(7, seed=3) + 0.1
+    cost = sinkhorn.squared_euclidean(x, y, absolute=0.3)
+    loss = sinkhorn.transport(cost, 0.05, first=weights / weights.sum(), iterations=15)
+    parted = sinkhorn.divergence(x, y, 0.1, iterations=10)
+    half = sinkhorn.semi_debiased(x, x.roll(1, 1), y, 0.1, absolute=0.2, iterations=10)
+    (slope,) = torch.autograd.grad((loss + parted + half).sum(), x)
+    return {
+        "cost": cost,
+        "potentials": list(sinkhorn.potentials(cost, 0.05, iterations=12)),
+        "plan": sinkhorn.plan(cost, 0.05, iterations=12),
+        "losses": [loss, parted, half],
+        "slope": slope,
+        "even": sinkhorn.even(cost, -1),
+    }
+
+
+@golden("transport/entropic")
+def _entropic(folder: Path) -> Values:
+    from privot.transport import entropic
+    from privot.transport.absolute import city_block
+    from privot.transport.sweeping import Logarithms
+
+    found: Values = {"sweeps": [entropic.sweeps(each) for each in (0.5, 2.0, 10.0, 300.0)]}
+    for scale in (1.0, 30.0):
+        x, y = normal(9, 20, seed=4).requires_grad_(), scale * normal(11, 20, seed=5)
+        cost = city_block(x, y)
+        for count in (None, 12):
+            settled = entropic.settle(cost, 2.0, count)
+            found[f"settled {scale} {count}"] = [
+                settled.first,
+                settled.second,
+                settled.error,
+                settled.sweeps,
+            ]
+        losses = [entropic.entropic(cost, 2.0), entropic.likelihood(cost, 2.0)]
+        found[f"losses {scale}"] = losses
+        slopes = [torch.autograd.grad(each, x, retain_graph=True)[0] for each in losses]
+        found[f"slopes {scale}"] = slopes
+    stride = Logarithms(cost.detach() / 2).stride(torch.zeros(11), 6)
+    found["logarithms"] = list(stride)
+    return found
+
+
+@golden("transport/sliced")
+def _sliced(folder: Path) -> Values:
+    from privot.transport import sliced
+
+    frame = sliced.haar(4, 3, rng(0))
+    x, y = normal(8, 4, seed=1).requires_grad_(), normal(6, 4, seed=2)
+    targets = normal(12, 5, seed=3).sort(1).values
+    losses = [
+        sliced.sliced_distance(x, y, frame),
+        sliced.sliced_distance(x, y, frame, p=1),
+        sliced.max_sliced_distance(x, y, frame),
+        sliced.target_loss(x, frame, targets),
+        sliced.target_loss(x, frame, targets, p=3, bits=16),
+    ]
+    points = x.detach()
+    many = points.expand(2, 8, 4)
+    return {
+        "frame": frame,
+        "stretched": [sliced.stretch(targets, count) for count in (1, 5, 9)],
+        "assigned": [sliced.assigned(normal(12, 8, seed=4), targets, bits) for bits in (16, 32)],
+        "steps": [sliced.step(points, frame, targets, rate) for rate in (0.3, 1.0)],
+        "measured": list(sliced.measured_step(many, frame, targets.expand(2, 12, 5), 0.5)),
+        "losses": losses,
+        "slopes": [torch.autograd.grad(each, x)[0] for each in losses],
+        "slices": sliced.slices(points, y, frame, 2),
+    }
+
+
+@golden("transport/sorting")
+def _sorting(folder: Path) -> Values:
+    from privot.transport import sorting
+
+    values = normal(5, 40, seed=0).requires_grad_()
+    ordered = sorting.ordered(values)
+    (slope,) = torch.autograd.grad((ordered * torch.arange(40)).sum(), values)
+    plain = values.detach()
+    return {
+        "ranks": [sorting.rank(plain), sorting.rank(plain, 16), sorting.rank(plain.double())],
+        "coarse": sorting.coarse(plain),
+        "packed": sorting.packed(plain),
+        "ordered": [ordered, sorting.ordered(plain)],
+        "slope": slope,
+        "monotone": sorting.monotone(plain),
+    }
+
+
+@golden("transport/absolute")
+def _absolute(folder: Path) -> Values:
+    from privot.transport.absolute import city_block
+
+    found = {}
+    for dim in (3, 40):
+        x, y = (
+            normal(6, dim, seed=1).requires_grad_(),
+            (3 * normal(7, dim, seed=2)).requires_grad_(),
+        )
+        cost = city_block(x, y)
+        weights = uniform(6, 7, seed=3)
+        found[f"{dim}"] = [cost, *torch.autograd.grad((cost * weights).sum(), (x, y))]
+    found["batches"] = city_block(uniform(2, 3, 4, seed=5), uniform(2, 5, 4, seed=6))
+    return found
+
+
+@golden("transport/extrapolation")
+def _extrapolation(folder: Path) -> Values:
+    from privot.transport.extrapolation import Extrapolation
+
+    x, shrink = uniform(6, seed=1), 0.3 + 0.6 * uniform(6, seed=2)
+    steps, heads = Extrapolation(x), []
+    for _ in range(5):
+        y = shrink * x + 0.1
+        steps.look(x, y, y.sum())
+        ahead = steps.ahead()
+        heads.append(ahead)
+        x = y
+    return {"heads": heads}
+
+
+# Networks
+
+
+GENERATORS = (
+    "ConvDecodedGenerator", "ConvGenerator", "DecodedGenerator", "DeepConvGenerator",
+    "DenseGenerator", "RecordGenerator", "ResidualGenerator",
+)  # fmt: skip
+
+
+@golden("net", *GENERATORS)
+def _generator(name: str, folder: Path) -> Values:
+    from privot.nets import NETS, initialise
+
+    sizes: list[dict[str, Any]] = [
+        {"shape": (1, 8, 8), "classes": 3},
+        {"shape": (3, 12, 10), "classes": 2},
+    ]
+    if name == RENAMED.get("net/RecordGenerator", "RecordGenerator"):
+        sizes = [{"shape": (1, 1, 3), "classes": 2, "columns": [[2, -1.0, 1.0], [5]]}]
+    small = {"width": 4} if "width" in NETS[name].__init__.__code__.co_varnames else {}
+    found = {}
+    for turn, size in enumerate(sizes):
+        net: Any = initialise(NETS[name](**size, **small), rng(turn))
+        codes, labels = normal(4, net.code, seed=5), torch.arange(4) % size["classes"]
+        drawn = net(codes, labels)
+        loss = drawn.square().sum()
+        weights = [each for each in net.parameters() if each.requires_grad]
+        slopes = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else []
+        found[f"images {turn}"] = [drawn, net.eval()(codes, labels)]
+        found[f"slopes {turn}"] = list(slopes)
+        found[f"weights {turn}"] = list(net.state_dict().values())
+    return found
+
+
+def looked(net: nn.Module, *given: Tensor, seed: int = 0) -> list[Tensor]:
+    """What a net of seeded weights gives while it learns, its slopes, and what it gives after."""
+    from privot.nets import initialise
+
+    initialise(net, rng(seed))
+    out = net(*given)
+    slopes = torch.autograd.grad(out.square().sum(), list(net.parameters()), allow_unused=True)
+    with torch.no_grad():
+        return [out, *(each for each in slopes if each is not None), net.eval()(*given)]
+
+
+@golden("net/classifiers")
+def _classifiers(folder: Path) -> Values:
+    from privot.nets.convnet import ConvNet
+    from privot.nets.lenet import LeNet
+    from privot.nets.resnet import ResNet18
+    from privot.nets.vgg import VGG11
+
+    grey, colour = uniform(3, 1, 8, 8), uniform(2, 3, 20, 20)
+    return {
+        "lenet": [looked(LeNet((1, 8, 8), 4), grey), looked(LeNet((3, 20, 20), 4), colour)],
+        "convnet": [
+            looked(ConvNet((1, 8, 8), 4, 8), grey),
+            looked(ConvNet((3, 20, 20), 4, 8, 2), colour),
+        ],
+        "vgg": looked(VGG11((1, 8, 8), 4), grey)[0],
+        "resnet": looked(ResNet18((1, 8, 8), 4), grey)[0],
+    }
+
+
+@golden("net/critics")
+def _critics(folder: Path) -> Values:
+    from privot.nets.critic import Critic, Sketch, adam
+    from privot.nets.deep_convolutional import ProjectionCritic, steepness
+    from privot.nets.private_critic import PrivateCritic, critic_work
+
+    images, labels = uniform(4, 1, 8, 8), torch.arange(4) % 3
+    critic, sketch = Critic((1, 8, 8), 3, 4), Sketch((1, 8, 8), 3, 4, 4)
+    weights, along = critic.begin(2, rng(0))
+    weights = weights + 0.01 * normal(*weights.shape, seed=1)
+    drawn = sketch.begin(2, rng(1))
+    turned = torch.func.vmap(critic.turned)(weights, along)
+    draw = torch.func.vmap(sketch.draw, in_dims=(0, None, None))
+    fakes = draw(drawn, normal(4, 4, seed=2), labels)
+    learn = torch.func.grad_and_value(critic.loss)
+    each = torch.func.vmap(learn, in_dims=(0, 0, None, 0, None, None))
+    slope, loss = each(weights, turned, images, fakes, labels, uniform(4, seed=3))
+    empty = torch.zeros_like(slope)
+    state = adam(weights, slope, empty, empty, torch.tensor(1.0), 0.01)
+    shown = images.clone().requires_grad_()
+    judge = ProjectionCritic((1, 8, 8), 3, 4)
+    found = looked(judge, images, labels)
+    return {
+        "side by side": [weights, along, turned, fakes, slope, loss, *state],
+        "work": [critic.work, critic_work((3, 32, 32), 8)],
+        "projection": found,
+        "steep": steepness(judge(shown, labels), shown),
+        "private": looked(PrivateCritic((1, 9, 8), 3, 4), uniform(4, 1, 9, 8), labels),
+    }
+
+
+@golden("net/autoencoders")
+def _autoencoders(folder: Path) -> Values:
+    from privot.nets.autoencoders import ConvAutoencoder
+    from privot.nets.private_critic import Autoencoder
+
+    images = uniform(4, 1, 8, 8)
+    small = ConvAutoencoder((1, 8, 8), 3, 4)
+    found = {
+        "convolutional": looked(small, images),
+        "large": looked(ConvAutoencoder((3, 36, 36), 4, 2), uniform(2, 3, 36, 36)),
+        "dense": looked(Autoencoder((1, 8, 8), 3, 6, 5), images),
+    }
+    small.encoder.spread(images)
+    return {**found, "spread": small.encoder.raw(images)}
+
+
+@golden("net/ensemble")
+def _ensemble(folder: Path) -> Values:
+    from privot.nets.ensemble import Ensemble, Frozen
+    from privot.nets.outline import Outline
+
+    nets = Ensemble(3, (1, 8, 8), 4, 4, texture=0.5, generator=rng(0))
+    images = uniform(5, 1, 8, 8)
+    logits = nets(images)
+    slopes = torch.autograd.grad(logits.square().sum(), list(nets.parameters()), allow_unused=True)
+    chosen = nets.chosen(torch.tensor([2, 0]))
+    other = Ensemble(2, (1, 8, 8), 4, 4, generator=rng(1))
+    other.follow(nets)
+    outline = Outline((3, 28, 28), 16, 3)
+    return {
+        "logits": [logits, nets(uniform(3, 5, 1, 8, 8))],
+        "slopes": [each for each in slopes if each is not None],
+        "features": nets.features(images, chosen),
+        "seen": nets.seen(images, Frozen(nets)[torch.tensor([1, 2])]),
+        "layers": nets.layers(images, side=2),
+        "followed": list(other.state_dict().values()),
+        "outline": [
+            outline.blocks,
+            outline.numbers,
+            outline.elements,
+            outline.work,
+            nets.seen_numbers,
+        ],
+    }
+
+
+@golden("net/training")
+def _training(folder: Path) -> Values:
+    from privot.nets.augment import OPERATIONS
+    from privot.nets.convnet import ConvNet
+    from privot.nets.ensemble import Ensemble
+    from privot.nets.lenet import LeNet
+    from privot.nets.training import Recipe, train, train_ensemble
+
+    images, labels = digits(20)
+    recipes = {
+        "plain": Recipe(2, 0.05, batch=8, decay=1e-3, drops=(1,), shift=1, flip=True),
+        "adam": Recipe(2, 1e-3, batch=8, adam=True, average=0.9, even=True, half=True),
+        "augmented": Recipe(1, 0.05, batch=8, augment=OPERATIONS),
+    }
+    found: Values = {}
+    for name, recipe in recipes.items():
+        net = train(LeNet, images, labels, 10, recipe, torch.device("cpu"), seed=3)
+        found[name] = [
+            net.probabilities(images),
+            net.guesses(images),
+            *net.net.state_dict().values(),
+        ]
+    many = dataclasses.replace(recipes["augmented"], repeats=2)
+    side = train(ConvNet, images, labels, 10, many, torch.device("cpu"))
+    found["repeated"] = [side.probabilities(images), side.features(images)]
+    for name, generators in (("one", rng(1)), ("each", [rng(1), rng(2)])):
+        nets = Ensemble(2, (1, 8, 8), 10, 4, generator=rng(0))
+        soft = nn.functional.one_hot(labels, 10).float() * 0.9 + 0.01
+        train_ensemble(nets, images, soft, recipes["augmented"], generators)
+        found[name] = list(nets.state_dict().values())
+    return found
+
+
+@golden("net/pictures")
+def _pictures(folder: Path) -> Values:
+    from privot.nets import augment
+    from privot.nets.dense import DenseGenerator
+    from privot.nets.glyphs import glyphs, teach
+    from privot.nets.scenes import scenes
+
+    drawn = augment.draw(12, (8, 6), rng(0))
+    net = DenseGenerator((1, 8, 8), 10, 4, 8, 4)
+    start = looked(net, normal(3, 4), torch.arange(3))
+    teach(net.train(), 4, (1, 8, 8), 10, 3, 5, rng(2))
+    here, codes = torch.device("cpu"), normal(6, 16)
+    return {
+        "drawn": list(drawn),
+        "augmented": augment.apply(uniform(12, 3, 8, 6), drawn),
+        "scenes": [list(scenes(3, 2, shape, rng(1), here)) for shape in ((3, 8, 8), (1, 6, 9))],
+        "glyphs": [glyphs(codes, torch.arange(6), (1, 12, 12), classes) for classes in (10, 62)],
+        "taught": [start, list(net.state_dict().values())],
+    }
+
+
+@golden("net/kernels")
+def _kernels(folder: Path) -> Values:
+    from privot.nets.ensemble import Ensemble
+    from privot.nets.kernel_regression import DenseKernel, FeatureKernel, coefficients
+    from privot.nets.tangent import tangent_kernel
+    from privot.nets.whitening import Whitening
+
+    support, images, labels = uniform(4, 1, 8, 8, seed=1), uniform(6, 1, 8, 8, seed=2), torch.eye(4)
+    features = FeatureKernel(Ensemble(2, (1, 8, 8), 2, 4, generator=rng(0)))
+    first = features.predict(support, labels, images, 1e-3)
+    features.renew(rng(5))
+    moved = support.clone().requires_grad_()
+    dense = DenseKernel(2).predict(moved, labels, images, 1e-3)
+    white = Whitening(images)
+    tangents = tangent_kernel(support.double(), images.double(), 3)
+    return {
+        "features": [first, features.predict(support, labels, images, 1e-3)],
+        "dense": [dense, torch.autograd.grad(dense.square().sum(), moved)[0]],
+        "tangents": tangents,
+        "solved": coefficients(tangents @ tangents.T, labels, 1e-2),
+        "white": [white(images), white.back(white(images))],
+    }
+
+
+@golden("net/matching")
+def _matching(folder: Path) -> Values:
+    from privot.nets import augment
+    from privot.nets.ensemble import Ensemble
+    from privot.nets.matching import Round, match, unit
+    from privot.nets.waves import Canvas, cosines, middle
+
+    nets = Ensemble(2, (1, 8, 8), 3, 4, generator=rng(0)).requires_grad_(False)
+    drawn = augment.draw(4, 8, rng(1))
+    centre = 0.1 * normal(4, nets.seen_numbers, seed=2)
+    part = Round(nets, drawn, centre, 0.1 * normal(4, 3, nets.seen_numbers, seed=3), 1.0)
+    images = uniform(6, 1, 8, 8, seed=4)
+    settings = {
+        "steps": 3,
+        "at_once": 2,
+        "rate": 0.05,
+        "generator": rng(5),
+        "progress": lambda step, of: None,
+    }
+    weights = nets.chosen(torch.tensor([0, 1, 0, 1]))
+    return {
+        "unit": [unit(nets, weights, images, drawn, each) for each in (None, centre)],
+        "matched": [match(images, [part], detail=detail, **settings) for detail in (1.0, 0.5)],
+        "canvas": Canvas(images, 0.5).shown(),
+        "waves": [cosines(8, 3), middle(9, 4, 2)],
+    }
+
+
+@golden("net/averaged")
+def _averaged(folder: Path) -> Values:
+    from privot.nets import ConvGenerator, initialise
+    from privot.nets.averaged import Averaged, faded
+
+    net: Any = initialise(ConvGenerator((1, 8, 8), 3, 4, 8, 4), rng(0))
+    pair = Averaged(net, 0.01, (0.5, 0.9), 0.99)
+    codes, labels = normal(6, 4), torch.arange(6) % 3
+    for step in range(3):
+        pair.net(codes, labels).square().sum().backward()
+        pair.ahead(faded(0.01, step, 3))
+        pair.follow()
+    kept = pair.kept()
+    mean = pair.settled(lambda each: each(codes, labels))
+    return {"kept": bag(kept.values()), "mean": list(mean.state_dict().values())}
+
+
+@golden("net/convolutions")
+def _convolutions(folder: Path) -> Values:
+    """Convolutions of networks side by side, with their second derivatives."""
+    from privot.nets.side_by_side import by_faces, convolve
+
+    x, weight, bias = normal(3, 2, 2, 6, 6), normal(3, 4, 2, 3, 3, seed=1), normal(3, 4, seed=2)
+    found = {}
+    for name, function in (("torch", convolve), ("faces", by_faces)):
+
+        def steep(own: Tensor, maps: Tensor, bias: Tensor, function: Any = function) -> Tensor:
+            def value(each: Tensor) -> Tensor:
+                return function(each, own, bias, 2, 1).tanh().sum()
+
+            return torch.func.grad(value)(maps).square().sum()
+
+        outs = torch.func.vmap(functools.partial(function, stride=2, padding=1))(x, weight, bias)
+        found[name] = [outs, torch.func.vmap(torch.func.grad(steep))(weight, x, bias)]
+    return found
+
+
+@golden("net/large")
+def _large(folder: Path) -> Values:
+    """The networks of FID and LPIPS with random weights."""
+    from privot.nets.alexnet import Lpips
+    from privot.nets.inception import Inception, resized
+
+    lpips = Lpips()
+    looked(lpips.net.features, uniform(1, 3, 64, 64))
+    with torch.no_grad():
+        for head in lpips.heads:
+            head.uniform_(0, 1, generator=rng(3))
+        inception = Inception(logits=True).eval()
+        for place, each in enumerate(inception.parameters()):
+            reach = 1.5 / math.sqrt(each[0].numel()) if each.ndim > 1 else 0.1
+            each.copy_(reach * normal(*each.shape, seed=place))
+        images = uniform(1, 3, 64, 64, seed=1), uniform(1, 3, 64, 64, seed=2)
+        return {
+            "lpips": lpips(*images),
+            "inception": inception.features(uniform(1, 1, 8, 8)),
+            "resized": resized(uniform(2, 1, 5, 7), 11),
+        }
+
+
+# Data
+
+
+@golden("data")
+def _data(folder: Path) -> Values:
+    from privot.data import Sensitive, Spec, load
+
+    images, labels = digits(6)
+    np.savez(
+        folder / "some.npz",
+        x=(images * 255).byte().permute(0, 2, 3, 1).numpy(),
+        y=labels.numpy() % 3,
+    )
+    read = load(folder / "some.npz", public=True).records()
+    broken = np.array(images)
+    broken[0, 0, 0, 0], broken[1, 0, 0, 0] = np.nan, 7.0
+    mended = Sensitive(broken, labels.numpy(), Spec((1, 8, 8), 10), repair=True)
+    owned = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10, owners=4))
+    order = np.array([3, 1, 5, 0, 2, 4])
+    return {
+        "digits": [list(load("digits", each, public=True).records()) for each in ("train", "test")],
+        "file": list(read),
+        "mended": list(mended._take(slice(None))),
+        "laid": owned._laid(torch.arange(4), 1, 3, order),
+    }
+
+
+# Audits: from scores to statements
+
+
+def scores() -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(3)
+    return draws.normal(1.0, 1.0, 300), draws.normal(0.0, 1.0, 400).round(2)
+
+
+@golden("audit/curve")
+def _curve(folder: Path) -> Values:
+    from privot.audit import advantage, mean_auc, roc
+    from privot.audit.curve import cuts, flagged
+
+    members, others = scores()
+    curve = roc(members, others)
+    return {
+        "curve": [curve.fpr, curve.tpr, curve.auc, curve.advantage()],
+        "read": [curve.at([0.001, 0.01, 0.1]), list(curve.logarithmic(20))],
+        "advantage": numbers(advantage(members, others, seed=2)),
+        "mean": numbers(mean_auc([(members[::2], others), (members[1::2], others)])),
+        "cuts": [found := cuts(members, others), flagged(members, found)],
+    }
+
+
+@golden("audit/rates")
+def _rates(folder: Path) -> Values:
+    from privot.audit import least, most, tpr_at
+
+    members, others = scores()
+    hits, levels = np.arange(0, 50, 7), (0.01, 0.1, 0.3)
+    return {
+        "bounds": [least(hits, 50, 0.05), most(hits, 50, 0.05)],
+        "points": [numbers(tpr_at(members, others, levels, 0.9, each)) for each in (False, True)],
+        "attack": numbers(tpr_at(members, others, (0.1,)).attack("some", auc=0.7)),
+    }
+
+
+@golden("audit/bounds")
+def _bounds(folder: Path) -> Values:
+    from privot.audit import gaussian_epsilon, many_runs
+    from privot.audit.bounds import ratio, separation
+
+    members, others = scores()
+    ways = [{"threshold": 0.5}, {}, {"gaussian": True}, {"confidence": 0.8, "seed": 4}]
+    counts = np.arange(1, 40, 6), np.arange(0, 14, 2), 50, 60, 1e-5, 0.05
+    return {
+        "many runs": [numbers(many_runs(members, others, 1e-5, **way)) for way in ways],
+        "epsilon": [gaussian_epsilon(mu, 1e-5) for mu in (0.1, 1.0, 3.0)],
+        "counts": [ratio(*counts), separation(*counts)],
+    }
+
+
+@golden("audit/one-run")
+def _one_run(folder: Path) -> Values:
+    from privot.audit import one_run, one_run_gaussian
+    from privot.audit.one_run import chance_of, refuted
+
+    coins = np.random.default_rng(5).random(120) < 0.5
+    seen = coins + np.random.default_rng(6).normal(0, 0.6, 120)
+    guesses = (40, (20, 10), [(10, 10), (30, 30)])
+    return {
+        "plain": [numbers(one_run(seen, coins, 1e-5, each)) for each in guesses],
+        "gaussian": [numbers(one_run_gaussian(seen, coins, 1e-5, each)) for each in guesses],
+        "chance": [chance_of(30, 40, 120, epsilon, 1e-4) for epsilon in (0.0, 1.0, 2.0)],
+        "refuted": [refuted(120, 40, each, lambda tpr: tpr / np.e, 0.05) for each in (20, 30, 40)],
+    }
+
+
+@golden("audit/verdict")
+def _verdict(folder: Path) -> Values:
+    from specimens import NONE, hand
+
+    from privot.audit import judge, many_runs, tpr_at
+
+    members, others = scores()
+    claim = hand().guarantee
+    found = {}
+    for name, made_of in (("proved", claim), ("none", NONE)):
+        verdicts = [
+            judge(many_runs(members, others, 1e-5, threshold=0.5), made_of),
+            judge(tpr_at(members, others, (0.001, 0.01, 0.1), certain=True), made_of),
+            judge(tpr_at(members + 9, others, (0.001, 0.01, 0.1), certain=True), made_of),
+        ]
+        found[name] = [[*numbers(each), each.broken, each.blind] for each in verdicts]
+    return found
+
+
+# Membership attacks
+
+
+def few_sides(seed: int) -> Any:
+    """Some of those that the controls of attacks ask about."""
+    from privot.attacks.controls import Sides, many
+    from privot.data.records import Records
+
+    return Sides(*(Records(each.images[:40], each.labels[:40]) for each in many(seed)))
+
+
+def fewer_sides(seed: int) -> Any:
+    """A few of two classes."""
+    from privot.attacks.controls import Sides, many
+    from privot.data.records import Records
+
+    found = []
+    for each in many(seed):
+        some = (each.labels < 2).nonzero().flatten()[:6]
+        found.append(Records(each.images[some], each.labels[some]))
+    return Sides(*found)
+
+
+MEMBERSHIP = (
+    "loss", "lira", "lira-offline", "lira-pixels", "lira-features", "rmia", "nearest-pixels",
+    "nearest-features", "nearest-lpips", "real-start", "tracing", "gan-leaks-full",
+    "gan-leaks-partial", "gan-leaks-white",
+)  # fmt: skip
+
+
+@golden("attack", *MEMBERSHIP)
+def _membership(name: str, folder: Path) -> Values:
+    """An attack on a small control that leaks, and on one that cannot."""
+    from privot.attacks.controls import Control, blurred, mislabelled, moved, remembered
+    from privot.attacks.membership import nearest
+
+    learned, searched = Control(blurred, mislabelled, 10), Control(remembered, fewer_sides)
+    chosen = {
+        "loss": learned,
+        "lira": learned,
+        "lira-offline": learned,
+        "rmia": learned,
+        "nearest-lpips": Control(blurred, fewer_sides),
+        "real-start": Control(moved, few_sides),
+        "tracing": Control(blurred),
+        "gan-leaks-full": Control(remembered, few_sides),
+        "gan-leaks-partial": searched,
+        "gan-leaks-white": searched,
+    }
+    current = {RENAMED.get(f"attack/{label}", label): label for label in MEMBERSHIP}
+    control = chosen.get(current[name], Control(blurred, few_sides))
+    with mock.patch.object(nearest, "network", random_lpips):
+        sides = [control.told(name, leaks, 0) for leaks in (True, False)]
+    return {"leaky": list(sides[0]), "null": list(sides[1])}
+
+
+def random_lpips(device: Any = None) -> Any:
+    """The network of LPIPS with seeded weights."""
+    from privot.nets import initialise
+    from privot.nets.alexnet import Lpips
+
+    net = Lpips()
+    initialise(net.net, rng(1))
+    with torch.no_grad():
+        for head in net.heads:
+            head.uniform_(0, 1, generator=rng(2))
+    return net.eval().requires_grad_(False)
+
+
+@golden("attack/functions")
+def _functions(folder: Path) -> Values:
+    """The functions of the attacks, with options that no other run takes."""
+    from privot.attacks.membership import lira, loss, nearest, rmia
+
+    draws = np.random.default_rng(1)
+    members = lira.half(12, 8, rng(2))
+    seen = members + draws.normal(size=members.shape)
+    twice = np.stack([seen, seen + draws.normal(size=seen.shape)], 2)
+    logs = -np.abs(seen) - 0.01
+    population = -np.abs(draws.normal(size=(8, 9))) - 0.01
+    logits, labels = normal(3, 7, 4, seed=1), torch.arange(7) % 4
+    images, known = uniform(9, 1, 8, 8, seed=3), uniform(5, 1, 8, 8, seed=4)
+    ways = [{}, {"offline": True}, {"pooled": False}, {"median": True}]
+    return {
+        "halves": members,
+        "lira": [lira.leave_one_out(seen, members, **way) for way in ways],
+        "twice": [lira.leave_one_out(twice, members, **way) for way in ways],
+        "one": [lira.lira(seen[0], seen[1:], members[1:], **way) for way in ways],
+        "rmia": [
+            rmia.leave_one_out(logs, members, population),
+            rmia.rmia(
+                logs[0],
+                logs[1:],
+                members[1:],
+                population[0],
+                population[1:],
+                offline=True,
+                a=0.5,
+                gamma=1.2,
+            ),
+        ],
+        "loss": [loss.confidence(logits, labels), loss.negative_loss(logits, labels)],
+        "neighbours": list(nearest.neighbours(images, known, 3)),
+        "calibrated": [
+            nearest.calibrated(seen[0], seen[1:]),
+            nearest.calibrated(seen[0], seen[1:], members[1:]),
+        ],
+        "cosine": nearest.cosine(images, known),
+    }
+
+
+@golden("attack/searches")
+def _searches(folder: Path) -> Values:
+    """GAN-Leaks on a real generator, with few steps."""
+    from privot.attacks.membership import gan_leaks
+    from privot.nets import NETS, initialise
+    from privot.product import Product
+
+    arguments = {"shape": [1, 8, 8], "classes": 10, "code": 4, "hidden": 8, "width": 4}
+    net = initialise(NETS["ConvGenerator"](**arguments), rng(0))
+    product = Product.generator("ConvGenerator", arguments, net)
+    drawn = product.build()(normal(9, 4), torch.arange(9)).detach()
+    images, labels = digits(5)
+    return {
+        "partial": gan_leaks.partial_black_box(product, images, labels, rounds=3, children=2),
+        "white": gan_leaks.white_box(product, images, labels, steps=3, restarts=2, perceptual=0),
+        "full": gan_leaks.full_black_box(images, drawn),
+    }
+
+
+@golden("attack/blind")
+def _blind(folder: Path) -> Values:
+    from privot.attacks.blind import blind
+    from privot.data.records import Records
+
+    found = {}
+    for name, factor in (("alike", 1.0), ("apart", 0.8)):
+        images, labels = digits(60, 60)
+        members = Records(*digits(60))
+        found[name] = list(blind(members, Records(factor * images, labels), 10))
+    return found
+
+
+CANARIES = ("clean", "mislabelled", "blank", "noise", "scenes", "orthogonal")
+
+
+@golden("attack/canaries", *CANARIES)
+def _canaries(kind: str, folder: Path) -> Values:
+    from privot.attacks.membership.canaries import GIVEN, canaries, coins
+    from privot.data.spec import Spec
+
+    images, labels = digits(10)
+    given = {"images": images, "labels": labels} if kind in GIVEN else {}
+    made_of = [canaries(kind, Spec((1, 8, 8), 10), 5, rng(4), **given)]
+    if not given:
+        made_of.append(canaries(kind, Spec((3, 6, 5), 4), 3, rng(5)))
+    return {"made": [list(each) for each in made_of], "coins": coins(20)}
+
+
+@golden("attack/power")
+def _power(folder: Path) -> Values:
+    """The controls of one attack as they are, on digits."""
+    from privot.attacks.controls import chance, digits, mislabelled, power
+
+    return {
+        "power": numbers(power.__wrapped__("nearest-pixels")),
+        "digits": [list(each) for each in digits(0)],
+        "mislabelled": [list(each) for each in mislabelled(1)],
+        "chance": [chance(*scores(), seed=seed) for seed in (0, 1)],
+    }
+
+
+def powerful(name: str) -> Any:
+    """An attack's proof of power, taken as given."""
+    from privot.attacks.controls import Power
+
+    return Power(name, 0.99, 0.5, 0.4, 0.9, True, "")
+
+
+@golden("attack/attempt")
+def _attempt(folder: Path) -> Values:
+    """Whole attacks on releases, to the verdict."""
+    from specimens import hand
+
+    from privot.attacks import trying
+    from privot.product import Product
+    from privot.release import Release
+
+    members, others, rest = open_box(40), open_box(50, 40), open_box(30, 90)
+    images, labels = digits(40)
+    claimed = hand(classes=10, names=None)
+    release = Release(Product.set(images, labels), claimed.guarantee, members.spec, claimed.facts)
+    noise = dataclasses.replace(release, product=Product.set(uniform(40, 1, 8, 8), labels))
+    sides, more = (members, others), {"runtime": cpu(), "epochs": 2}
+    with mock.patch.object(trying, "power", powerful):
+        tried = {
+            "nearest": trying.attempt("real-start", release, *sides, references=[noise], **more),
+            "tracing": trying.attempt("tracing", release, *sides, population=rest, **more),
+            "loss": trying.attempt("loss", noise, *sides, candidates=20, **more),
+        }
+    return {name: [numbers(each), numbers(each.to_json())] for name, each in tried.items()}
+
+
+@golden("attack/shadows", "real-subset", "distribution-matching", "merf")
+def _shadows(name: str, folder: Path) -> Values:
+    """Shadows of a method, and LiRA with each of them as the victim."""
+    from quick import quick
+
+    from privot.attacks import trying
+    from privot.attacks.observing import OBSERVATIONS
+
+    settings = {
+        "real-subset": {"per_class": 1},
+        "distribution-matching": {"per_class": 1, "iterations": 2},
+    }
+    settings["distribution-matching"] |= {"batch": 8, "width": 4, "rate": 1.0}
+    own = settings.get(name) or quick(name)
+    members, others = open_box(60), open_box(60, 60)
+    more = {"seed": 3, "epochs": 1, "samples": 20, "at_once": 3}
+    shadows = trying.compared(name, own, None, members, others, folder / "shadows", 4, **more)
+    prepared = shadows.prepare(cpu())
+    with mock.patch.object(trying, "power", powerful):
+        found = trying.left_out("lira-pixels", prepared)
+    return {
+        "members": prepared.members(),
+        "observed": [np.array(prepared.observed(each)) for each in OBSERVATIONS],
+        "facts": [prepared.fact(each) for each in ("records", "accuracy_in", "accuracy_out")],
+        "releases": [bag(prepared.release(each).product.tensors.values()) for each in range(4)],
+        "left out": numbers(found),
+    }
+
+
+AUDITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "runs": ("merf", {"epsilon": 5.0, "runs": 4}),
+    "gaussian": (
+        "merf",
+        {"epsilon": 5.0, "runs": 4, "gaussian": True, "kind": "mislabelled", "score": "nearest"},
+    ),
+    "canaries": ("merf", {"epsilon": 5.0, "canaries": 6, "kind": "orthogonal"}),
+    "open": ("real-subset", {"runs": 4, "kind": "clean"}),
+}
+
+
+@golden("attack/epsilon", *AUDITS)
+def _epsilon(label: str, folder: Path) -> Values:
+    """The lower bound on epsilon by runs with and without planted records."""
+    from privot.attacks.auditing import Audit
+
+    name, more = AUDITS[label]
+    quick = {"features": 16, "steps": 2, "batch": 4, "hidden": 8, "neighbours": "add-remove"}
+    settings = quick if name == "merf" else {"per_class": 2}
+    box = open_box(60)
+    audit = Audit(folder=folder / "audit", box=box, method=name, settings=settings, **more)
+    verdict = audit.run(cpu())
+    text = (folder / "audit" / "runs.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    return {"verdict": numbers(verdict), "runs": numbers(lines)}
+
+
+# Gradient inversion
+
+
+def victims(count: int = 2, batch: int = 1, **more: Any) -> tuple[Any, Tensor, Tensor]:
+    """Updates of fresh LeNets on digits, and the images and labels behind them."""
+    from privot.attacks.inversion.nets import LENET_REACH, drawn, lenet
+    from privot.attacks.inversion.victims import Problem
+
+    images, labels = digits(count * batch)
+    images, labels = images.unflatten(0, (count, batch)), labels.unflatten(0, (count, batch))
+    net = lenet((1, 8, 8), 10)
+    weights = drawn(net, count, rng(3), LENET_REACH)
+    return (
+        Problem.of(net, nn.functional.cross_entropy, images, labels, weights, **more),
+        images,
+        labels,
+    )
+
+
+def shortened(name: str, steps: int = 4) -> Any:
+    """A named attack with so many steps in each phase."""
+    from privot.attacks.inversion.attacking import ATTACKS
+
+    phases = tuple(dataclasses.replace(each, steps=steps) for each in ATTACKS[name].phases)
+    return dataclasses.replace(ATTACKS[name], phases=phases)
+
+
+INVERSION = (
+    "dlg", "idlg", "wdlg", "wdlg-layer", "wdlg-l1", "wdlg-index", "wdlg-sliced", "wdlg-sorted",
+    "wdlg-critic", "cosine", "hybrid",
+)  # fmt: skip
+
+
+def found_images(found: Any) -> list[Any]:
+    trace = [[step, images] for step, images in found.trace or ()]
+    return [found.images, found.labels, found.steps, found.loss, trace]
+
+
+@golden("inversion", *INVERSION)
+def _inversion(name: str, folder: Path) -> Values:
+    from privot.attacks.inversion import invert
+
+    problem, *_ = victims()
+    return {"found": found_images(invert(problem, shortened(name), restarts=1, trace=(1, 3)))}
+
+
+@golden("inversion/optimisers")
+def _optimisers(folder: Path) -> Values:
+    from privot.attacks.inversion import invert
+
+    problem, _, labels = victims(3, 2)
+    attack = shortened("wdlg", 5)
+    ways = {"adam": attack.under("adam", 5), "search": attack.under("lbfgs-search", 5, 0.5)}
+    found = {name: found_images(invert(problem, way, labels=labels)) for name, way in ways.items()}
+    return {
+        **found,
+        "portions": found_images(invert(problem, attack, labels=labels, portion=2, trace=(2,))),
+    }
+
+
+@golden("inversion/objectives")
+def _objectives(folder: Path) -> Values:
+    from privot.attacks.inversion.objectives import OBJECTIVES, total_variation
+
+    one = {"a": normal(4, 3, 2, seed=1).requires_grad_(), "b": normal(4, seed=2).requires_grad_()}
+    two = {"a": normal(4, 3, 2, seed=3), "b": normal(4, seed=4)}
+    found = {}
+    for place, each in enumerate(OBJECTIVES.values()):
+        loss = each.distance(one, two)
+        found[f"{place}"] = [
+            loss,
+            each.residual(one, two),
+            *torch.autograd.grad(loss, list(one.values())),
+        ]
+    return {**found, "variation": total_variation(uniform(2, 5, 5))}
+
+
+@golden("inversion/closed-form")
+def _closed_form(folder: Path) -> Values:
+    from privot.attacks.inversion.closed_form import invert
+    from privot.attacks.inversion.nets import cnn6, drawn, logistic
+    from privot.attacks.inversion.victims import Problem
+
+    problem, *_ = victims()
+    images, labels = digits(2)
+    net = cnn6((1, 8, 8)).double()
+    weights = {name: each.double() for name, each in drawn(net, 2, rng(1)).items()}
+    other = Problem.of(net, logistic, images.double()[:, None], labels[:, None] % 2, weights)
+    return {"lenet": found_images(invert(problem)), "cnn6": found_images(invert(other))}
+
+
+@golden("inversion/relu-batch")
+def _relu_batch(folder: Path) -> Values:
+    from privot.attacks.inversion import relu_batch
+    from privot.attacks.inversion.nets import drawn
+    from privot.attacks.inversion.victims import Problem
+
+    images, labels = digits(3)
+    images, loss = images.double(), nn.functional.cross_entropy
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10)).double()
+    weights = {name: each[0].double() for name, each in drawn(net, 1, rng(2)).items()}
+    problem = Problem.of(net, loss, images[None], labels[None], weights)
+    found = relu_batch.invert(problem, rounds=2)
+    return {"found": [about(found.images), found.labels, found.steps, found.loss]}
+
+
+@golden("inversion/labels")
+def _labels(folder: Path) -> Values:
+    from privot.attacks.inversion.labels import last_linear, mean_error, recovered
+    from privot.attacks.inversion.nets import drawn
+    from privot.attacks.inversion.victims import Problem
+
+    images, labels = digits(8)
+    found = {"one": recovered(victims(4)[0]), "many": recovered(victims(2, 4)[0])}
+    for name, bias in (("with", True), ("without", False)):
+        last = nn.Linear(9, 10, bias=bias)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Sigmoid(), last)
+        weights = {key: each[0] for key, each in drawn(net, 1, rng(2)).items()}
+        problem = Problem.of(net, nn.functional.cross_entropy, images[None], labels[None], weights)
+        errors = mean_error(problem, *last_linear(net, 10))
+        found[name] = [recovered(problem), errors]
+    return found
+
+
+@golden("inversion/certificate")
+def _certificate(folder: Path) -> Values:
+    from privot.attacks.inversion import certify
+    from privot.attacks.inversion.boxed import boxed
+    from privot.attacks.inversion.defences import Clipped, Pruned
+
+    problem, images, labels = victims()
+    found = {}
+    for name, defence in (("plain", None), ("clipped", Clipped(0.5, 1.0)), ("pruned", Pruned(0.5))):
+        sure = certify(problem, images, labels, defence)
+        found[name] = [
+            sure.eigenvalues,
+            sure.variance,
+            sure.hidden,
+            sure.errors,
+            sure.offset,
+            sure.rank,
+        ]
+        found[f"{name} errors"] = [
+            sure.mse(0.01),
+            sure.psnr(0.1),
+            sure.unbiased(0.1),
+            sure.noise_for(15),
+        ]
+    square = normal(2, 6, 6, seed=1)
+    return {**found, "boxed": boxed(square @ square.mT, normal(2, 6, 3, seed=2), (0.0, 1.0))}
+
+
+@golden("inversion/defences")
+def _defences(folder: Path) -> Values:
+    from privot.attacks.inversion import defences
+
+    each = {"a": normal(2, 3, 4, 5, seed=1), "b": normal(2, 3, 4, seed=2)}
+    ways = {
+        "noise": defences.made(noise=0.1),
+        "clipped": defences.made(noise=0.5, clip=1.0, batch=3),
+        "pruned": defences.made(prune=0.6),
+        "rounded": defences.made(bits=4),
+        "signs": defences.made(bits=1),
+        "several": defences.made(noise=0.5, clip=2.0, prune=0.3, bits=6, batch=3),
+    }
+    found: Values = {}
+    for name, way in ways.items():
+        sent = [way(each, rng(3)), way(each), way.expected(each)]
+        found[name] = [[list(update.values()) for update in sent], way.noise_std]
+    for name in ("pruned", "rounded"):
+        problem, *_ = victims(defence=ways[name])
+        found[f"{name} slack"] = list(ways[name].adapted(problem).slack.values())
+    firsts = {name: part[:, 0] for name, part in each.items()}
+    found["spread"] = list(ways["rounded"].spread(firsts).values())
+    return found
+
+
+@golden("inversion/promises")
+def _promises(folder: Path) -> Values:
+    from privot.attacks.inversion.defences import Clipped
+    from privot.attacks.inversion.promises import Training, promise
+
+    with coarse_prices():
+        return {"clipped": numbers(promise(Clipped(1.0, 1.5), Training(1000, 50, 20)))}
+
+
+@golden("inversion/refining")
+def _refining(folder: Path) -> Values:
+    from privot.attacks.inversion.defences import Noise
+    from privot.attacks.inversion.refining import refine
+    from privot.attacks.inversion.victims import Found
+
+    problem, images, labels = victims(defence=Noise(1e-3), generator=rng(4))
+    near = (images + 0.05 * normal(*images.shape)).clamp(0, 1)
+    start = Found(near, labels, torch.ones(2, dtype=torch.long), torch.ones(2))
+    return {"refined": found_images(refine(problem, start, rounds=1))}
+
+
+@golden("inversion/judging")
+def _judging(folder: Path) -> Values:
+    from privot.attacks.inversion import judge
+    from privot.attacks.inversion.judging import matched, overlap
+    from privot.attacks.inversion.victims import Found
+
+    images, labels = digits(6)
+    truth, own = images.unflatten(0, (2, 3)), labels.unflatten(0, (2, 3))
+    guess = truth.flip(1) + 0.1 * normal(*truth.shape)
+    found = judge(Found(guess, own.flip(1), torch.ones(2), torch.ones(2)), truth, own, 0.02)
+    return {
+        "judged": [found.mse, found.nearest, found.psnr, found.ssim, found.labels, found.order],
+        "rates": [found.leaked, found.low, found.high],
+        "json": numbers(found.to_json()),
+        "matched": matched(uniform(3, 4, 4)),
+        "overlap": overlap(torch.tensor([[3, 3, 5]]), torch.tensor([[5, 3, 4]])),
+    }
+
+
+@golden("inversion/audit")
+def _inversion_audit(folder: Path) -> Values:
+    """All tiers on an update of a model of one's own: as it is, and with noise."""
+    from privot.attacks.inversion import audit
+    from privot.nets import initialise
+
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(256, 10)]
+    net = initialise(nn.Sequential(*layers), rng(1))
+    batch = digits(1)
+    loss = nn.functional.cross_entropy
+    slopes = torch.autograd.grad(loss(net(batch[0]), batch[1]), list(net.parameters()))
+    names = [name for name, _ in net.named_parameters()]
+    found = {}
+    for label, noise in (("plain", 0.0), ("noisy", 1e-3)):
+        sent = [2 * each + noise * normal(*each.shape, seed=7) for each in slopes]
+        update = dict(zip(names, sent, strict=True))
+        more = {
+            "attack": shortened("hybrid"),
+            "restarts": 0,
+            "targets": (15,),
+            "defended": bool(noise),
+        }
+        seen = audit(net, loss, batch, update, **more)
+        tiers = [[tier.mse, tier.psnr] for tier in seen.tiers]
+        found[label] = [
+            seen.fit,
+            seen.scale,
+            seen.noise_std,
+            seen.labels,
+            tiers,
+            seen.images,
+            numbers(seen.noise_for),
+        ]
+    return found
+
+
+@golden("inversion/experiment")
+def _experiment(folder: Path) -> Values:
+    from privot.attacks.inversion.experiment import Experiment
+    from privot.attacks.inversion.promises import Training
+
+    found = {}
+    ways = {
+        "plain": {"attack": "idlg", "checked": 1},
+        "defended": {
+            "attack": "wdlg",
+            "noise": 0.1,
+            "clip": 1.0,
+            "bits": 8,
+            "training": Training(1000, 50, 20),
+        },
+        "cnn6": {"net": "cnn6", "attack": "hybrid", "optimiser": "adam"},
+        "batch": {"attack": "dlg", "batch": 2, "prune": 0.3},
+    }
+    for name, way in ways.items():
+        experiment = Experiment(**{"images": 2, "steps": 3, "checked": 0, **way})
+        with coarse_prices():
+            seen = experiment.run(open_box(30), cpu())
+            told = seen.to_json()
+        told["tiers"]["search"] = told["tiers"]["search"] | {"seconds": 0.0}
+        found[name] = [found_images(seen.found), numbers(told), seen.strip()]
+    return found
+
+
+@golden("inversion/wire")
+def _wire(folder: Path) -> Values:
+    """What the record of a federated run tells of an owner's images."""
+    from federation import ROOMY, play, serving, terms
+
+    from privot.attacks.inversion.tapped import tapped
+    from privot.attacks.inversion.wire import Wire
+    from privot.data.records import Sensitive
+    from privot.data.spec import Spec
+    from privot.federated import Owner
+    from privot.privacy.ledger import Ledger
+
+    images, labels = digits(12)
+    box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="ward 0")
+    agreed = terms(owners=1, rounds=2, records=6)
+    server = serving(agreed, ["ward 0"], record=folder / "wire")
+    owner = Owner(box, ROOMY, Ledger(folder / "ward.jsonl"), folder / "run", cpu())
+    play(server, {"ward 0": owner})
+    heard = tapped(folder / "wire")
+    attack = shortened("idlg").under("adam", 4)  # L-BFGS would get its full steps there
+    wire = Wire(images=6, shadows=5, checked=1, attack=attack)
+    found = wire.run(heard, box, open_box(60, 30), cpu())
+    return {
+        "heard": [heard.images, heard.values, len(heard.values)],
+        "pictures": list(found.pictures.values()),
+        "tiers": numbers(found.tiers),
+        "gain": found.gain,
+    }
+
+
+# Measures
+
+
+def readings(found: Iterable[Any]) -> list[Any]:
+    """Numbers of readings, without the seconds."""
+    return [[each.value, each.error, each.samples, each.count, each.publishable] for each in found]
+
+
+def subject(count: int = 60, soft: bool = False) -> Any:
+    from privot.measures import Subject
+
+    images, labels = digits(count)
+    shares = nn.functional.one_hot(labels, 10).float() * 0.9 + 0.01 if soft else None
+    return Subject(
+        "some",
+        (images + 0.1 * normal(*images.shape)).clamp(0, 1),
+        labels,
+        10,
+        public=True,
+        soft=shares,
+    )
+
+
+CLASSICAL = (
+    "logistic", "random_forest", "gaussian_nb", "bernoulli_nb", "linear_svc", "decision_tree",
+    "lda", "adaboost", "mlp", "bagging", "gbm", "xgboost",
+)  # fmt: skip
+NETWORKS = ("cnn", "convnet", "resnet")
+
+
+@contextlib.contextmanager
+def brief_networks() -> Iterator[None]:
+    """One epoch for each network that measures."""
+    module = importlib.import_module("privot.measures.downstream")
+    short = {
+        name: (
+            build,
+            dataclasses.replace(recipe, epochs=1, drops=(), repeats=min(2, recipe.repeats)),
+        )
+        for name, (build, recipe) in module.NETWORKS.items()
+    }
+    with mock.patch.dict(module.NETWORKS, short):
+        yield
+
+
+@golden("measure/classical", *CLASSICAL)
+def _classical(name: str, folder: Path) -> Values:
+    from privot.data.records import Records
+    from privot.measures.classical import fit_predict
+
+    images, labels = digits(60)
+    return {"guesses": fit_predict(name, Records(images, labels), digits(100, 60)[0], 10, 3)}
+
+
+@golden("measure/network", *NETWORKS)
+def _network(name: str, folder: Path) -> Values:
+    from privot.measures.suite import measure
+
+    with brief_networks():
+        more = {"runtime": cpu(), "seed": 2}
+        test, subjects = open_box(50, 60), [subject(20, soft) for soft in (False, True)]
+        found = [measure(each, test, [name], **more) for each in subjects]
+    return {"readings": [readings(each) for each in found]}
+
+
+@golden("measure/thirteen")
+def _thirteen(folder: Path) -> Values:
+    """The mean over the classifiers, and the one beside real data."""
+    from privot.measures.suite import measure
+
+    few = {"linear_svc": {"max_iter": 20}, "mlp": {"max_iter": 5}, "gbm": {"n_estimators": 3}}
+    module = importlib.import_module("privot.measures.classical")
+    known = dict(module.CLASSICAL)
+
+    def short(seed: int, name: str) -> Any:
+        return known[name](seed).set_params(**few[name])
+
+    quick = {name: functools.partial(short, name=name) for name in few}
+    with brief_networks(), mock.patch.dict(module.CLASSICAL, quick):
+        test = open_box(100, 60)
+        ceiling = measure(subject(40), test, ["thirteen"], runtime=cpu())
+        found = measure(subject(30), test, ["thirteen"], ceiling=ceiling, runtime=cpu(), seed=1)
+    return {"ceiling": readings(ceiling), "readings": readings(found)}
+
+
+@golden("measure/suite")
+def _suite(folder: Path) -> Values:
+    """All that compares images, by a stand-in for the network of FID and by a small network."""
+    suite = importlib.import_module("privot.measures.suite")
+    score = importlib.import_module("privot.measures.inception_score")
+    from privot.measures.features import Ruler
+    from privot.nets.convnet import ConvNet
+    from privot.nets.training import Recipe
+
+    def features(images: Tensor, progress: Any) -> Tensor:
+        return images.flatten(1)[:, 20:28]
+
+    ruler = Ruler(
+        "",
+        "eight pixels",
+        True,
+        features,
+        lambda images, progress: features(images, progress).softmax(1),
+    )
+    names = ["fid", "kid", "precision", "domain", "is", "imagenet_is", "sliced", "exact"]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(no_weights())
+        stack.enter_context(mock.patch.object(suite, "inception", return_value=ruler))
+        stack.enter_context(mock.patch.object(score, "RECIPE", Recipe(1, 0.01)))
+        small = functools.partial(ConvNet, width=4, depth=1)
+        stack.enter_context(mock.patch.object(score, "VGG11", small))
+        bench = suite.Workbench(open_box(90, 60), open_box(80, 150), runtime=cpu(), seed=1)
+        found = bench.measure(subject(50), names)
+    return {"readings": [readings([each])[0] for each in found]}
+
+
+@golden("measure/distances")
+def _distances(folder: Path) -> Values:
+    from privot.measures.frechet import frechet, kernel
+    from privot.measures.precision_recall import precision_recall
+    from privot.measures.wasserstein import exact_wasserstein, sliced_wasserstein
+
+    score = importlib.import_module("privot.measures.inception_score")
+    real, fake = normal(60, 5, seed=1), 1.2 * normal(50, 5, seed=2) + 0.3
+    return {
+        "frechet": list(frechet(real, fake, rng(1))),
+        "kernel": list(kernel(real, fake, rng(2), subsets=10, size=20)),
+        "quality": [list(precision_recall(real, fake, k)) for k in (1, 3)],
+        "sliced": [list(sliced_wasserstein(real, fake, 20, rng(3), p)) for p in (1, 2)],
+        "exact": list(exact_wasserstein(real, fake)),
+        "score": list(score.inception_score(normal(60, 4, seed=5).softmax(1), rng(4))),
+    }
+
+
+@golden("measure/similarity")
+def _similarity(folder: Path) -> Values:
+    similarity = importlib.import_module("privot.measures.similarity")
+
+    images, _ = digits(4)
+    other = (images + 0.2 * normal(*images.shape)).clamp(0, 1)
+    wide = uniform(2, 3, 20, 17), uniform(2, 3, 20, 17, seed=1)
+    plain = (similarity.mse, similarity.l2, similarity.psnr, similarity.ssim)
+    with mock.patch.object(similarity, "network", random_lpips):
+        perceptual = similarity.lpips(images, other)
+    return {
+        "plain": [each(*pair) for each in plain for pair in ((images, other), wide)],
+        "lpips": perceptual,
+    }
+
+
+@golden("measure/boosting")
+def _boosting(folder: Path) -> Values:
+    from privot.measures.boosting import StumpBoost
+
+    images, labels = digits(40)
+    made_of = StumpBoost(15).fit(images.flatten(1).numpy(), labels.numpy())
+    return {
+        "stumps": [list(each) for each in made_of.stumps_],
+        "guesses": made_of.predict(images.flatten(1).numpy()),
+    }
+
+
+# Reports
+
+
+def shown(path: Path) -> Values:
+    """Pictures and curves in a page; its words are left out."""
+    from PIL import Image
+
+    html = path.read_text()
+    encoded = [base64.b64decode(each) for each in re.findall(r"base64,([\w+/=]+)", html)]
+    pictures = [np.asarray(Image.open(io.BytesIO(each))) for each in encoded]
+    charts = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    drawn = [re.findall(r' (?:d|cx|cy|r|x1|x2|y1|y2)="([^"]*)"', each) for each in charts]
+    return {
+        "pictures": pictures,
+        "curves": [[numbers_of_path(each) for each in chart] for chart in drawn],
+    }
+
+
+def numbers_of_path(text: str) -> list[float]:
+    return [float(each) for each in re.findall(r"-?\d+(?:\.\d+)?", text)]
+
+
+def plain_text(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@golden("report")
+def _report(folder: Path) -> Values:
+    from specimens import NONE, attack, beside, box, hand, reading
+
+    from privot.privacy.ledger import Ledger
+    from privot.privacy.plan import Budget
+    from privot.report import Owner, write
+
+    found: Values = {}
+    with coarse_prices(), no_weights():
+        book = Ledger(folder / "book.jsonl")
+        book.limit(Budget(20.0))
+        book.reserve(plans()["gaussian"], "some")
+        releases = {
+            "proved": hand(),
+            "none": hand(claim=NONE),
+            "sampled": hand(plans()["poisson"], each=2),
+        }
+        for name, release in releases.items():
+            more = {
+                "readings": [
+                    reading(),
+                    reading("fid", 30.0, better="lower"),
+                    reading("is", 8.0, publishable=False),
+                ],
+                "attacks": [attack(), attack("other", publishable=False)],
+                "owner": Owner(box(1), book),
+            }
+            out = folder / name
+            written = write(release, out, name=name, **more)
+            found[name] = numbers(plain_text(out / "report.json"))
+            found[f"{name} page"] = list(shown(out / "report.html").values())
+            found[f"{name} inside"] = numbers(plain_text(beside(out) / "internal.json"))
+            found[f"{name} owner's page"] = list(shown(beside(out) / "internal.html").values())
+            found[f"{name} written"] = [len(written.files), written.broken, written.left_out]
+        above = write(
+            hand(),
+            folder / "above",
+            name="above",
+            attacks=[attack(tpr=(0.9, 0.95), lower=(0.8, 0.9))],
+        )
+        found["above"] = [above.broken, numbers(plain_text(folder / "above" / "report.json"))]
+    return found
+
+
+@golden("report/compare")
+def _compare(folder: Path) -> Values:
+    from specimens import NONE, hand, reading
+
+    from privot.measures import Subject
+    from privot.report.comparison import compare
+
+    subjects = [
+        (Subject.sampled(hand(), "one", 12), [reading(), reading("fid", 20.0, better="lower")]),
+        (
+            Subject.sampled(hand(claim=NONE), "two", 7, seed=1),
+            [reading(value=0.95), reading("kid", 0.1, samples=5)],
+        ),
+        (
+            Subject("three", uniform(9, 1, 8, 8), torch.arange(9) % 3, 3),
+            [reading(value=0.5, publishable=False)],
+        ),
+    ]
+    page = compare(subjects, folder / "out")
+    return {
+        "numbers": numbers(plain_text(page.with_name("comparison.json"))),
+        "page": list(shown(page).values()),
+    }
+
+
+@golden("report/statement")
+def _statement(folder: Path) -> Values:
+    """The numbers in the words of the promise."""
+    from privot.data.spec import Spec
+    from privot.release import Guarantee
+    from privot.report.statement import statement, verdict
+
+    found = {}
+    for name in ("gaussian", "client", "laplace", "response"):
+        claim = Guarantee.of(plans()[name], 1e-6)
+        words = statement(claim, Spec((1, 8, 8), 3, 60, (20, 20, 20)))
+        found[name] = [sorted(numbers_in(" ".join(words["promise"]))), numbers_in(verdict(claim))]
+    return found
+
+
+# Federations
+
+
+@golden("federated/run")
+def _federated(folder: Path) -> Values:
+    """Three owners and a server in one process: what is sent, released and charged."""
+    from federation import play, serving, terms, wards
+
+    from privot.federated import Answer, Request, unpack
+    from privot.federated.recorded import read
+
+    agreed, everyone = terms(rounds=2), wards(folder)
+    server = serving(agreed, everyone, record=folder / "wire")
+    release = play(server, everyone)
+    messages = [unpack(each.message) for each in read(folder / "wire")]
+    plan = agreed.plan()
+    return {
+        "tensors": bag(release.product.tensors.values()),
+        "samples": release.sample(10),
+        "guarantee": numbers(release.guarantee),
+        "requests": [each.images for each in messages if isinstance(each, Request)],
+        "answers": [each.values for each in messages if isinstance(each, Answer)],
+        "charges": [numbers(each.ledger.entries()) for each in everyone.values()],
+        "spent": [each.spent() for each in everyone.values()],
+        "plan": [[stage.noise, stage.steps] for stage in plan.stages],
+    }
+
+
+@golden("federated/dropout")
+def _dropout(folder: Path) -> Values:
+    """Rounds ask two owners of three, and one of them never answers."""
+    from federation import consent, serving, terms, wards
+
+    agreed, everyone = terms(rounds=4, cohort=2), wards(folder)
+    server = serving(agreed, everyone)
+    consent(server, everyone)
+    asked = []
+    while not server.done:
+        requests = server.ask()
+        asked.append(len(requests))
+        for name, request in requests.items():
+            if name != "ward 1":
+                server.take(name, everyone[name].reply(request))
+        server.close()
+    release = server.finish()
+    tensors = bag(release.product.tensors.values())
+    return {"asked": asked, "tensors": tensors, "samples": release.sample(10)}
+
+
+@golden("federated/messages")
+def _messages(folder: Path) -> Values:
+    """The tensors in packed messages to the byte, and whether each comes back as it was."""
+    from federation import RUN, images, plausible, terms
+
+    from privot.federated import Refusal, Request, pack, unpack
+
+    agreed = terms()
+    messages = [
+        agreed,
+        Request(RUN, 3, images(agreed)),
+        plausible(agreed, 2),
+        Refusal(RUN, -1, "no"),
+    ]
+    packed = [pack(each) for each in messages]
+    bodies = [raw[8 + int.from_bytes(raw[:8], "little") :] for raw in packed]
+    again = unpack(packed[0])
+    stated = [*again.shape, again.classes, again.owners, *numbers(again.settings)]
+    return {
+        "bodies": bodies,
+        "again": [pack(unpack(raw)) == raw for raw in packed],
+        "terms": stated,
+        "answer": unpack(packed[2]).values,
+    }
+
+
+# Whether all is there
+
+
+# name -> module, what it lists there, the label of the runs, and their items
+LISTED: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "methods": ("privot.methods", "methods", "method", METHODS),
+    "channels": ("privot.channels", "CHANNELS", "channel", CHANNELS),
+    "membership attacks": ("privot.attacks", "ATTACKS", "attack", MEMBERSHIP),
+    "inversion attacks": ("privot.attacks.inversion", "ATTACKS", "inversion", INVERSION),
+    "canaries": ("privot.attacks.membership.canaries", "KINDS", "attack/canaries", CANARIES),
+    "generators": ("privot.nets", "NETS", "net", GENERATORS),
+    "classical classifiers": (
+        "privot.measures.classical",
+        "CLASSICAL",
+        "measure/classical",
+        CLASSICAL,
+    ),
+    "networks": ("privot.measures.downstream", "NETWORKS", "measure/network", NETWORKS),
+}
+
+
+def not_covered(name: str) -> set[str]:
+    """What the package lists and no run here covers."""
+    module, attribute, label, items = LISTED[name]
+    listed = getattr(importlib.import_module(module), attribute)
+    covered = {RENAMED.get(f"{label}/{item}", item) for item in items}
+    return set(listed() if callable(listed) else listed) - covered
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compute the digests of all runs.")
+    parser.add_argument("--write", action="store_true", help="store them in digests.json")
+    parser.add_argument("--only", default="", help="runs whose label contains this word")
+    parser.add_argument("--times", action="store_true", help="print the seconds of each run")
+    given = parser.parse_args()
+    stored: Any = {"fingerprint": {}, "digests": {}}
+    if STORED.exists():
+        stored = json.loads(STORED.read_text())
+    here, begin = fingerprint(), time.perf_counter()
+    found: dict[str, dict[str, str]] = {}
+    differ = []
+    for label in (each for each in RUNS if given.only in each):
+        start = time.perf_counter()
+        try:
+            found[label] = compute(label)
+        except Exception as error:
+            if given.write:
+                raise
+            differ.append(f"{label}: {type(error).__name__}: {error}")
+            continue
+        if changed := changes(found[label], stored["digests"].get(label, {})):
+            differ.append(f"{label}: {', '.join(changed)}")
+        if given.times:
+            print(f"{time.perf_counter() - start:7.2f} s  {label}", flush=True)
+    count = sum(map(len, found.values()))
+    print(f"{len(found)} runs, {count} digests, {time.perf_counter() - begin:.0f} s")
+    if not given.write:
+        if stored["fingerprint"] != here:
+            print("the stored digests were taken elsewhere")
+        print("\n".join([f"{len(differ)} runs differ", *differ]))
+        return int(bool(differ))
+    kept = stored["digests"] if given.only else {}
+    if kept and stored["fingerprint"] != here:
+        print("the stored digests were taken elsewhere: write all of them")
+        return 1
+    digests = {label: each for label, each in (kept | found).items() if label in RUNS}
+    STORED.write_text(json.dumps({"fingerprint": here, "digests": digests}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
