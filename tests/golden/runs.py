@@ -1,13 +1,14 @@
-"""One small deterministic run of everything, on the CPU, and digests of what came out.
+"""One small deterministic run of everything on the CPU, and SHA-256 digests of its results.
 
-The package is about to be renamed and moved, and no number may change on the way. Every function
-below that is marked with `golden` performs a run and returns values under names of its own.
-`digests.json` holds the SHA-256 digest of each value; `test_golden.py` computes them again.
+They show that a change which should not alter results, such as a rename or a move, alters none.
+Every function that is marked with `golden` performs a run and returns values under its own names.
+`digests.json` holds the digest of each value, and `test_golden.py` computes the digests again.
+Store new digests only for a change that is meant to alter results; CHANGELOG.md then says so.
 
 - Only values and shapes are digested, in an order that this file gives. Keys of dictionaries, names
   of classes, settings and files, and words of any kind have no part in a digest.
-- Labels of runs, such as ``method/merf``, are keys of `digests.json`, and chance within a run
-  follows from its label. So labels stay when a thing is renamed: `RENAMED` has its new name.
+- Labels of runs, such as ``method/merf``, are keys of `digests.json`, and the random numbers of a
+  run follow from its label. So a label stays when a thing is renamed: `RENAMED` has the new name.
 - A run imports what it needs by itself, so that one broken import breaks one run.
 - Bits differ between types of CPU and versions of libraries. `fingerprint` says where the digests
   were taken.

@@ -1,4 +1,4 @@
-"""No number has changed: every run of `runs` gives what it gave when its digests were stored."""
+"""Every run of `runs` still gives the results whose digests are stored in `digests.json`."""
 
 import json
 
