@@ -16,10 +16,12 @@ from surroundings import commit, hardware
 from torch import Tensor, nn
 from torch.func import vmap
 
-from privot.families.critics import learned
-from privot.nets.critic import Critic
+from privot.components.sharded_critics import learned
+from privot.nets.functional_critic import Critic
 
-BATCH, SHAPE, CLASSES = 32, (1, 28, 28), 10
+BATCH = 32
+SHAPE = (1, 28, 28)
+CLASSES = 10
 
 
 class Plain(nn.Module):
@@ -29,9 +31,13 @@ class Plain(nn.Module):
         super().__init__()
         shapes = [shape for name, shape in critic.shapes.items() if name.startswith("conv")]
         self.convs = nn.ModuleList(
-            nn.utils.parametrizations.spectral_norm(nn.Conv2d(shape[1], shape[0], 5, stride=2, padding=2)) for shape in shapes
+            nn.utils.parametrizations.spectral_norm(
+                nn.Conv2d(shape[1], shape[0], 5, stride=2, padding=2)
+            )
+            for shape in shapes
         )
-        self.dense, self.label = nn.Linear(critic.shapes["dense"][1], 1), nn.Embedding(CLASSES, critic.shapes["dense"][1])
+        self.dense = nn.Linear(critic.shapes["dense"][1], 1)
+        self.label = nn.Embedding(CLASSES, critic.shapes["dense"][1])
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         x = 2 * images - 1
@@ -50,8 +56,14 @@ def one_by_one(critic: Critic, device: torch.device, seconds: float = 5.0) -> fl
     def step() -> None:
         mid = torch.lerp(fake, real, torch.rand(BATCH, 1, 1, 1, device=device)).requires_grad_()
         (slope,) = torch.autograd.grad(net(mid, labels).sum(), mid, create_graph=True)
-        known, drawn = net(real, labels), net(fake, labels)
-        loss = drawn.mean() - known.mean() + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean() + 0.001 * known.square().mean()
+        known = net(real, labels)
+        drawn = net(fake, labels)
+        loss = (
+            drawn.mean()
+            - known.mean()
+            + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean()
+            + 0.001 * known.square().mean()
+        )
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -59,13 +71,22 @@ def one_by_one(critic: Critic, device: torch.device, seconds: float = 5.0) -> fl
     return rate(step, device, seconds)
 
 
-def side_by_side(critic: Critic, count: int, portion: int, device: torch.device, seconds: float = 10.0) -> float:
+def side_by_side(
+    critic: Critic, count: int, portion: int, device: torch.device, seconds: float = 10.0
+) -> float:
     """Through the query that the gate runs, in portions as the gate takes them."""
     generator = torch.Generator().manual_seed(0)
     weights, along = (each.to(device) for each in critic.begin(count, generator))
-    state = {"weights": weights, "along": along, "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights)}
-    images, labels = torch.rand(count, 60, *SHAPE, device=device), torch.randint(CLASSES, (count, 60), device=device)
-    fakes, number = torch.rand(CLASSES, BATCH, *SHAPE, device=device), torch.zeros((), device=device)
+    state = {
+        "weights": weights,
+        "along": along,
+        "mean": torch.zeros_like(weights),
+        "square": torch.zeros_like(weights),
+    }
+    images = torch.rand(count, 60, *SHAPE, device=device)
+    labels = torch.randint(CLASSES, (count, 60), device=device)
+    fakes = torch.rand(CLASSES, BATCH, *SHAPE, device=device)
+    number = torch.zeros((), device=device)
     each = vmap(learned, in_dims=(0, 0, 0, *(None for _ in range(7))))
 
     def step() -> None:
@@ -73,7 +94,9 @@ def side_by_side(critic: Critic, count: int, portion: int, device: torch.device,
         which = torch.randint(BATCH, (1, BATCH), device=device)
         for part in torch.arange(count, device=device).split(max(1, portion // 60)):
             known = {name: value[part] for name, value in state.items()}
-            fresh = each(images[part], labels[part], known, critic, fakes, places, which, mix, number, 1e-4)
+            fresh = each(
+                images[part], labels[part], known, critic, fakes, places, which, mix, number, 1e-4
+            )
             for name, value in state.items():
                 value[part] = fresh[name]
 
@@ -86,7 +109,8 @@ def rate(step: object, device: torch.device, seconds: float) -> float:
     for _ in range(2):
         step()  # type: ignore[operator]
     done()
-    begin, count = time.perf_counter(), 0
+    begin = time.perf_counter()
+    count = 0
     while time.perf_counter() - begin < seconds:
         step()  # type: ignore[operator]
         done()
@@ -95,7 +119,9 @@ def rate(step: object, device: torch.device, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--critics", type=int, default=1000)
     parser.add_argument("--width", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--portion", type=int, nargs="+", default=[4000])
@@ -103,16 +129,22 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
     print(
-        "| width | critics | records at a time | side by side, steps a second | one by one | times |\n|---|---|---|---|---|---|", flush=True
+        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+    )
+    print(
+        "| width | critics | records at a time | side by side, steps a second | one by one | times |\n|---|---|---|---|---|---|",
+        flush=True,
     )
     for width in asked.width:
         critic = Critic(SHAPE, CLASSES, width)
         alone = one_by_one(critic, device, asked.seconds / 2)
         for portion in asked.portion:
             many = side_by_side(critic, asked.critics, portion, device, asked.seconds)
-            print(f"| {width} | {asked.critics} | {portion} | {many:.0f} | {alone:.0f} | {many / alone:.1f} |", flush=True)
+            print(
+                f"| {width} | {asked.critics} | {portion} | {many:.0f} | {alone:.0f} | {many / alone:.1f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -39,15 +39,27 @@ from privot.release import Release
 from privot.runtime import Runtime, threads
 
 SAMPLES = 1438  # as many as there are records; of a set all images are taken
-EPSILON, OWNERS = "1", "20"
-OPEN = ("conditional-gan", "distribution-matching", "gradient-matching", "kernel-points", "real-subset")
+EPSILON = "1"
+OWNERS = "20"
+OPEN = (
+    "conditional-gan",
+    "distribution-matching",
+    "gradient-matching",
+    "kernel-points",
+    "real-subset",
+)
 EXTRA = {
     "sliced-flow": ["--public-classes"],
     "sliced-generator": ["--public-classes"],
     "federated-average-gan": ["--owners", OWNERS],
     "federated-gs-wgan": ["--owners", OWNERS],
 }
-PRIVATIZE = ["--epsilon", "40", "--labels-epsilon", "5"]  # local privacy of images needs a large epsilon
+PRIVATIZE = [
+    "--epsilon",
+    "40",
+    "--labels-epsilon",
+    "5",
+]  # local privacy of images needs a large epsilon
 
 
 def command(*arguments: str) -> list[str]:
@@ -64,13 +76,17 @@ def seconds_of(arguments: list[str], limit: float) -> tuple[float, float, int | 
     Returns:
         Wall seconds, processor seconds, the exit status (None: stopped), and the end of its output.
     """
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
     try:
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=limit)
-        status, said = done.returncode, done.stderr[-2000:]
+        status = done.returncode
+        said = done.stderr[-2000:]
     except subprocess.TimeoutExpired as stopped:
-        status, said = None, (stopped.stderr or b"").decode(errors="replace")[-2000:]
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        status = None
+        said = (stopped.stderr or b"").decode(errors="replace")[-2000:]
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return wall, processor, status, said
 
@@ -115,15 +131,23 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         common = ["--ledger", str(folder / "ledger.jsonl")]
         if name == "entropic-gan":
             sent = str(folder / "sent.safetensors")
-            subprocess.run(command("privatize", data, "--out", sent, *PRIVATIZE, *common), check=True, capture_output=True)
-            data, common = sent, []
+            subprocess.run(
+                command("privatize", data, "--out", sent, *PRIVATIZE, *common),
+                check=True,
+                capture_output=True,
+            )
+            data = sent
+            common = []
         budget = [] if name in OPEN or name == "entropic-gan" else ["--epsilon", asked.epsilon]
-        whole = ["--classes", "10", "--public-size"] if asked.judge and name != "entropic-gan" else []
+        whole = (
+            ["--classes", "10", "--public-size"] if asked.judge and name != "entropic-gan" else []
+        )
         chosen = ["--method", name, *budget, *settings, "--device", "cpu"]
         out = folder / "release"
         owners = EXTRA.get(name, [])
         wall, processor, status, said = seconds_of(
-            command("synthesize", data, *chosen, "--out", str(out), *common, *owners, *whole), asked.limit
+            command("synthesize", data, *chosen, "--out", str(out), *common, *owners, *whole),
+            asked.limit,
         )
         result = {
             "method": name,
@@ -137,15 +161,23 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         }
         if status == 0:
             release = Release.load(out)
-            count = len(release.product.tensors["labels"]) if "labels" in release.product.tensors else SAMPLES
+            count = (
+                len(release.product.tensors["labels"])
+                if "labels" in release.product.tensors
+                else SAMPLES
+            )
             with threads(1):  # nets so small are slower on several
-                readings = downstream(*release.sample(count), test, ("logistic", "cnn"), runtime=Runtime("cpu"))
+                readings = downstream(
+                    *release.sample(count), test, ("logistic", "cnn"), runtime=Runtime("cpu")
+                )
             result |= {each.name: round(100 * each.value, 1) for each in readings}
             result["settings"] = release.facts["settings"]
         return result
 
 
-def predicted(name: str, chosen: list[str], data: str, owners: list[str], asked: argparse.Namespace) -> float | None:
+def predicted(
+    name: str, chosen: list[str], data: str, owners: list[str], asked: argparse.Namespace
+) -> float | None:
     """Read the predicted seconds of the same run from `privot plan`; None where it says nothing."""
     declared: list[str] = []
     if asked.judge and name != "entropic-gan":
@@ -157,7 +189,9 @@ def predicted(name: str, chosen: list[str], data: str, owners: list[str], asked:
             return None
         labels = privot.load("digits", public=True).records()[1]  # type: ignore[union-attr]
         declared = ["--class-sizes", ",".join(map(str, torch.bincount(labels).tolist()))]
-    done = subprocess.run(command("plan", data, *chosen, *dealt, *declared, "--json"), capture_output=True, text=True)
+    done = subprocess.run(
+        command("plan", data, *chosen, *dealt, *declared, "--json"), capture_output=True, text=True
+    )
     if done.returncode:
         return None
     seconds = json.loads(done.stdout)["forecast"].get("predicted_seconds")
@@ -166,30 +200,45 @@ def predicted(name: str, chosen: list[str], data: str, owners: list[str], asked:
 
 def table(folder: Path) -> str:
     """Format the results in a folder as a Markdown table."""
-    lines = ["| method | wall s | processor s | predicted s | logistic % | CNN % |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| method | wall s | processor s | predicted s | logistic % | CNN % |",
+        "|---|---|---|---|---|---|",
+    ]
     for path in sorted(folder.glob("*.json")):
         each = json.loads(path.read_text())
         mark = {"stopped": "> ", "failed": "failed after "}.get(each["status"], "")
         name = " ".join([each["method"], *each["set"]])
-        figures = [each.get(key) for key in ("predicted_seconds", "logistic_accuracy", "cnn_accuracy")]
+        figures = [
+            each.get(key) for key in ("predicted_seconds", "logistic_accuracy", "cnn_accuracy")
+        ]
         told = " | ".join("-" if figure is None else f"{figure:g}" for figure in figures)
-        lines.append(f"| {name} | {mark}{each['wall_seconds']:g} | {each['processor_seconds']:g} | {told} |")
+        lines.append(
+            f"| {name} | {mark}{each['wall_seconds']:g} | {each['processor_seconds']:g} | {told} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="of the results, one JSON file a method")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="of the results, one JSON file a method"
+    )
     parser.add_argument("--only", nargs="+", default=list(methods()), help="methods")
     parser.add_argument("--epsilon", default=EPSILON)
     parser.add_argument("--limit", type=float, default=600.0, help="wall seconds of a run at most")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--judge", type=int, default=0, help="hold out every N-th training image and judge by these")
+    parser.add_argument(
+        "--judge", type=int, default=0, help="hold out every N-th training image and judge by these"
+    )
     parser.add_argument("--table", action="store_true", help="print the results and end")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.table:
-        print(f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+        print(
+            f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+        )
         print(table(asked.folder))
         return
     for name in asked.only:

@@ -23,7 +23,7 @@ import torch
 from surroundings import pot
 from torch import Tensor
 
-from privot.transport.absolute import city_block, distances, signs
+from privot.transport.costs import city_block, distances, signs
 from privot.transport.entropic import entropic, likelihood, settle
 from privot.transport.sinkhorn import squared_euclidean
 
@@ -33,7 +33,8 @@ CHECKED = 1e-5
 def seconds(ways: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, float]:
     """The least time of each way."""
     alone = device == "cpu" and torch.get_num_threads() == 1
-    clock, best = time.process_time if alone else time.perf_counter, dict.fromkeys(ways, float("inf"))
+    clock = time.process_time if alone else time.perf_counter
+    best = dict.fromkeys(ways, float("inf"))
     for _ in range(rounds + 1):  # the first is for warming up, and can only be slower
         for name, way in ways.items():
             if device == "cuda":
@@ -78,9 +79,15 @@ def city_blocks_at(epsilon: float, batch: int, dim: int, device: str, rounds: in
 
     inside = float(((y > x.amin(0)) & (y < x.amax(0))).float().mean())
     title = f"City-block cost, epsilon {epsilon:g} (scale {dim / epsilon:.3g}; {inside:.0%} of the values of y are in the range of x)"
-    forward = {"torch.cdist(p=1)": lambda: plain(x, y), "distances": captured(lambda: distances(x, y), device)}
+    forward = {
+        "torch.cdist(p=1)": lambda: plain(x, y),
+        "distances": captured(lambda: distances(x, y), device),
+    }
     table(title, seconds(forward, device, rounds))
-    there = {"cdist, and back": lambda: both(plain), "city_block, and back": lambda: both(city_block)}
+    there = {
+        "cdist, and back": lambda: both(plain),
+        "city_block, and back": lambda: both(city_block),
+    }
     there["signs alone"] = captured(lambda: signs(x, y, weights), device)
     table(f"{title}, with the gradient", seconds(there, device, rounds))
 
@@ -109,26 +116,45 @@ def envelope(ot: Any, temperature: float, cost: Tensor, **given: Any) -> Any:
 
 def solvers(batch: int, dim: int, scale: float, device: str, rounds: int, sweeps: int) -> None:
     """Value and gradient in x; squared distances, at the temperature of noise with this scale."""
-    ot, (x, y) = pot(), points(batch, dim, scale, device)
+    ot = pot()
+    (x, y) = points(batch, dim, scale, device)
     temperature = 2 * 2 * scale**2  # twice the variance
 
     def both(loss: Callable[[Tensor], Tensor]) -> Any:
         return with_gradient(loss, x, y)
 
     peer = functools.partial(envelope, ot, temperature)
-    same = {"POT, envelope": lambda: both(lambda cost: peer(cost, max_iter=sweeps, tol=0.0))} if ot else {}
-    same["entropic"] = captured(lambda: both(lambda cost: entropic(cost, temperature, sweeps)), device)
-    table(f"{sweeps} sweeps, value and gradient, {batch} x {batch}, d = {dim}", seconds(same, device, rounds))
+    same = (
+        {"POT, envelope": lambda: both(lambda cost: peer(cost, max_iter=sweeps, tol=0.0))}
+        if ot
+        else {}
+    )
+    same["entropic"] = captured(
+        lambda: both(lambda cost: entropic(cost, temperature, sweeps)), device
+    )
+    table(
+        f"{sweeps} sweeps, value and gradient, {batch} x {batch}, d = {dim}",
+        seconds(same, device, rounds),
+    )
     cost = squared_euclidean(x, y)
-    alone: dict[str, Callable[[], Any]] = {"POT, the solver alone": lambda: peer(cost, max_iter=sweeps, tol=0.0)} if ot else {}
-    alone["entropic, the solver alone"] = captured(lambda: settle(cost, temperature, sweeps), device)
-    alone["entropic, the solver alone, checked"] = lambda: settle(cost, temperature, tolerance=CHECKED)
+    alone: dict[str, Callable[[], Any]] = (
+        {"POT, the solver alone": lambda: peer(cost, max_iter=sweeps, tol=0.0)} if ot else {}
+    )
+    alone["entropic, the solver alone"] = captured(
+        lambda: settle(cost, temperature, sweeps), device
+    )
+    alone["entropic, the solver alone, checked"] = lambda: settle(
+        cost, temperature, tolerance=CHECKED
+    )
     table(f"The solver without the cost, {sweeps} sweeps", seconds(alone, device, rounds))
 
 
-def to_the_end(batch: int, dim: int, scale: float, device: str, rounds: int, dtype: torch.dtype) -> None:
+def to_the_end(
+    batch: int, dim: int, scale: float, device: str, rounds: int, dtype: torch.dtype
+) -> None:
     """Value and gradient in x where each solver stops by itself, and how far they are apart."""
-    ot, (x, y) = pot(), (each.to(dtype) for each in points(batch, dim, scale, device))
+    ot = pot()
+    (x, y) = (each.to(dtype) for each in points(batch, dim, scale, device))
     temperature = 2 * 2 * scale**2
 
     def both(loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -139,20 +165,35 @@ def to_the_end(batch: int, dim: int, scale: float, device: str, rounds: int, dty
     if ot:
         # POT's error is the length of the vector of a side's absolute errors: at most this where all relative ones are 1e-5
         free["POT, envelope"] = lambda: both(peer)
-        free["POT, envelope, stops at 1e-5 too"] = lambda: both(lambda cost: peer(cost, tol=CHECKED / batch**0.5))
-    free["entropic, checked"] = lambda: both(lambda cost: entropic(cost, temperature, tolerance=CHECKED))
+        free["POT, envelope, stops at 1e-5 too"] = lambda: both(
+            lambda cost: peer(cost, tol=CHECKED / batch**0.5)
+        )
+    free["entropic, checked"] = lambda: both(
+        lambda cost: entropic(cost, temperature, tolerance=CHECKED)
+    )
     free["likelihood"] = captured(lambda: both(lambda cost: likelihood(cost, temperature)), device)
     done = settle(squared_euclidean(x, y), temperature, tolerance=CHECKED)
     name = str(dtype).removeprefix("torch.")
-    table(f"To the end, {name}: ours after {done.sweeps} sweeps, weights within {float(done.error):.1g}", seconds(free, device, rounds))
+    table(
+        f"To the end, {name}: ours after {done.sweeps} sweeps, weights within {float(done.error):.1g}",
+        seconds(free, device, rounds),
+    )
     if ot:
-        (value, slope), (wanted, theirs) = both(lambda cost: entropic(cost, temperature)), both(peer)
-        apart = float((value - wanted).abs() / wanted.abs()), float((slope - theirs).norm() / theirs.norm())
-        print(f"\nValue and gradient (ours to 1e-6, POT to its default) are apart by {apart[0]:.1g} and {apart[1]:.1g}, relatively.")
+        (value, slope) = both(lambda cost: entropic(cost, temperature))
+        (wanted, theirs) = both(peer)
+        apart = (
+            float((value - wanted).abs() / wanted.abs()),
+            float((slope - theirs).norm() / theirs.norm()),
+        )
+        print(
+            f"\nValue and gradient (ours to 1e-6, POT to its default) are apart by {apart[0]:.1g} and {apart[1]:.1g}, relatively."
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--dim", type=int, default=784)
@@ -162,7 +203,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False  # costs are differences of large numbers
-    where = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
+    where = (
+        torch.cuda.get_device_name()
+        if given.device == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
+    )
     print(f"{where}, torch {torch.__version__}, batch {given.batch}, d = {given.dim}")
     if given.only != "costs":
         solvers(given.batch, given.dim, 2.25, given.device, given.rounds, given.sweeps)

@@ -30,26 +30,44 @@ from surroundings import commit, hardware
 from torch import Tensor
 
 import privot
+from privot.components.server_generator import Drawing
 from privot.data import Public, Spec
-from privot.export import picture
-from privot.families.drawing import Drawing
 from privot.federated.messages import Answer, Request, pack
 from privot.measures import Reading, Subject, Workbench
 from privot.measures.inception_score import inception_score
 from privot.methods import make
 from privot.privacy.plan import Budget, Plan
-from privot.product import Product
+from privot.progress import jsonable
 from privot.release import Guarantee
+from privot.release.artifact import Product
+from privot.release.export import picture
 from privot.runtime import Runtime, Streams
-from privot.show import jsonable
 
 HERE = Path(__file__).parent
-METHOD, DELTA = "federated-gs-wgan", 1.15e-3
+METHOD = "federated-gs-wgan"
+DELTA = 1.15e-3
 # Slopes in 8 x 8 frequencies of the middle 16 x 16 pixels, where FEMNIST has 99 % of its ink: what is asked elsewhere is noise.
-SETTINGS = {"window": 16, "detail": 0.5, "rounds": 500, "cohort": 60, "lessons": 10, "warm": 40, "critic_rate": 3e-4}
+SETTINGS = {
+    "window": 16,
+    "detail": 0.5,
+    "rounds": 500,
+    "cohort": 60,
+    "lessons": 10,
+    "warm": 40,
+    "critic_rate": 3e-4,
+}
 # Chosen, not tuned: between two turns of an owner a critic should come further (lessons x critic_rate) than the generator (rounds x rate).
-STARTING = {"nothing": {"rate": 6e-4}, "glyphs": {"rate": 1e-4, "practice": 4000}}  # who begins with nothing has a longer way
-MANY = {"records": 16, "cohort": 300, "rounds": 200, "lessons": 16, "warm": 16}  # of 3,000 each has 14 records, of 300 138
+STARTING = {
+    "nothing": {"rate": 6e-4},
+    "glyphs": {"rate": 1e-4, "practice": 4000},
+}  # who begins with nothing has a longer way
+MANY = {
+    "records": 16,
+    "cohort": 300,
+    "rounds": 200,
+    "lessons": 16,
+    "warm": 16,
+}  # of 3,000 each has 14 records, of 300 138
 FREE = 6000  # where runs without noise stand on the axis of epsilon
 PAPER = (
     "| Fed-Avg GAN, published | 1e7 | - | 10.88 | 218.24 | - | - | - | 3.94e7 | - |",
@@ -67,30 +85,55 @@ def settings(owners: int, start: str, data: str, more: dict[str, str]) -> dict[s
 
 def noises() -> None:
     """Slopes over squared noise is what the generator can learn from; under user-level privacy it depends on epsilon and owners alone."""
-    print("| epsilon | mu of an owner | noise of each of 6,200 slopes | slopes / noise², 300 owners | 3,000 owners |\n" + "|---" * 5 + "|")
+    print(
+        "| epsilon | mu of an owner | noise of each of 6,200 slopes | slopes / noise², 300 owners | 3,000 owners |\n"
+        + "|---" * 5
+        + "|"
+    )
     plan = make(METHOD, SETTINGS).plan(Spec((1, 28, 28), 62, owners=300))
     for epsilon in (599, 59.9, 30, 10, 3, 1):
         stage = plan.calibrated(Budget(epsilon, DELTA)).stages[0]
         each = stage.steps / stage.noise**2
-        print(f"| {epsilon} | {each**0.5:.2f} | {stage.noise:.2f} | {300 * each / 1000:.2f} thousand | {3 * each:.1f} thousand |")
+        print(
+            f"| {epsilon} | {each**0.5:.2f} | {stage.noise:.2f} | {300 * each / 1000:.2f} thousand | {3 * each:.1f} thousand |"
+        )
 
 
 @functools.cache
 def rulers(data: str, device: str) -> tuple[Workbench, Workbench]:
     """Features are held against the test images alone; the judge of the inception score learned from the training images."""
-    train, test = privot.load(data, public=True), privot.load(data, "test", public=True)
-    return Workbench(test, runtime=Runtime(device), notice=print), Workbench(test, train, runtime=Runtime(device), notice=print)
+    train = privot.load(data, public=True)
+    test = privot.load(data, "test", public=True)
+    return Workbench(test, runtime=Runtime(device), notice=print), Workbench(
+        test, train, runtime=Runtime(device), notice=print
+    )
 
 
-def judged(name: str, images: Tensor, labels: Tensor, only: tuple[str, ...], asked: argparse.Namespace) -> list[Reading]:
+def judged(
+    name: str, images: Tensor, labels: Tensor, only: tuple[str, ...], asked: argparse.Namespace
+) -> list[Reading]:
     held, with_train = rulers(asked.data, asked.device)
     subject = Subject(name, images, labels, held.test.spec.classes, public=True)
-    found = [reading for each in only if each != "read" for reading in (with_train if each == "is" else held).measure(subject, [each])]
+    found = [
+        reading
+        for each in only
+        if each != "read"
+        for reading in (with_train if each == "is" else held).measure(subject, [each])
+    ]
     if "read" in only:
         judge, text = with_train._judge
         right = (judge.guesses(images) == labels).double()
         found.append(
-            Reading("read", right.mean().item(), right.std().item() / len(right) ** 0.5, len(right), held.test.name, 0, True, text)
+            Reading(
+                "read",
+                right.mean().item(),
+                right.std().item() / len(right) ** 0.5,
+                len(right),
+                held.test.name,
+                0,
+                True,
+                text,
+            )
         )
     return found
 
@@ -100,17 +143,32 @@ def measured(product: Product, spec: Spec, asked: argparse.Namespace) -> dict[st
     test = rulers(asked.data, asked.device)[0].test
     assert isinstance(test, Public)
     come = test.records().labels
-    come = come[torch.randint(len(come), (asked.count,), generator=torch.Generator().manual_seed(asked.seed))]
-    target, found = Runtime(asked.device).target, {}
+    come = come[
+        torch.randint(
+            len(come), (asked.count,), generator=torch.Generator().manual_seed(asked.seed)
+        )
+    ]
+    target = Runtime(asked.device).target
+    found = {}
     for end, labels in (("", come), ("_even", torch.arange(asked.count) % spec.classes)):
-        images, labels = product.sample(spec, asked.count, labels, seed=asked.seed + 1, device=target)
-        found |= {f"{each.name}{end}": jsonable(asdict(each)) for each in judged("drawn", images, labels, asked.only, asked)}
+        images, labels = product.sample(
+            spec, asked.count, labels, seed=asked.seed + 1, device=target
+        )
+        found |= {
+            f"{each.name}{end}": jsonable(asdict(each))
+            for each in judged("drawn", images, labels, asked.only, asked)
+        }
     return found
 
 
 def keep(name: str, row: dict[str, Any], shown: Tensor | None, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    where = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "torch": torch.__version__, "commit": commit()}
+    where = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "hardware": hardware(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     if shown is not None:
         picture(shown, 8 if len(shown) < 100 else 16).save(out / f"{name}.png")
     (part := out / f"{name}.part").write_text(json.dumps(jsonable(row) | where, indent=1))
@@ -136,15 +194,24 @@ class Clock:
 
 def eight(product: Product, spec: Spec, device: str) -> Tensor:
     """Eight images of each class; of 62 classes two stand side by side in a row, so that a screen holds them."""
-    labels, half = torch.arange(spec.classes), -(-spec.classes // 2)
-    order = torch.stack([labels[:half], labels[spec.classes - half :]], 1).flatten() if spec.classes > 20 else labels
-    return product.sample(spec, 8 * len(order), order.repeat_interleave(8), seed=8, device=Runtime(device).target)[0]
+    labels = torch.arange(spec.classes)
+    half = -(-spec.classes // 2)
+    order = (
+        torch.stack([labels[:half], labels[spec.classes - half :]], 1).flatten()
+        if spec.classes > 20
+        else labels
+    )
+    return product.sample(
+        spec, 8 * len(order), order.repeat_interleave(8), seed=8, device=Runtime(device).target
+    )[0]
 
 
 def wired(maker: Any, spec: Spec) -> int:
     """Bytes of one owner's question and answer, as the wire carries them."""
-    rows, run = (spec.classes, maker.rows), "0" * 32
-    images, values = torch.zeros(*rows, *spec.shape, dtype=torch.uint8), torch.zeros(*rows, *maker.numbers(spec))
+    rows = (spec.classes, maker.rows)
+    run = "0" * 32
+    images = torch.zeros(*rows, *spec.shape, dtype=torch.uint8)
+    values = torch.zeros(*rows, *maker.numbers(spec))
     return len(pack(Request(run, 0, images))) + len(pack(Answer(run, 0, values)))
 
 
@@ -152,56 +219,123 @@ def trained(owners: int, epsilon: float, start: str, asked: argparse.Namespace) 
     name = f"{asked.data}-{owners}-{start}-eps{epsilon:g}" + (f"-{asked.tag}" if asked.tag else "")
     if (asked.out / f"{name}.json").exists():
         return print(f"{name}: there already")
-    box = privot.load(asked.data, **({} if asked.data == "femnist" and owners == 300 else {"owners": owners}))
-    maker, clock, begin = make(METHOD, settings(owners, start, asked.data, asked.set)), Clock(), time.perf_counter()
+    box = privot.load(
+        asked.data, **({} if asked.data == "femnist" and owners == 300 else {"owners": owners})
+    )
+    maker = make(METHOD, settings(owners, start, asked.data, asked.set))
+    clock = Clock()
+    begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         release = privot.synthesize(
-            box, maker, Budget(epsilon, DELTA), ledger=f"{folder}/ledger.jsonl", seed=asked.seed, progress=clock,
+            box,
+            maker,
+            Budget(epsilon, DELTA),
+            ledger=f"{folder}/ledger.jsonl",
+            seed=asked.seed,
+            progress=clock,
             runtime=Runtime(asked.device, asked.microbatch),
-        )  # fmt: skip
-    took, plan = time.perf_counter() - begin, Plan.from_json(release.facts["plan"])
+        )
+    took = time.perf_counter() - begin
+    plan = Plan.from_json(release.facts["plan"])
     certified = release.guarantee
     row = {
-        "data": asked.data, "owners": owners, "start": start, "asked": epsilon, "delta": DELTA, "seed": asked.seed, "seconds": took,
-        "epsilon": certified.epsilon if isinstance(certified, Guarantee) else None, "guarantee": asdict(certified),
-        "noise": plan.stages[0].noise, "slopes_of_an_owner": plan.stages[0].steps, "settings": release.facts["settings"],
-        "bytes_of_an_owner_and_round": wired(maker, box.spec), "stages": clock.seconds,
+        "data": asked.data,
+        "owners": owners,
+        "start": start,
+        "asked": epsilon,
+        "delta": DELTA,
+        "seed": asked.seed,
+        "seconds": took,
+        "epsilon": certified.epsilon if isinstance(certified, Guarantee) else None,
+        "guarantee": asdict(certified),
+        "noise": plan.stages[0].noise,
+        "slopes_of_an_owner": plan.stages[0].steps,
+        "settings": release.facts["settings"],
+        "bytes_of_an_owner_and_round": wired(maker, box.spec),
+        "stages": clock.seconds,
         "readings": measured(release.product, box.spec, asked),
-    }  # fmt: skip
+    }
     keep(name, row, eight(release.product, box.spec, asked.device), asked.out)
 
 
 def prior(asked: argparse.Namespace) -> None:
     """What the generator draws before anybody was asked: all of its rounds without a slope."""
-    spec, begin = privot.load(asked.data, owners=asked.owners[0]).spec, time.perf_counter()
+    spec = privot.load(asked.data, owners=asked.owners[0]).spec
+    begin = time.perf_counter()
     drawing = Drawing(
-        make(METHOD, settings(asked.owners[0], "glyphs", asked.data, asked.set)), spec, Streams(asked.seed, Runtime(asked.device)), Clock()
+        make(METHOD, settings(asked.owners[0], "glyphs", asked.data, asked.set)),
+        spec,
+        Streams(asked.seed, Runtime(asked.device)),
+        Clock(),
     )
-    product, took = drawing.product(), time.perf_counter() - begin
-    row = {"data": asked.data, "owners": 0, "start": "glyphs", "asked": 0.0, "epsilon": 0.0, "seconds": took}
+    product = drawing.product()
+    took = time.perf_counter() - begin
+    row = {
+        "data": asked.data,
+        "owners": 0,
+        "start": "glyphs",
+        "asked": 0.0,
+        "epsilon": 0.0,
+        "seconds": took,
+    }
     name = f"{asked.data}-prior" + (f"-{asked.tag}" if asked.tag else "")
-    keep(name, row | {"readings": measured(product, spec, asked)}, eight(product, spec, asked.device), asked.out)
+    keep(
+        name,
+        row | {"readings": measured(product, spec, asked)},
+        eight(product, spec, asked.device),
+        asked.out,
+    )
 
 
 def real(asked: argparse.Namespace) -> None:
     """Training images under the ruler of FID; what the judge learned from it would flatter, so IS and "read" are of the test images."""
-    train, test = (privot.load(asked.data, part, public=True).records() for part in ("train", "test"))
-    some = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(asked.seed))[: asked.count]
-    begin, (_, with_train) = time.perf_counter(), rulers(asked.data, asked.device)
-    found = judged("real", train.images[some], train.labels[some], tuple(each for each in asked.only if each not in ("is", "read")), asked)
+    train, test = (
+        privot.load(asked.data, part, public=True).records() for part in ("train", "test")
+    )
+    some = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(asked.seed))[
+        : asked.count
+    ]
+    begin = time.perf_counter()
+    (_, with_train) = rulers(asked.data, asked.device)
+    found = judged(
+        "real",
+        train.images[some],
+        train.labels[some],
+        tuple(each for each in asked.only if each not in ("is", "read")),
+        asked,
+    )
     if {"is", "read"} & {*asked.only}:
         judge, text = with_train._judge
         facts = (len(test.labels), asked.data, 0, True, text)
         right = (judge.guesses(test.images) == test.labels).double()
-        found.append(Reading("read", right.mean().item(), right.std().item() / len(right) ** 0.5, *facts))
-        score = inception_score(judge.probabilities(test.images), torch.Generator().manual_seed(asked.seed))
+        found.append(
+            Reading("read", right.mean().item(), right.std().item() / len(right) ** 0.5, *facts)
+        )
+        score = inception_score(
+            judge.probabilities(test.images), torch.Generator().manual_seed(asked.seed)
+        )
         found.append(Reading("is", *score, *facts))
-    row = {"data": asked.data, "owners": 0, "start": "real", "asked": None, "epsilon": None, "seconds": time.perf_counter() - begin}
-    keep(f"{asked.data}-real", row | {"readings": {each.name: jsonable(asdict(each)) for each in found}}, None, asked.out)
+    row = {
+        "data": asked.data,
+        "owners": 0,
+        "start": "real",
+        "asked": None,
+        "epsilon": None,
+        "seconds": time.perf_counter() - begin,
+    }
+    keep(
+        f"{asked.data}-real",
+        row | {"readings": {each.name: jsonable(asdict(each)) for each in found}},
+        None,
+        asked.out,
+    )
 
 
 def table(out: Path) -> None:
-    rows = sorted((json.loads(path.read_text()) | {"name": path.stem} for path in out.glob("*.json")), key=lambda row: row["name"])
+    rows = sorted(
+        (json.loads(path.read_text()) | {"name": path.stem} for path in out.glob("*.json")),
+        key=lambda row: row["name"],
+    )
     print(
         "| row | epsilon | noise | IS | FID | read | IS, even labels | FID, even labels | bytes an owner and round | seconds |\n"
         + "|---" * 10
@@ -209,9 +343,23 @@ def table(out: Path) -> None:
     )
     for row in rows:
         values = {key: f"{each['value']:.2f}" for key, each in row["readings"].items()}
-        cells = [row["name"], "-" if row["epsilon"] is None else f"{row['epsilon']:.1f}", f"{row.get('noise', 0):.2f}"]
+        cells = [
+            row["name"],
+            "-" if row["epsilon"] is None else f"{row['epsilon']:.1f}",
+            f"{row.get('noise', 0):.2f}",
+        ]
         cells += [values.get(key, "-") for key in ("is", "fid", "read", "is_even", "fid_even")]
-        print("| " + " | ".join([*cells, f"{row.get('bytes_of_an_owner_and_round', 0):.3g}", f"{row['seconds']:.0f}"]) + " |")
+        print(
+            "| "
+            + " | ".join(
+                [
+                    *cells,
+                    f"{row.get('bytes_of_an_owner_and_round', 0):.3g}",
+                    f"{row['seconds']:.0f}",
+                ]
+            )
+            + " |"
+        )
     print("\n".join(PAPER))
     chart(rows, out / "curve.png")
 
@@ -227,10 +375,16 @@ def chart(rows: list[dict[str, Any]], place: Path) -> None:
         lines: dict[tuple[int, str], list[tuple[float, float]]] = {}
         for row in rows:
             if row["owners"] and key in row["readings"]:
-                lines.setdefault((row["owners"], row["start"]), []).append((row["epsilon"] or FREE, row["readings"][key]["value"]))
+                lines.setdefault((row["owners"], row["start"]), []).append(
+                    (row["epsilon"] or FREE, row["readings"][key]["value"])
+                )
             elif key in row["readings"]:
                 axis.axhline(
-                    row["readings"][key]["value"], lw=0.8, ls=":" if row["start"] == "real" else "--", color="k", label=row["name"]
+                    row["readings"][key]["value"],
+                    lw=0.8,
+                    ls=":" if row["start"] == "real" else "--",
+                    color="k",
+                    label=row["name"],
                 )
         for (owners, start), points in sorted(lines.items()):
             axis.plot(
@@ -248,8 +402,12 @@ def chart(rows: list[dict[str, Any]], place: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="femnist", help="or digits or mnist, dealt to the owners in turn")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", default="femnist", help="or digits or mnist, dealt to the owners in turn"
+    )
     parser.add_argument("--epsilon", nargs="*", type=float, default=[])
     parser.add_argument("--owners", nargs="+", type=int, default=[300])
     parser.add_argument("--start", nargs="+", choices=STARTING, default=["glyphs"])
@@ -261,10 +419,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--microbatch", type=int)
-    for flag, text in (("prior", "the prior alone"), ("real", "real images"), ("noise", "noise by epsilon"), ("table", "rows at hand")):
+    for flag, text in (
+        ("prior", "the prior alone"),
+        ("real", "real images"),
+        ("noise", "noise by epsilon"),
+        ("table", "rows at hand"),
+    ):
         parser.add_argument(f"--{flag}", action="store_true", help=text)
     asked = parser.parse_args()
-    asked.set, asked.only = dict(each.split("=", 1) for each in asked.set), tuple(asked.only)
+    asked.set = dict(each.split("=", 1) for each in asked.set)
+    asked.only = tuple(asked.only)
     if asked.noise:
         noises()
     if asked.real:

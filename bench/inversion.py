@@ -26,29 +26,36 @@ from surroundings import commit, hardware
 from torch import Tensor
 
 import privot
-from privot.attacks.inversion import closed_form
-from privot.attacks.inversion.attacking import ATTACKS, Attack, invert
-from privot.attacks.inversion.certificate import certify
-from privot.attacks.inversion.defences import Clipped, Noise
-from privot.attacks.inversion.judging import Judgement, judge
+from privot.attacks.inversion import rgap
+from privot.attacks.inversion.attacks import ATTACKS, Attack, invert
+from privot.attacks.inversion.cramer_rao import certify
+from privot.attacks.inversion.defense_guarantee import Training, promise
+from privot.attacks.inversion.defenses import Clipped, Noise
+from privot.attacks.inversion.gauss_newton import refine
 from privot.attacks.inversion.labels import recovered
-from privot.attacks.inversion.nets import NETS, drawn
-from privot.attacks.inversion.optimising import Phase
-from privot.attacks.inversion.promises import Training, promise
-from privot.attacks.inversion.refining import refine
-from privot.attacks.inversion.victims import Found, Problem
-from privot.export import picture
+from privot.attacks.inversion.models import NETS, drawn
+from privot.attacks.inversion.problem import Found, Problem
+from privot.attacks.inversion.scoring import Judgement, judge
+from privot.attacks.inversion.search import Phase
 from privot.release import Guarantee
+from privot.release.export import picture
 from privot.runtime import Runtime
 
 SEED = {  # of Wang et al., Table 2: success of DLG and WDLG
-    "mnist": (0.82, 0.86), "fashion-mnist": (0.84, 0.88), "svhn": (0.79, 0.86), "cifar100": (0.76, 0.81),
-}  # fmt: skip
+    "mnist": (0.82, 0.86),
+    "fashion-mnist": (0.84, 0.88),
+    "svhn": (0.79, 0.86),
+    "cifar100": (0.76, 0.81),
+}
 TABLE3 = {  # DLG, R-GAP, WDLG
-    ("lenet", "mnist"): (0.0037, 0.0012, 0.0014), ("cnn6", "mnist"): (0.015, 0.0068, 0.0057),
-    ("lenet", "cifar10"): (0.013, 0.0048, 0.0045), ("cnn6", "cifar10"): (0.0513, 0.0258, 0.028),
-}  # fmt: skip
-SPLIT = {"svhn": "train"}  # no more of it is in the subset at hand; nets have learned nothing, so either does
+    ("lenet", "mnist"): (0.0037, 0.0012, 0.0014),
+    ("cnn6", "mnist"): (0.015, 0.0068, 0.0057),
+    ("lenet", "cifar10"): (0.013, 0.0048, 0.0045),
+    ("cnn6", "cifar10"): (0.0513, 0.0258, 0.028),
+}
+SPLIT = {
+    "svhn": "train"
+}  # no more of it is in the subset at hand; nets have learned nothing, so either does
 NEVER = 10**9
 SHOWN = 6  # victims in a picture
 NOISES = [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 2.0, 4.0, 10.0]  # of the curve
@@ -64,16 +71,28 @@ class Case:
     given: Tensor | None
 
 
-def case(data: str, asked: argparse.Namespace, net: str = "lenet", batch: int = 1, defence: Any = None, count: int | None = None) -> Case:
-    box, count = privot.load(data, SPLIT.get(data, "test"), public=True), count or asked.images
+def case(
+    data: str,
+    asked: argparse.Namespace,
+    net: str = "lenet",
+    batch: int = 1,
+    defence: Any = None,
+    count: int | None = None,
+) -> Case:
+    box = privot.load(data, SPLIT.get(data, "test"), public=True)
+    count = count or asked.images
     assert isinstance(box, privot.Public)
     generator = torch.Generator().manual_seed(asked.seed)
     images, labels = box.records()
     order = torch.randperm(len(labels), generator=generator)[: count * batch]
     if batch > 1:  # distinct labels in a batch, as the papers have it
         order = torch.cat([_distinct(labels, batch, generator) for _ in range(count)])
-    device, one = Runtime(asked.device).target, net == "cnn6"
-    images, labels = (each[order].unflatten(0, (count, batch)).to(device) for each in (images, labels % 2 if one else labels))
+    device = Runtime(asked.device).target
+    one = net == "cnn6"
+    images, labels = (
+        each[order].unflatten(0, (count, batch)).to(device)
+        for each in (images, labels % 2 if one else labels)
+    )
     make, loss, reach = NETS[net]
     made = make(box.spec.shape, 1 if one else box.spec.classes).to(device)
     weights = {name: each.to(device) for name, each in drawn(made, count, generator, reach).items()}
@@ -97,10 +116,13 @@ class Run:
     def cells(self) -> list[str]:
         known = self.first[self.first < NEVER].double()
         return [
-            f"{self.judged.leaked:.2f} ({self.judged.low:.2f} to {self.judged.high:.2f})", f"{float(self.judged.labels.mean()):.2f}",
-            f"{known.median():.0f}" if len(known) else "–", f"{self.found.steps.double().mean():.0f}", f"{self.judged.mse.median():.2g}",
+            f"{self.judged.leaked:.2f} ({self.judged.low:.2f} to {self.judged.high:.2f})",
+            f"{float(self.judged.labels.mean()):.2f}",
+            f"{known.median():.0f}" if len(known) else "–",
+            f"{self.found.steps.double().mean():.0f}",
+            f"{self.judged.mse.median():.2g}",
             f"{self.seconds:.1f}",
-        ]  # fmt: skip
+        ]
 
 
 HEAD = ("success", "labels", "to threshold", "steps", "median MSE", "seconds")
@@ -110,14 +132,23 @@ def run(each: Case, attack: Attack, asked: argparse.Namespace, restarts: int = 0
     first = torch.full((len(each.images),), NEVER, device=each.images.device)
 
     def watch(step: int, which: Tensor, images: Tensor) -> None:
-        close = (images.clamp(0, 1) - each.images[which]).square().flatten(1).mean(1) < asked.threshold
+        close = (images.clamp(0, 1) - each.images[which]).square().flatten(1).mean(
+            1
+        ) < asked.threshold
         first[which] = torch.where(close, first[which].clamp(max=step), first[which])
 
     settle(each.images.device)
     start = time.perf_counter()
-    found = invert(each.problem, attack, labels=each.given, restarts=restarts, seed=asked.seed, watch=watch)
+    found = invert(
+        each.problem, attack, labels=each.given, restarts=restarts, seed=asked.seed, watch=watch
+    )
     settle(each.images.device)
-    return Run(found, judge(found, each.images, each.labels, asked.threshold), first, time.perf_counter() - start)
+    return Run(
+        found,
+        judge(found, each.images, each.labels, asked.threshold),
+        first,
+        time.perf_counter() - start,
+    )
 
 
 def settle(device: torch.device) -> None:
@@ -138,7 +169,11 @@ def head(*cells: str) -> None:
 def paired(one: Run, two: Run) -> str:
     """How many times the evaluations of ``two`` ``one`` needs, the median over victims that both solved."""
     both = (one.first < NEVER) & (two.first < NEVER)
-    return f"{(one.first[both] / two.first[both]).median():.2f} ({int(both.sum())} pairs)" if both.any() else "–"
+    return (
+        f"{(one.first[both] / two.first[both]).median():.2f} ({int(both.sum())} pairs)"
+        if both.any()
+        else "–"
+    )
 
 
 def settings(colour: bool) -> dict[str, tuple[str, int, float, int]]:
@@ -158,9 +193,22 @@ def table2(asked: argparse.Namespace) -> None:
                 continue
             runs = {}
             for attack in ("dlg", "idlg", "wdlg"):
-                runs[attack] = run(each, ATTACKS[attack].under(optimiser, asked.steps or steps, rate), asked, restarts)
-                theirs = dict(zip(("dlg", "wdlg"), SEED.get(data, ()), strict=False)).get(attack, "–")
-                row(data, f"{name}, {restarts} restarts" if restarts else name, attack, *runs[attack].cells(), theirs)
+                runs[attack] = run(
+                    each,
+                    ATTACKS[attack].under(optimiser, asked.steps or steps, rate),
+                    asked,
+                    restarts,
+                )
+                theirs = dict(zip(("dlg", "wdlg"), SEED.get(data, ()), strict=False)).get(
+                    attack, "–"
+                )
+                row(
+                    data,
+                    f"{name}, {restarts} restarts" if restarts else name,
+                    attack,
+                    *runs[attack].cells(),
+                    theirs,
+                )
             gains = f"DLG/WDLG {paired(runs['dlg'], runs['wdlg'])}, iDLG/WDLG {paired(runs['idlg'], runs['wdlg'])}"
             row(data, name, "paired", gains, *("" for _ in range(len(HEAD))))
 
@@ -170,9 +218,19 @@ def optimisers(asked: argparse.Namespace) -> None:
     head("data", "optimiser", "attack", *HEAD)
     for data in asked.data:
         each = case(data, asked)
-        for optimiser, steps, rate in (("lbfgs", 1000, 1.0), ("lbfgs", 1000, 0.1), ("lbfgs-search", 1000, 1.0), ("adam", 500, 0.1)):
+        for optimiser, steps, rate in (
+            ("lbfgs", 1000, 1.0),
+            ("lbfgs", 1000, 0.1),
+            ("lbfgs-search", 1000, 1.0),
+            ("adam", 500, 0.1),
+        ):
             for attack in ("dlg", "idlg", "wdlg"):
-                row(data, f"{optimiser} {rate:g}", attack, *run(each, ATTACKS[attack].under(optimiser, steps, rate), asked).cells())
+                row(
+                    data,
+                    f"{optimiser} {rate:g}",
+                    attack,
+                    *run(each, ATTACKS[attack].under(optimiser, steps, rate), asked).cells(),
+                )
         row(data, "Adam, then L-BFGS", "hybrid", *run(each, ATTACKS["hybrid"], asked).cells())
 
 
@@ -195,37 +253,73 @@ def table3(asked: argparse.Namespace) -> None:
         each = case(data, asked, net)
         steps = asked.steps or (1000 if each.images.shape[2] == 1 else 4000)
         ways: dict[str, Callable[[], tuple[Judgement, float]]] = {
-            "DLG" if net == "lenet" else "DLG, label known": lambda: _searched(each, "dlg" if net == "lenet" else "idlg", steps, asked),  # noqa: B023
+            "DLG" if net == "lenet" else "DLG, label known": lambda: _searched(
+                each,
+                "dlg" if net == "lenet" else "idlg",
+                steps,
+                asked,  # noqa: B023
+            ),
             "R-GAP": lambda: _closed(each, asked),  # noqa: B023
             "WDLG": lambda: _searched(each, "wdlg", steps, asked),  # noqa: B023
         }
         for (name, way), figure in zip(ways.items(), theirs, strict=True):
             judged, took = way()
-            row(net, data, name, f"{judged.mse.mean():.2g}", f"{judged.mse.median():.2g}", f"{judged.mse.max():.2g}", f"{took:.1f}", figure)
+            row(
+                net,
+                data,
+                name,
+                f"{judged.mse.mean():.2g}",
+                f"{judged.mse.median():.2g}",
+                f"{judged.mse.max():.2g}",
+                f"{took:.1f}",
+                figure,
+            )
 
 
-def _searched(each: Case, attack: str, steps: int, asked: argparse.Namespace) -> tuple[Judgement, float]:
+def _searched(
+    each: Case, attack: str, steps: int, asked: argparse.Namespace
+) -> tuple[Judgement, float]:
     done = run(each, ATTACKS[attack].under("lbfgs-search", steps), asked)
     return done.judged, done.seconds
 
 
 def _closed(each: Case, asked: argparse.Namespace) -> tuple[Judgement, float]:
     start = time.perf_counter()
-    found = closed_form.invert(each.problem)
+    found = rgap.invert(each.problem)
     settle(each.images.device)
     return judge(found, each.images, each.labels, asked.threshold), time.perf_counter() - start
 
 
 def table4(asked: argparse.Namespace) -> None:
-    head("data", "objective", "batch", "labels", "loss", "mean MSE", "median MSE", "images under threshold")
+    head(
+        "data",
+        "objective",
+        "batch",
+        "labels",
+        "loss",
+        "mean MSE",
+        "median MSE",
+        "images under threshold",
+    )
     for data in asked.data:
         for batch in (1, 4):
             each = case(data, asked, batch=batch)
             for name, attack in (("D_DLG", "idlg"), ("D_EM", "wdlg")):
                 done = run(each, ATTACKS[attack].under("lbfgs-search", asked.steps or 4000), asked)
-                cells = (f"{done.found.loss.median():.2g}", f"{done.judged.mse.mean():.2g}", f"{done.judged.mse.median():.2g}")
+                cells = (
+                    f"{done.found.loss.median():.2g}",
+                    f"{done.judged.mse.mean():.2g}",
+                    f"{done.judged.mse.median():.2g}",
+                )
                 share = (done.judged.mse < asked.threshold).double().mean()
-                row(data, name, batch, f"{float(done.judged.labels.mean()):.2f}", *cells, f"{share:.2f}")
+                row(
+                    data,
+                    name,
+                    batch,
+                    f"{float(done.judged.labels.mean()):.2f}",
+                    *cells,
+                    f"{share:.2f}",
+                )
 
 
 def table5(asked: argparse.Namespace) -> None:
@@ -246,49 +340,102 @@ def curve(asked: argparse.Namespace) -> None:
     drawn_as = f"Poisson draws of {training.batch} of {training.size}, delta {training.delta:g}, one record more or less"
     print(f"\nepsilon: {training.steps} steps of DP-SGD, {drawn_as}")
     head(
-        "data", "clip", "noise", "std of an entry", "rms of an entry", "PSNR", "SSIM", "success", "labels",
-        f"PSNR, the first {asked.checked}", "their certificate", "epsilon",
-    )  # fmt: skip
+        "data",
+        "clip",
+        "noise",
+        "std of an entry",
+        "rms of an entry",
+        "PSNR",
+        "SSIM",
+        "success",
+        "labels",
+        f"PSNR, the first {asked.checked}",
+        "their certificate",
+        "epsilon",
+    )
     scales = NOISES if not asked.clip else [each / 10 for each in NOISES[:2]] + NOISES
-    defences = [Clipped(asked.clip, each) if asked.clip else Noise(each) for each in asked.std or scales]
+    defences = [
+        Clipped(asked.clip, each) if asked.clip else Noise(each) for each in asked.std or scales
+    ]
     for data in asked.data:
         cases = [case(data, asked, defence=each) for each in defences]
-        first, plain = cases[0], case(data, asked)
+        first = cases[0]
+        plain = case(data, asked)
         steps = asked.steps or (4000 if asked.clip or first.images.shape[2] == 3 else 1000)
         everyone = torch.arange(asked.images, device=first.images.device).repeat(len(cases))
-        update = {name: torch.cat([each.problem.update[name] for each in cases]) for name in first.problem.update}
-        whole = Case(replace(first.problem.pick(everyone), update=update), first.images[everyone], first.labels[everyone], None)
+        update = {
+            name: torch.cat([each.problem.update[name] for each in cases])
+            for name in first.problem.update
+        }
+        whole = Case(
+            replace(first.problem.pick(everyone), update=update),
+            first.images[everyone],
+            first.labels[everyone],
+            None,
+        )
         objective = "cosine" if asked.clip else "squared"
-        done = run(whole, Attack(objective, (Phase(objective, "lbfgs-search", steps),)), asked, restarts=1)
+        done = run(
+            whole, Attack(objective, (Phase(objective, "lbfgs-search", steps),)), asked, restarts=1
+        )
         told = (recovered(whole.problem) == whole.labels).double().view(len(cases), -1)
         some = torch.arange(min(asked.checked, asked.images), device=first.images.device)
-        sure = certify(plain.problem.pick(some), first.images[some], first.labels[some], defences[0])
-        psnr, ssim, mse = (each.double().view(len(cases), -1) for each in (done.judged.psnr, done.judged.ssim, done.judged.mse))
+        sure = certify(
+            plain.problem.pick(some), first.images[some], first.labels[some], defences[0]
+        )
+        psnr, ssim, mse = (
+            each.double().view(len(cases), -1)
+            for each in (done.judged.psnr, done.judged.ssim, done.judged.mse)
+        )
         for place, defence in enumerate(defences):
             sent = torch.cat([value.flatten() for value in cases[place].problem.update.values()])
             claim = promise(defence, training)
             row(
-                data, asked.clip or "none", f"{getattr(defence, 'noise', defence.noise_std):g}", f"{defence.noise_std:g}",
-                f"{sent.square().mean().sqrt():.2g}", f"{psnr[place].mean():.1f}", f"{ssim[place].mean():.3f}",
-                f"{(mse[place] < asked.threshold).double().mean():.2f}", f"{told[place].mean():.2f}",
-                f"{psnr[place][: len(some)].median():.1f}", f"{sure.psnr(defence.noise_std).median():.1f}",
+                data,
+                asked.clip or "none",
+                f"{getattr(defence, 'noise', defence.noise_std):g}",
+                f"{defence.noise_std:g}",
+                f"{sent.square().mean().sqrt():.2g}",
+                f"{psnr[place].mean():.1f}",
+                f"{ssim[place].mean():.3f}",
+                f"{(mse[place] < asked.threshold).double().mean():.2f}",
+                f"{told[place].mean():.2f}",
+                f"{psnr[place][: len(some)].median():.1f}",
+                f"{sure.psnr(defence.noise_std).median():.1f}",
                 f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none",
-            )  # fmt: skip
+            )
         print(f"{len(everyone)} searches as one: {done.seconds:.0f} s", flush=True)
         if asked.pictures:
             few = min(SHOWN, asked.images)
-            strips = [first.images[:few], *done.found.images.view(len(cases), -1, *first.images.shape[1:])[:, :few]]
+            strips = [
+                first.images[:few],
+                *done.found.images.view(len(cases), -1, *first.images.shape[1:])[:, :few],
+            ]
             asked.pictures.mkdir(parents=True, exist_ok=True)
-            picture(torch.cat(strips).flatten(0, 1).clamp(0, 1).cpu(), few).save(asked.pictures / f"{data}.png")
+            picture(torch.cat(strips).flatten(0, 1).clamp(0, 1).cpu(), few).save(
+                asked.pictures / f"{data}.png"
+            )
 
 
 def speed(asked: argparse.Namespace) -> None:
-    head("data", "attack", "victims", "all as one, s", "alone, s each", "one after another, s (from those)", "times as fast")
+    head(
+        "data",
+        "attack",
+        "victims",
+        "all as one, s",
+        "alone, s each",
+        "one after another, s (from those)",
+        "times as fast",
+    )
     for data in asked.data:
         each = case(data, asked)
         attack = ATTACKS["wdlg"].under("lbfgs", asked.steps or 1000)
         run(
-            Case(each.problem.pick(torch.arange(2, device=each.images.device)), each.images[:2], each.labels[:2], None),
+            Case(
+                each.problem.pick(torch.arange(2, device=each.images.device)),
+                each.images[:2],
+                each.labels[:2],
+                None,
+            ),
             attack.under("lbfgs", 20),
             asked,
         )
@@ -296,7 +443,13 @@ def speed(asked: argparse.Namespace) -> None:
         alone = []
         for place in range(asked.alone):
             only = torch.tensor([place], device=each.images.device)
-            alone.append(run(Case(each.problem.pick(only), each.images[only], each.labels[only], None), attack, asked).seconds)
+            alone.append(
+                run(
+                    Case(each.problem.pick(only), each.images[only], each.labels[only], None),
+                    attack,
+                    asked,
+                ).seconds
+            )
         mean = sum(alone) / len(alone)
         total = mean * asked.images
         row(
@@ -311,50 +464,102 @@ def speed(asked: argparse.Namespace) -> None:
 
 
 def certificate(asked: argparse.Namespace) -> None:
-    head("data", "noise std", "predicted MSE", "attack", "measured MSE", "measured / predicted", "seconds for the certificates")
-    hybrid = Attack("hybrid", (Phase("norm", "adam", 100, 0.1), Phase("squared", "lbfgs-search", asked.steps or 900)))
+    head(
+        "data",
+        "noise std",
+        "predicted MSE",
+        "attack",
+        "measured MSE",
+        "measured / predicted",
+        "seconds for the certificates",
+    )
+    hybrid = Attack(
+        "hybrid",
+        (Phase("norm", "adam", 100, 0.1), Phase("squared", "lbfgs-search", asked.steps or 900)),
+    )
     for data in asked.data:
         clean = case(data, asked)
         start = time.perf_counter()
-        sure = certify(clean.problem, clean.images, clean.labels)  # of victim and net alone: one serves every noise
+        sure = certify(
+            clean.problem, clean.images, clean.labels
+        )  # of victim and net alone: one serves every noise
         settle(clean.images.device)
         took = time.perf_counter() - start
         for std in asked.std or (1e-3, 3e-3, 1e-2):
-            each, predicted = case(data, asked, defence=Noise(std)), sure.mse(std)
+            each = case(data, asked, defence=Noise(std))
+            predicted = sure.mse(std)
             searched = run(each, hybrid, asked)
-            best = judge(refine(each.problem, searched.found), each.images, each.labels, asked.threshold)
-            for name, measured in (("hybrid", searched.judged.mse[:, 0]), ("hybrid, refined in the box", best.mse[:, 0])):
+            best = judge(
+                refine(each.problem, searched.found), each.images, each.labels, asked.threshold
+            )
+            for name, measured in (
+                ("hybrid", searched.judged.mse[:, 0]),
+                ("hybrid, refined in the box", best.mse[:, 0]),
+            ):
                 ratio = (measured / predicted).median()
-                row(data, f"{std:g}", f"{predicted.median():.3g}", name, f"{measured.median():.3g}", f"{ratio:.2f}", f"{took:.1f}")
+                row(
+                    data,
+                    f"{std:g}",
+                    f"{predicted.median():.3g}",
+                    name,
+                    f"{measured.median():.3g}",
+                    f"{ratio:.2f}",
+                    f"{took:.1f}",
+                )
 
 
 PARTS: dict[str, tuple[Callable[[argparse.Namespace], None], Iterable[str]]] = {
-    "table2": (table2, SEED), "table3": (table3, ("mnist", "cifar10")), "table4": (table4, ("cifar10",)), "table5": (table5, ("cifar10",)),
-    "optimisers": (optimisers, ("fashion-mnist",)), "variants": (variants, ("fashion-mnist",)),
-    "curve": (curve, ("fashion-mnist", "svhn", "cifar100")), "speed": (speed, ("fashion-mnist",)),
+    "table2": (table2, SEED),
+    "table3": (table3, ("mnist", "cifar10")),
+    "table4": (table4, ("cifar10",)),
+    "table5": (table5, ("cifar10",)),
+    "optimisers": (optimisers, ("fashion-mnist",)),
+    "variants": (variants, ("fashion-mnist",)),
+    "curve": (curve, ("fashion-mnist", "svhn", "cifar100")),
+    "speed": (speed, ("fashion-mnist",)),
     "certificate": (certificate, ("fashion-mnist",)),
-}  # fmt: skip
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--data", nargs="+", help="else the part's own")
     parser.add_argument("--images", type=int, default=300)
-    parser.add_argument("--steps", type=int, help="gradient evaluations at most; else the part's own")
+    parser.add_argument(
+        "--steps", type=int, help="gradient evaluations at most; else the part's own"
+    )
     parser.add_argument("--optimiser", nargs="+", help="of table2: adam, l-bfgs or 'l-bfgs search'")
     parser.add_argument("--clip", type=float, help="of curve: noise is then a multiplier")
-    parser.add_argument("--std", nargs="+", type=float, help="of certificate and curve: the noise; else the part's own")
-    parser.add_argument("--checked", type=int, default=16, help="of curve: victims with a certificate")
-    parser.add_argument("--pictures", type=Path, help="of curve: a folder; true images above, below what is found at each noise")
-    parser.add_argument("--alone", type=int, default=3, help="of speed: victims that are attacked one after another")
+    parser.add_argument(
+        "--std",
+        nargs="+",
+        type=float,
+        help="of certificate and curve: the noise; else the part's own",
+    )
+    parser.add_argument(
+        "--checked", type=int, default=16, help="of curve: victims with a certificate"
+    )
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        help="of curve: a folder; true images above, below what is found at each noise",
+    )
+    parser.add_argument(
+        "--alone", type=int, default=3, help="of speed: victims that are attacked one after another"
+    )
     parser.add_argument("--threshold", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     function, own = PARTS[asked.part]
     asked.data = asked.data or list(own)
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}, {asked.images} victims", flush=True)
+    print(
+        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}, {asked.images} victims",
+        flush=True,
+    )
     function(asked)
 
 

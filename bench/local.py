@@ -21,19 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privot.channels import Laplace, RandomizedResponse, Space, Unary
 from privot.data import load
-from privot.data.privatized import Privatized
 from privot.data.spec import Spec
-from privot.export import picture
-from privot.families.deconvolution import apportioned, shares
-from privot.local import channel_for, privatize
-from privot.measures.subject import Subject
-from privot.measures.suite import measure
-from privot.nets.records import RecordGenerator
+from privot.local.channels import Laplace, RandomizedResponse, Space, Unary
+from privot.local.dataset import Privatized
+from privot.local.frequency_estimation import apportioned, shares
+from privot.local.privatize import channel_for, privatize
+from privot.measures.evaluator import measure
+from privot.measures.samples import Subject
+from privot.nets.generators.tabular import RecordGenerator
+from privot.release.export import picture
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
-from privot.transport.absolute import city_block
+from privot.transport.costs import city_block
 from privot.transport.entropic import entropic
 
 PLANE = Laplace.calibrated(5.0, space=Space(shape=(2,)), low=-1.0, high=1.0)
@@ -63,35 +63,60 @@ def debiased(values: Tensor, steps: int, batch: int, seed: int) -> Tensor:
         if isinstance(each, nn.Linear):
             nn.init.xavier_uniform_(each.weight, generator=draws)
             nn.init.zeros_(each.bias)
-    labels, optimiser = torch.zeros(batch, dtype=torch.int64), torch.optim.Adam(net.parameters(), 2e-3)
+    labels = torch.zeros(batch, dtype=torch.int64)
+    optimiser = torch.optim.Adam(net.parameters(), 2e-3)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / steps))
         x = net.points(torch.randn(batch, net.code, generator=draws), labels)
         y = values[torch.randint(len(values), (batch,), generator=draws)]
-        lost = entropic(city_block(x, y), PLANE.scale, tolerance=1e-4) - entropic(city_block(x, x), PLANE.scale, tolerance=1e-4) / 2
+        lost = (
+            entropic(city_block(x, y), PLANE.scale, tolerance=1e-4)
+            - entropic(city_block(x, x), PLANE.scale, tolerance=1e-4) / 2
+        )
         lost.backward()
         optimiser.step()
         optimiser.zero_grad()
     with torch.no_grad():
-        return net.points(torch.randn(2000, net.code, generator=draws), torch.zeros(2000, dtype=torch.int64))
+        return net.points(
+            torch.randn(2000, net.code, generator=draws), torch.zeros(2000, dtype=torch.int64)
+        )
 
 
 def on_the_half_disk(device: str, seeds: int) -> None:
     """One row a setting, a figure a seed: records, noise and training are drawn anew for each."""
     print(f"| {seeds} seeds | W2 to clean | residual over noise | s |\n|---|---|---|---|")
-    rows: list[tuple[str, bool, dict[str, Any]]] = [("two clean sets", False, {}), ("what was sent", False, {})]
-    rows += [(f"{loss}, batch {batch}", False, {"loss": loss, "batch": batch}) for batch in (256, 64, 1000) for loss in ("eot", "nll")]
+    rows: list[tuple[str, bool, dict[str, Any]]] = [
+        ("two clean sets", False, {}),
+        ("what was sent", False, {}),
+    ]
+    rows += [
+        (f"{loss}, batch {batch}", False, {"loss": loss, "batch": batch})
+        for batch in (256, 64, 1000)
+        for loss in ("eot", "nll")
+    ]
     rows += [(f"eot, strength {times:g}", False, {"strength": times}) for times in (0.25, 0.5, 2.0)]
-    rows += [(f"eot, strength {times:g}, may leave the domain", True, {"strength": times}) for times in (0.1, 0.5)]
+    rows += [
+        (f"eot, strength {times:g}, may leave the domain", True, {"strength": times})
+        for times in (0.1, 0.5)
+    ]
     rows += [("debiased (not offered), may leave the domain", True, {})]
     for name, roomy, settings in rows:
-        far, told, start = [], [], time.perf_counter()
+        far = []
+        told = []
+        start = time.perf_counter()
         for seed in range(seeds):
-            fresh, values = half_disk(2000, seed + 100), PLANE.privatize(half_disk(20_000, seed))
+            fresh = half_disk(2000, seed + 100)
+            values = PLANE.privatize(half_disk(20_000, seed))
             if settings:
                 channel = dataclasses.replace(PLANE, low=-6.0, high=6.0) if roomy else PLANE
                 box = Privatized(values, channel, Spec((1, 1, 2), 1, len(values)), "half disk")
-                made = synthesize(box, "entropic-gan", settings={"steps": 1500, **settings}, seed=seed, runtime=Runtime(device))
+                made = synthesize(
+                    box,
+                    "entropic-gan",
+                    settings={"steps": 1500, **settings},
+                    seed=seed,
+                    runtime=Runtime(device),
+                )
                 told.append(made.facts["diagnostics"]["over_noise"])
                 points = made.sample(2000)[0].flatten(1)
             elif roomy:
@@ -100,7 +125,10 @@ def on_the_half_disk(device: str, seeds: int) -> None:
                 points = values[:2000] if "sent" in name else half_disk(2000, seed + 200)
             far.append(distance(points, fresh))
         figures = ["; ".join(f"{each:.3f}" for each in found) for found in (far, told)]
-        print(f"| {name} | {' | '.join(figures)} | {(time.perf_counter() - start) / seeds:.0f} |", flush=True)
+        print(
+            f"| {name} | {' | '.join(figures)} | {(time.perf_counter() - start) / seeds:.0f} |",
+            flush=True,
+        )
 
 
 def unbiased(channel: Any, answers: Tensor) -> Tensor:
@@ -112,17 +140,28 @@ def unbiased(channel: Any, answers: Tensor) -> Tensor:
 
 
 def of_categories(count: int) -> None:
-    print(f"{count:,} records\n\n| channel | TV, shares | TV, exact answers | TV, unbiased estimate | TV, as sent |\n|---|---|---|---|---|")
+    print(
+        f"{count:,} records\n\n| channel | TV, shares | TV, exact answers | TV, unbiased estimate | TV, as sent |\n|---|---|---|---|---|"
+    )
     channels = [RandomizedResponse.calibrated(epsilon, categories=8) for epsilon in (0.5, 1.0, 3.0)]
-    for channel in [*channels, *(Unary.calibrated(epsilon, categories=5) for epsilon in (1.0, 3.0))]:
+    for channel in [
+        *channels,
+        *(Unary.calibrated(epsilon, categories=5) for epsilon in (1.0, 3.0)),
+    ]:
         size = channel.categories
         truth = torch.softmax(torch.linspace(0, 2, size).double(), 0)
         answers = channel.privatize(apportioned(truth, count)[:, None].float())
-        raw = answers.double().mean(0) if isinstance(channel, Unary) else torch.bincount(answers[:, 0].long(), minlength=size).double()
+        raw = (
+            answers.double().mean(0)
+            if isinstance(channel, Unary)
+            else torch.bincount(answers[:, 0].long(), minlength=size).double()
+        )
         exact = fitted(channel, truth)
         found = [shares(channel, answers), exact, unbiased(channel, answers), raw / raw.sum()]
         figures = " | ".join(f"{total(each, truth):.1e}" for each in found)
-        print(f"| {channel.name}, k = {size}, epsilon {channel.epsilon:g} | {figures} |", flush=True)
+        print(
+            f"| {channel.name}, k = {size}, epsilon {channel.epsilon:g} | {figures} |", flush=True
+        )
 
 
 def total(one: Tensor, other: Tensor) -> float:
@@ -132,9 +171,14 @@ def total(one: Tensor, other: Tensor) -> float:
 def fitted(channel: Any, truth: Tensor) -> Tensor:
     """Shares from the exact law of the answers, by the likelihood: what is left is the error of the optimiser."""
     size = channel.categories
-    answers = torch.cartesian_prod(*[torch.arange(2.0)] * size) if isinstance(channel, Unary) else torch.arange(float(size))[:, None]
+    answers = (
+        torch.cartesian_prod(*[torch.arange(2.0)] * size)
+        if isinstance(channel, Unary)
+        else torch.arange(float(size))[:, None]
+    )
     kernel = (-channel.cost(torch.eye(size).double(), answers.double())).exp()
-    weights, share = truth @ kernel, torch.full_like(truth, 1 / size)
+    weights = truth @ kernel
+    share = torch.full_like(truth, 1 / size)
     for _ in range(20_000):
         share = share * (kernel @ (weights / (share @ kernel)))
     return share
@@ -142,22 +186,35 @@ def fitted(channel: Any, truth: Tensor) -> Tensor:
 
 def rates(repeats: int) -> None:
     """Against the number of records n: how far the empirical objective is from the true one, and the learned law from the truth."""
-    channel, truth = RandomizedResponse.calibrated(1.0, categories=8), torch.softmax(torch.linspace(0, 2, 8).double(), 0)
+    channel = RandomizedResponse.calibrated(1.0, categories=8)
+    truth = torch.softmax(torch.linspace(0, 2, 8).double(), 0)
     law = truth @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
-    sizes, rows = [1000, 3000, 10_000, 30_000, 100_000], []
+    sizes = [1000, 3000, 10_000, 30_000, 100_000]
+    rows = []
     for size in sizes:
         found = []
         for _ in range(repeats):
             answers = channel.privatize(apportioned(truth, size)[:, None].float())
             counts = torch.bincount(answers[:, 0].long(), minlength=8).double() / size
             share = shares(channel, answers)
-            mine = share @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
-            found.append((abs(float(((counts - law) * law.log()).sum())), total(share, truth), float((law * (law / mine).log()).sum())))
+            mine = (
+                share
+                @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
+            )
+            found.append(
+                (
+                    abs(float(((counts - law) * law.log()).sum())),
+                    total(share, truth),
+                    float((law * (law / mine).log()).sum()),
+                )
+            )
         rows.append(torch.tensor(found).square().mean(0).sqrt())
         print(f"| {size:,} | " + " | ".join(f"{each:.2e}" for each in rows[-1]) + " |", flush=True)
     logs = torch.stack(rows).double().log()
     at = torch.tensor(sizes).double().log()
-    slopes = ((at - at.mean())[:, None] * (logs - logs.mean(0))).sum(0) / (at - at.mean()).square().sum()
+    slopes = ((at - at.mean())[:, None] * (logs - logs.mean(0))).sum(0) / (
+        at - at.mean()
+    ).square().sum()
     print("| slope | " + " | ".join(f"{each:.2f}" for each in slopes) + " |")
 
 
@@ -166,12 +223,17 @@ def on_mnist(given: argparse.Namespace) -> None:
     clean = load(given.data)
     kind, _, size = given.space.partition(":")
     where = {"space": kind, "size": int(size or 0), "radius": given.radius, "centre": given.centre}
-    channel = channel_for(clean.spec, given.channel, given.epsilon, labels_epsilon=given.labels, **where)
+    channel = channel_for(
+        clean.spec, given.channel, given.epsilon, labels_epsilon=given.labels, **where
+    )
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     sent = privatize(clean, channel, ledger=out / "ledger.jsonl")
-    print(f"privatized in {time.perf_counter() - start:.0f} s, epsilon {channel.epsilon:.4g}", flush=True)
+    print(
+        f"privatized in {time.perf_counter() - start:.0f} s, epsilon {channel.epsilon:.4g}",
+        flush=True,
+    )
     settings = {
         "batch": given.batch,
         "steps": given.steps,
@@ -181,22 +243,35 @@ def on_mnist(given: argparse.Namespace) -> None:
         "hidden": 512,
         "learning": 1e-3,
     }
-    start, name = time.perf_counter(), f"{given.channel}-{given.epsilon:g}-{given.space.replace(':', '')}-{given.loss}"
+    start = time.perf_counter()
+    name = f"{given.channel}-{given.epsilon:g}-{given.space.replace(':', '')}-{given.loss}"
     made = synthesize(sent, "entropic-gan", settings=settings, runtime=Runtime(given.device))
     took = time.perf_counter() - start
     picture(made.sample(100)[0], clean.spec.classes).save(out / f"{name}.png")
     made.save(out / name)
     told = made.facts["diagnostics"]
-    row = {"epsilon": channel.epsilon, "space": given.space, "seconds": took, "residual_over_noise": told["over_noise"]}
+    row = {
+        "epsilon": channel.epsilon,
+        "space": given.space,
+        "seconds": took,
+        "residual_over_noise": told["over_noise"],
+    }
     if given.measure:
         subject = Subject.sampled(made, name, 60_000 if given.device != "cpu" else 10_000)
-        readings = measure(subject, load(given.data, "test", public=True), given.measure.split(","), runtime=Runtime(given.device))
+        readings = measure(
+            subject,
+            load(given.data, "test", public=True),
+            given.measure.split(","),
+            runtime=Runtime(given.device),
+        )
         row |= {each.name: each.value for each in readings}
     print(json.dumps(row), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("half-disk", "categories", "rate", "mnist"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--count", type=int, default=100_000)
@@ -221,7 +296,9 @@ def main() -> None:
     elif given.what == "categories":
         of_categories(given.count)
     elif given.what == "rate":
-        print("| n | objective, off by | total variation of shares | excess risk (KL of the noised laws) |\n|---|---|---|---|")
+        print(
+            "| n | objective, off by | total variation of shares | excess risk (KL of the noised laws) |\n|---|---|---|---|"
+        )
         rates(given.repeats)
     else:
         on_mnist(given)

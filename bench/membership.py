@@ -41,19 +41,23 @@ from surroundings import commit, hardware, part
 import privot
 from privot.attacks.membership import lira
 from privot.attacks.membership.nearest import calibrated
-from privot.attacks.prepared import Prepared
-from privot.attacks.preparing import begun_from
-from privot.attacks.shadows import BESIDE, Shadows
-from privot.attacks.target import Scores, Target
-from privot.attacks.trying import proved
+from privot.attacks.membership.runner import proved
+from privot.attacks.membership.target import Scores, Target
+from privot.attacks.shadows.config import BESIDE, Shadows
+from privot.attacks.shadows.store import Prepared
+from privot.attacks.shadows.train import begun_from
 from privot.audit import advantage, many_runs, roc, tpr_at
 from privot.data import Public, Sensitive
-from privot.export import picture
 from privot.methods import make
 from privot.release import Guarantee, Release
+from privot.release.export import picture
 from privot.runtime import Runtime
 
-SEEN = ("confidence", "pixels", "features")  # of the classifier trained on a release; of the release itself
+SEEN = (
+    "confidence",
+    "pixels",
+    "features",
+)  # of the classifier trained on a release; of the release itself
 JUDGED = 1000  # candidates of each side to choose a threshold on, and as many to judge it by (Dong et al., section 5.1)
 
 
@@ -64,39 +68,71 @@ def shown(stage: str, step: int, of: int, **facts: object) -> None:
 
 def gains(shadows: Shadows, prepared: Prepared, real: bool) -> list[float]:
     """The loss attack's advantage on each victim, in percent."""
-    members, scores, found = prepared.members(), prepared.observed("loss"), []
+    members = prepared.members()
+    scores = prepared.observed("loss")
+    found = []
     for victim, own in enumerate(members):
         rng = np.random.default_rng(victim)
         if real:
             used = begun_from(shadows, victim)
             unused = rng.permutation(np.setdiff1d(np.flatnonzero(own), used))[: len(used)]
-            found.append(100 * advantage(scores[victim, used], scores[victim, unused], victim).value)
+            found.append(
+                100 * advantage(scores[victim, used], scores[victim, unused], victim).value
+            )
         else:
-            inside, outside = (rng.permutation(np.flatnonzero(each))[: 2 * JUDGED] for each in (own, ~own))
-            found.append(100 * advantage(scores[victim, inside], scores[victim, outside], victim).value)
+            inside, outside = (
+                rng.permutation(np.flatnonzero(each))[: 2 * JUDGED] for each in (own, ~own)
+            )
+            found.append(
+                100 * advantage(scores[victim, inside], scores[victim, outside], victim).value
+            )
     return found
 
 
 def loss(asked: argparse.Namespace) -> None:
-    settings, runtime = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device)
-    head = ("data", "method", "images a class", "settings", "preparations", "accuracy", "attacked", "advantage %", "seconds")
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    settings = dict(each.split("=", 1) for each in asked.set)
+    runtime = Runtime(asked.device)
+    head = (
+        "data",
+        "method",
+        "images a class",
+        "settings",
+        "preparations",
+        "accuracy",
+        "attacked",
+        "advantage %",
+        "seconds",
+    )
+    print(
+        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+    )
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for data in asked.data:
         box = privot.load(data, public=True)
         for method in asked.method:
             for ratio in asked.ratio:
-                given: dict[str, Any] = {"ratio": ratio, **(settings if method != "real-subset" else {})}
+                given: dict[str, Any] = {
+                    "ratio": ratio,
+                    **(settings if method != "real-subset" else {}),
+                }
                 real = method in BESIDE and make(method, given).init == "real"  # type: ignore[attr-defined]
                 name = "-".join([Path(data).name, method, f"{ratio:g}", *sorted(settings.values())])
                 shadows = Shadows(
-                    folder=asked.folder / name, box=box, method=method, settings=given, count=asked.preparations, epochs=asked.epochs,
+                    folder=asked.folder / name,
+                    box=box,
+                    method=method,
+                    settings=given,
+                    count=asked.preparations,
+                    epochs=asked.epochs,
                     observations=("loss", "confidence"),
-                )  # fmt: skip
+                )
                 begin = time.perf_counter()
-                prepared = shadows.prepare(runtime, shown if asked.verbose else lambda *given, **more: None)
+                prepared = shadows.prepare(
+                    runtime, shown if asked.verbose else lambda *given, **more: None
+                )
                 made = len(prepared.release(0).product.tensors["labels"]) // box.spec.classes
-                accuracy, took = prepared.fact("accuracy_out"), time.perf_counter() - begin
+                accuracy = prepared.fact("accuracy_out")
+                took = time.perf_counter() - begin
                 for what, found in [("all members", gains(shadows, prepared, False))] + (
                     [("what it began from", gains(shadows, prepared, True))] if real else []
                 ):
@@ -109,18 +145,37 @@ def loss(asked: argparse.Namespace) -> None:
                     print(f"| {' | '.join(map(str, (*row, *figures)))} | {took:.0f} |", flush=True)
 
 
-def released(asked: argparse.Namespace, box: Public, some: np.ndarray, way: str, given: dict[str, str], seed: int) -> Release:
+def released(
+    asked: argparse.Namespace,
+    box: Public,
+    some: np.ndarray,
+    way: str,
+    given: dict[str, str],
+    seed: int,
+) -> Release:
     """Of these records of a public box, by METHOD[@EPSILON]; its ledger is thrown away. With --keep, what was made before is taken up."""
     method, _, epsilon = way.partition("@")
-    words = [Path(asked.data).name, way, *(f"{key}={value}" for key, value in given.items()), str(seed)]
-    kept = asked.keep and asked.keep / "-".join([*words, hashlib.sha256(some.tobytes()).hexdigest()[:12]])
+    words = [
+        Path(asked.data).name,
+        way,
+        *(f"{key}={value}" for key, value in given.items()),
+        str(seed),
+    ]
+    kept = asked.keep and asked.keep / "-".join(
+        [*words, hashlib.sha256(some.tobytes()).hexdigest()[:12]]
+    )
     if kept and kept.exists():
         return Release.load(kept)
     with tempfile.TemporaryDirectory() as folder:
         made = privot.synthesize(
-            part(Sensitive, box, some, "trained on", sizes=True), method, float(epsilon or "inf"), settings=given, seed=seed,
-            ledger=f"{folder}/ledger.jsonl", runtime=Runtime(asked.device),
-        )  # fmt: skip
+            part(Sensitive, box, some, "trained on", sizes=True),
+            method,
+            float(epsilon or "inf"),
+            settings=given,
+            seed=seed,
+            ledger=f"{folder}/ledger.jsonl",
+            runtime=Runtime(asked.device),
+        )
     if kept:
         made.save(kept)
     return made
@@ -133,39 +188,72 @@ def figures(scores: Scores, seed: int) -> tuple[float, ...]:
 
 
 def leaks(asked: argparse.Namespace) -> None:
-    settings, runtime, box = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device), privot.load(asked.data, public=True)
+    settings = dict(each.split("=", 1) for each in asked.set)
+    runtime = Runtime(asked.device)
+    box = privot.load(asked.data, public=True)
     assert isinstance(box, Public)
     order = np.random.default_rng(0).permutation(len(box.records()[1]))
     # References learn from a third that is never a member nor a candidate, and are the same for all preparations.
     aside, rest = np.split(order, [len(order) // 3 if asked.references or asked.null else 0])
     half = len(rest) // 2
     if not 0 < (size := asked.size or half) <= half:
-        raise SystemExit(f"--size {size}: at most {half} of the training images; as many are the others")
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
-    head = ("data", "way", "members", "settings", "references", "seeds", "variety %", "attack", "AUC %", "advantage %", "TPR at 1 %")
+        raise SystemExit(
+            f"--size {size}: at most {half} of the training images; as many are the others"
+        )
+    print(
+        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+    )
+    head = (
+        "data",
+        "way",
+        "members",
+        "settings",
+        "references",
+        "seeds",
+        "variety %",
+        "attack",
+        "AUC %",
+        "advantage %",
+        "TPR at 1 %",
+    )
     print(f"| {' | '.join((*head, 'made, attacked'))} |\n{'|---' * (len(head) + 1)}|", flush=True)
     for way in asked.ways:
         given = {} if "@" in way else settings
-        drawn, references = np.random.default_rng(1), []
+        drawn = np.random.default_rng(1)
+        references = []
         for number in range(asked.references + asked.null):
-            references.append(released(asked, box, drawn.permutation(aside)[:size], way, given, 1000 + number))
-            print(f"{way}: {number + 1} of {asked.references + asked.null} of other records", file=sys.stderr, flush=True)
+            references.append(
+                released(asked, box, drawn.permutation(aside)[:size], way, given, 1000 + number)
+            )
+            print(
+                f"{way}: {number + 1} of {asked.references + asked.null} of other records",
+                file=sys.stderr,
+                flush=True,
+            )
         nobody = references.pop() if asked.null else None
         found: defaultdict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
         differ: defaultdict[str, list[float]] = defaultdict(list)
-        seeds, making, attacking = range(asked.seed, asked.seed + asked.preparations), 0.0, 0.0
+        seeds = range(asked.seed, asked.seed + asked.preparations)
+        making = 0.0
+        attacking = 0.0
         for seed in seeds:
             rows = np.random.default_rng(seed).permutation(rest)
-            inside, outside = rows[:size], rows[half:][: asked.candidates]
+            inside = rows[:size]
+            outside = rows[half:][: asked.candidates]
             begin = time.perf_counter()
             release = released(asked, box, inside, way, given, seed)
             making += time.perf_counter() - begin
             if asked.pictures:
                 asked.pictures.mkdir(parents=True, exist_ok=True)
-                shown = release.sample(64, torch.arange(64) % box.spec.classes, device=runtime.target)[0]
+                shown = release.sample(
+                    64, torch.arange(64) % box.spec.classes, device=runtime.target
+                )[0]
                 picture(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
             begin = time.perf_counter()
-            sides = part(Public, box, inside[: asked.candidates], "members"), part(Public, box, outside, "others")
+            sides = (
+                part(Public, box, inside[: asked.candidates], "members"),
+                part(Public, box, outside, "others"),
+            )
             targets = {str(size): Target(release, runtime, seed=seed)}
             if nobody:
                 targets[f"{size}, none of them asked about"] = Target(nobody, runtime, seed=seed)
@@ -174,23 +262,47 @@ def leaks(asked: argparse.Namespace) -> None:
                 differ[who].append(100 * target.variety(sides[1]))
             for name in asked.attacks:
                 proved(name, release)  # its controls, or nothing is tried
-                without = [np.concatenate(each.told(name, *sides)) for each in known]  # once for all that they calibrate
+                without = [
+                    np.concatenate(each.told(name, *sides)) for each in known
+                ]  # once for all that they calibrate
                 for who, target in targets.items():
                     scores = target.told(name, *sides)
                     found[who, name].append(figures(scores, seed))
                     if references:
                         less = calibrated(np.concatenate(scores), np.stack(without))
-                        found[who, f"{name}, calibrated"].append(figures(Scores(*np.split(less, [len(scores.members)])), seed))
+                        found[who, f"{name}, calibrated"].append(
+                            figures(Scores(*np.split(less, [len(scores.members)])), seed)
+                        )
             attacking += time.perf_counter() - begin
-            each = ", ".join(f"{name} ({who}) {said[-1][0]:.2f}" for (who, name), said in found.items())
+            each = ", ".join(
+                f"{name} ({who}) {said[-1][0]:.2f}" for (who, name), said in found.items()
+            )
             spread = ", ".join(f"{said[-1]:.0f} ({who})" for who, said in differ.items())
             spent = f"{making:.0f} s of making and {attacking:.0f} s of attacking so far"
-            print(f"{way}, seed {seed}: AUC {each}; variety {spread}; {spent}", file=sys.stderr, flush=True)
+            print(
+                f"{way}, seed {seed}: AUC {each}; variety {spread}; {spent}",
+                file=sys.stderr,
+                flush=True,
+            )
         for (who, name), said in found.items():
-            told = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(np.mean(said, 0), np.std(said, 0), strict=True)]
+            told = [
+                f"{mean:.2f} ± {spread:.2f}"
+                for mean, spread in zip(np.mean(said, 0), np.std(said, 0), strict=True)
+            ]
             chosen = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
             seconds = f"{making / len(seeds):.0f} s, {attacking / len(seeds):.0f} s"
-            row = (asked.data, way, who, chosen, len(references), len(seeds), f"{np.mean(differ[who]):.0f}", name, *told, seconds)
+            row = (
+                asked.data,
+                way,
+                who,
+                chosen,
+                len(references),
+                len(seeds),
+                f"{np.mean(differ[who]):.0f}",
+                name,
+                *told,
+                seconds,
+            )
             print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
@@ -207,42 +319,75 @@ def curves(asked: argparse.Namespace) -> None:
     for each in asked.folders:
         name, folder = each.split("=", 1)
         prepared = Prepared(Path(folder))
-        members, seen = prepared.members(), prepared.observed(asked.observation)
+        members = prepared.members()
+        seen = prepared.observed(asked.observation)
         scores = lira.leave_one_out(seen, members)
         curve = roc(scores[members], scores[~members])
         at = curve.at((1e-3, 1e-2))
         axes.plot(levels, np.maximum(curve.at(levels), 1e-6), label=f"{name} (AUC {curve.auc:.3f})")
-        print(f"| {name} | {curve.auc:.4f} | {100 * at[0]:.3f} % | {100 * at[1]:.2f} % | {len(members)} |", flush=True)
-    axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1), xlabel="false positives", ylabel="true positives")
+        print(
+            f"| {name} | {curve.auc:.4f} | {100 * at[0]:.3f} % | {100 * at[1]:.2f} % | {len(members)} |",
+            flush=True,
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(1e-5, 1),
+        ylim=(1e-5, 1),
+        xlabel="false positives",
+        ylabel="true positives",
+    )
     axes.legend(loc="upper left", fontsize=8)
     figure.tight_layout()
     figure.savefig(asked.out, dpi=120)
 
 
 def bounds(asked: argparse.Namespace) -> None:
-    head = ("way", "accuracy", "proved: at most", "the paper's estimate", "measured: at least, 95 %", "by", "a perfect attack")
+    head = (
+        "way",
+        "accuracy",
+        "proved: at most",
+        "the paper's estimate",
+        "measured: at least, 95 %",
+        "by",
+        "a perfect attack",
+    )
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for each in asked.folders:
         name, folder = each.split("=", 1)
         prepared = Prepared(Path(folder))
-        members, accuracy, claim = prepared.members(), prepared.fact("accuracy_out"), prepared.release(0).guarantee
-        delta, found, estimates = (claim.delta if isinstance(claim, Guarantee) else 1e-5), {}, []
+        members = prepared.members()
+        accuracy = prepared.fact("accuracy_out")
+        claim = prepared.release(0).guarantee
+        delta = claim.delta if isinstance(claim, Guarantee) else 1e-5
+        found = {}
+        estimates = []
         for what in SEEN:
             scores = lira.leave_one_out(prepared.observed(what), members)[0]
-            inside, outside = scores[members[0]], scores[~members[0]]
+            inside = scores[members[0]]
+            outside = scores[~members[0]]
             found[what] = many_runs(inside, outside, delta, 1 - 0.05 / len(SEEN))
             curve = roc(inside, outside)
             shown = (curve.fpr > 0) & (curve.tpr > 0)
             estimates.append(np.log(curve.tpr[shown] / curve.fpr[shown]).max())
         best = max(found, key=lambda what: found[what].epsilon)
-        proved = f"{claim.epsilon:.2f} ({claim.neighbours})" if isinstance(claim, Guarantee) else "nothing"
+        proved = (
+            f"{claim.epsilon:.2f} ({claim.neighbours})"
+            if isinstance(claim, Guarantee)
+            else "nothing"
+        )
         guessed = f"{100 * accuracy.mean():.1f} ± {100 * accuracy.std():.1f}"
         cells = (name, guessed, proved, f"{max(estimates):.2f}", f"{found[best].epsilon:.2f}")
-        print(f"| {' | '.join(cells)} | {best if found[best].epsilon else '-'} | {found[best].ceiling:.2f} |", flush=True)
+        print(
+            f"| {' | '.join(cells)} | {best if found[best].epsilon else '-'} | {found[best].ceiling:.2f} |",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ways = parser.add_subparsers(required=True)
     table = ways.add_parser("loss")
     table.add_argument("--data", nargs="+", default=["fashion-mnist"])
@@ -257,15 +402,34 @@ def main() -> None:
     table.set_defaults(way=loss)
     generators = ways.add_parser("leaks")
     generators.add_argument("--data", default="celeba")
-    generators.add_argument("--ways", nargs="+", default=["conditional-gan"], metavar="METHOD[@EPSILON]")
-    generators.add_argument("--attacks", nargs="+", default=["gan-leaks-full", "gan-leaks-partial", "gan-leaks-white"])
+    generators.add_argument(
+        "--ways", nargs="+", default=["conditional-gan"], metavar="METHOD[@EPSILON]"
+    )
+    generators.add_argument(
+        "--attacks", nargs="+", default=["gan-leaks-full", "gan-leaks-partial", "gan-leaks-white"]
+    )
     generators.add_argument("--size", type=int, help="members; else half of the training images")
-    generators.add_argument("--references", type=int, default=0, help="releases of yet other records, by which scores are calibrated")
-    generators.add_argument("--null", action="store_true", help="attack one such release, too, with candidates whom it does not know")
+    generators.add_argument(
+        "--references",
+        type=int,
+        default=0,
+        help="releases of yet other records, by which scores are calibrated",
+    )
+    generators.add_argument(
+        "--null",
+        action="store_true",
+        help="attack one such release, too, with candidates whom it does not know",
+    )
     generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each release")
-    generators.add_argument("--keep", type=Path, help="a folder for the releases; those that are there are not made again")
+    generators.add_argument(
+        "--keep",
+        type=Path,
+        help="a folder for the releases; those that are there are not made again",
+    )
     generators.add_argument("--candidates", type=int, default=1000, help="of each side")
-    generators.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon")
+    generators.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon"
+    )
     generators.add_argument("--preparations", type=int, default=3)
     generators.add_argument("--seed", type=int, default=0, help="of the first preparation")
     generators.add_argument("--device", default="auto")

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 
 import privot
-from privot.data.records import Public, Records
+from privot.data.dataset import Public, Records
 from privot.measures.classical import CLASSICAL, run_all
 from privot.release import Release
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("release")
     parser.add_argument("data")
     parser.add_argument("--count", type=int, default=6000)
@@ -23,12 +25,19 @@ def main() -> None:
     assert isinstance(test, Public)
     images, labels = test.records()
     train = Records(*Release.load(asked.release).sample(asked.count))
-    print(f"\n{asked.release}, {asked.count} samples\n\n| classifier | floats % | 8 bits % |\n|---|---|---|")
+    print(
+        f"\n{asked.release}, {asked.count} samples\n\n| classifier | floats % | 8 bits % |\n|---|---|---|"
+    )
     totals = [0.0, 0.0]
-    found = [run_all(list(CLASSICAL), train, images, test.spec.classes, 0, rounded=rounded) for rounded in (False, True)]
+    found = [
+        run_all(list(CLASSICAL), train, images, test.spec.classes, 0, rounded=rounded)
+        for rounded in (False, True)
+    ]
     for name in CLASSICAL:
         scores = [100 * (each[name][0] == labels).double().mean().item() for each in found]
-        totals = [total + score / len(CLASSICAL) for total, score in zip(totals, scores, strict=True)]
+        totals = [
+            total + score / len(CLASSICAL) for total, score in zip(totals, scores, strict=True)
+        ]
         print(f"| {name} | {scores[0]:.1f} | {scores[1]:.1f} |", flush=True)
     print(f"| mean of the twelve | {totals[0]:.1f} | {totals[1]:.1f} |")
 

@@ -26,11 +26,11 @@ import torch
 from surroundings import commit, hardware
 
 import privot
-from privot.data.records import Public, Sensitive
-from privot.export import write
+from privot.data.dataset import Public, Sensitive
 from privot.measures import downstream
 from privot.methods import make
 from privot.release import Guarantee
+from privot.release.export import write
 from privot.runtime import Runtime
 
 HALF = 2022  # seed of the half: public, and the same for every method and run
@@ -40,27 +40,42 @@ def half(data: str) -> Sensitive:
     """Half of the training images, at random."""
     box = privot.load(data, public=True)
     images, labels = box.records()
-    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(HALF))[: len(labels) // 2]
+    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(HALF))[
+        : len(labels) // 2
+    ]
     spec = replace(box.spec, size=len(chosen), class_sizes=None)
     return Sensitive(images[chosen].numpy(), labels[chosen].numpy(), spec, name=f"half of {data}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--method", default="private-set")
     parser.add_argument("--data", nargs="+", default=["mnist"])
     parser.add_argument("--epsilon", nargs="+", type=float, default=[1.0])
     parser.add_argument("--per-class", nargs="+", type=int, default=[50])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--also", nargs="*", default=[], metavar="COUNT[,KEY=VALUE]", help="other sizes of the same release")
-    parser.add_argument("--half", action="store_true", help="condense a random half of the training images")
+    parser.add_argument(
+        "--also",
+        nargs="*",
+        default=[],
+        metavar="COUNT[,KEY=VALUE]",
+        help="other sizes of the same release",
+    )
+    parser.add_argument(
+        "--half", action="store_true", help="condense a random half of the training images"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--stages", action="store_true", help="say when each stage ends")
     asked = parser.parse_args()
-    settings, runtime = dict(each.split("=", 1) for each in asked.set), Runtime(asked.device)
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    settings = dict(each.split("=", 1) for each in asked.set)
+    runtime = Runtime(asked.device)
+    print(
+        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+    )
     print(
         "| data | method | epsilon | images a class | settings | seed | ConvNet | on soft labels | set | memory | measuring |\n"
         + "|---" * 11
@@ -71,30 +86,57 @@ def main() -> None:
     counts = asked.per_class[:1] if "ratio" in settings else asked.per_class  # a ratio goes before
     runs = [
         (data, epsilon, count, seed)
-        for data in asked.data for epsilon in (asked.epsilon if private else [None]) for count in counts for seed in asked.seeds
-    ]  # fmt: skip
+        for data in asked.data
+        for epsilon in (asked.epsilon if private else [None])
+        for count in counts
+        for seed in asked.seeds
+    ]
     for data, epsilon, count, seed in runs:
-        box, test = half(data) if asked.half else privot.load(data), privot.load(data, "test", public=True)
+        box = half(data) if asked.half else privot.load(data)
+        test = privot.load(data, "test", public=True)
         clock = Clock(runtime, asked.stages)
         with tempfile.TemporaryDirectory() as folder:
             release = privot.synthesize(
-                box, asked.method, epsilon, settings={**settings, "per_class": count}, ledger=f"{folder}/ledger.jsonl", seed=seed,
-                runtime=runtime, progress=clock.told,
-            )  # fmt: skip
-        where = {"data": data, "method": asked.method, "seed": seed, "records": f"a random half, seed {HALF}" if asked.half else "all"}
+                box,
+                asked.method,
+                epsilon,
+                settings={**settings, "per_class": count},
+                ledger=f"{folder}/ledger.jsonl",
+                seed=seed,
+                runtime=runtime,
+                progress=clock.told,
+            )
+        where = {
+            "data": data,
+            "method": asked.method,
+            "seed": seed,
+            "records": f"a random half, seed {HALF}" if asked.half else "all",
+        }
         judge(release, where | {"settings": settings}, test, clock, runtime, asked.out)
         for other in asked.also:
             size, *changed = other.split(",")
-            more, clock = dict(each.split("=", 1) for each in changed), Clock(runtime, asked.stages)
-            again = privot.resize(release, int(size), settings=more, runtime=runtime, progress=clock.told)
-            judge(again, where | {"settings": settings | more, "resized": True}, test, clock, runtime, asked.out)
+            more = dict(each.split("=", 1) for each in changed)
+            clock = Clock(runtime, asked.stages)
+            again = privot.resize(
+                release, int(size), settings=more, runtime=runtime, progress=clock.told
+            )
+            judge(
+                again,
+                where | {"settings": settings | more, "resized": True},
+                test,
+                clock,
+                runtime,
+                asked.out,
+            )
 
 
 class Clock:
     """Seconds and memory since it was made; says when a stage ends, if asked to."""
 
     def __init__(self, runtime: Runtime, aloud: bool):
-        self.begin, self.aloud, self.cuda = time.perf_counter(), aloud, runtime.target.type == "cuda"
+        self.begin = time.perf_counter()
+        self.aloud = aloud
+        self.cuda = runtime.target.type == "cuda"
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
 
@@ -108,31 +150,66 @@ class Clock:
 
 
 def judge(
-    release: privot.Release, where: dict[str, Any], test: Sensitive | Public, clock: Clock, runtime: Runtime, out: Path | None
-) -> None:  # fmt: skip
+    release: privot.Release,
+    where: dict[str, Any],
+    test: Sensitive | Public,
+    clock: Clock,
+    runtime: Runtime,
+    out: Path | None,
+) -> None:
     """Train on the set, print its row, and with ``out`` write the row and a picture."""
-    cost, tensors, seed = clock.read(), release.product.tensors, where["seed"]
+    cost = clock.read()
+    tensors = release.product.tensors
+    seed = where["seed"]
     proved = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else None
     made = len(tensors["labels"]) // test.spec.classes
     hard, *more = [
-        downstream(tensors["images"], tensors["labels"], test, ("convnet",), soft=soft, runtime=runtime, seed=seed)[0]
+        downstream(
+            tensors["images"],
+            tensors["labels"],
+            test,
+            ("convnet",),
+            soft=soft,
+            runtime=runtime,
+            seed=seed,
+        )[0]
         for soft in ((None, tensors["soft"]) if "soft" in tensors else (None,))
     ]
     found = [f"{100 * each.value:.2f} ± {100 * (each.error or 0):.2f}" for each in (hard, *more)]
-    row = where | cost | {
-        "epsilon": proved, "per_class": made, "accuracy": hard.value, "deviation": hard.error, "soft": [each.value for each in more],
-        "ruler": hard.ruler, "measuring_seconds": hard.seconds, "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(),
-        "commit": commit(),
-    }  # fmt: skip
-    claim, words = "-" if proved is None else f"{proved:.4g}", " ".join(f"{key}={value}" for key, value in where["settings"].items())
-    records, size = where["data"] + ", half" * (where["records"] != "all"), f"{made}{' (same release)' * ('resized' in where)}"
+    row = (
+        where
+        | cost
+        | {
+            "epsilon": proved,
+            "per_class": made,
+            "accuracy": hard.value,
+            "deviation": hard.error,
+            "soft": [each.value for each in more],
+            "ruler": hard.ruler,
+            "measuring_seconds": hard.seconds,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "hardware": hardware(),
+            "commit": commit(),
+        }
+    )
+    claim = "-" if proved is None else f"{proved:.4g}"
+    words = " ".join(f"{key}={value}" for key, value in where["settings"].items())
+    records = where["data"] + ", half" * (where["records"] != "all")
+    size = f"{made}{' (same release)' * ('resized' in where)}"
     print(
         f"| {records} | {where['method']} | {claim} | {size} | {words or 'default'} | {seed} "
-        f"| {' | '.join([*found, '-'][:2])} | {cost['seconds']:.0f} s | {cost['gibibytes']:.1f} GiB | {hard.seconds:.0f} s |", flush=True,
-    )  # fmt: skip
+        f"| {' | '.join([*found, '-'][:2])} | {cost['seconds']:.0f} s | {cost['gibibytes']:.1f} GiB | {hard.seconds:.0f} s |",
+        flush=True,
+    )
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        parts = [records.replace(", ", "-"), where["method"], *([claim] if proved else []), str(made), *([f"seed{seed}"] if seed else [])]
+        parts = [
+            records.replace(", ", "-"),
+            where["method"],
+            *([claim] if proved else []),
+            str(made),
+            *([f"seed{seed}"] if seed else []),
+        ]
         name = "-".join(parts)
         (out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
         write(*release.sample(10 * test.spec.classes), out / f"{name}.png", test.spec.classes)

@@ -25,15 +25,29 @@ import torch
 from surroundings import commit, hardware
 
 import privot
-from privot.attacks.prepared import Prepared
-from privot.attacks.shadows import Shadows
-from privot.data.records import Public
+from privot.attacks.shadows.config import Shadows
+from privot.attacks.shadows.store import Prepared
+from privot.data.dataset import Public
 from privot.runtime import Runtime
 
 HEAD = (
-    "data", "method", "epsilon", "shadows", "images a class", "settings", "epochs", "accuracy", "releases", "classifiers", "observing",
-    "whole", "memory", "LiRA AUC", "TPR at 0.1 %", "LiRA",
-)  # fmt: skip
+    "data",
+    "method",
+    "epsilon",
+    "shadows",
+    "images a class",
+    "settings",
+    "epochs",
+    "accuracy",
+    "releases",
+    "classifiers",
+    "observing",
+    "whole",
+    "memory",
+    "LiRA AUC",
+    "TPR at 0.1 %",
+    "LiRA",
+)
 RATE = 0.001
 
 
@@ -45,14 +59,19 @@ def attacked(prepared: Prepared) -> tuple[str, str]:
 
         members = prepared.members()
         scores = lira.leave_one_out(prepared.observed("confidence"), members)
-        inside, outside = scores[members], scores[~members]
-        point = audit.tpr_at(inside, outside, (RATE,)).points[0]  # its bounds take pairs as independent, and these are not
+        inside = scores[members]
+        outside = scores[~members]
+        point = audit.tpr_at(inside, outside, (RATE,)).points[
+            0
+        ]  # its bounds take pairs as independent, and these are not
         return f"{audit.roc(inside, outside).auc:.4f}", f"{100 * point.tpr:.3f} %"
     return "-", "-"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--method", default="distribution-matching")
     parser.add_argument("--epsilon", type=float)
@@ -71,17 +90,27 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     settings = dict(each.split("=", 1) for each in asked.set)
-    settings |= {key: value for key in ("ratio", "per_class") if (value := getattr(asked, key)) is not None}
+    settings |= {
+        key: value for key in ("ratio", "per_class") if (value := getattr(asked, key)) is not None
+    }
     if asked.method == "distribution-matching":
         settings.setdefault("iterations", asked.iterations)
-    box, runtime = privot.load(asked.data, public=True), Runtime(asked.device)
+    box = privot.load(asked.data, public=True)
+    runtime = Runtime(asked.device)
     assert isinstance(box, Public)
     if asked.method == "distribution-matching" and box.spec.shape[1] < 24:
         settings.setdefault("width", 16)  # images so small need no more
     shadows = Shadows(
-        folder=asked.folder, box=box, method=asked.method, settings=settings, epsilon=asked.epsilon, count=asked.shadows, seed=asked.seed,
-        epochs=asked.epochs, at_once=asked.at_once,
-    )  # fmt: skip
+        folder=asked.folder,
+        box=box,
+        method=asked.method,
+        settings=settings,
+        epsilon=asked.epsilon,
+        count=asked.shadows,
+        seed=asked.seed,
+        epochs=asked.epochs,
+        at_once=asked.at_once,
+    )
     seconds: dict[str, float] = defaultdict(float)
     begin = last = time.perf_counter()
 
@@ -90,7 +119,9 @@ def main() -> None:
         if step == of and runtime.target.type == "cuda":
             torch.cuda.synchronize()  # or the end of a stage would count as the next one's
         now = time.perf_counter()
-        part = {"shadows": "observing", "training classifiers": "classifiers"}.get(stage, "releases")
+        part = {"shadows": "observing", "training classifiers": "classifiers"}.get(
+            stage, "releases"
+        )
         seconds[part] += now - last
         last = now
 
@@ -100,18 +131,38 @@ def main() -> None:
     begin = time.perf_counter()
     auc, tpr = attacked(prepared)
     attack = time.perf_counter() - begin
-    accuracy, apart = prepared.fact("accuracy_out"), asked.workers == 1 and not asked.ray
+    accuracy = prepared.fact("accuracy_out")
+    apart = asked.workers == 1 and not asked.ray
     tensors = prepared.release(0).product.tensors
     made = len(tensors["labels"]) // box.spec.classes if "labels" in tensors else "-"
-    parts = [f"{seconds[part]:.0f} s" if apart else "-" for part in ("releases", "classifiers", "observing")]
+    parts = [
+        f"{seconds[part]:.0f} s" if apart else "-"
+        for part in ("releases", "classifiers", "observing")
+    ]
     guessed = f"{100 * accuracy.mean():.2f} ± {100 * accuracy.std():.2f}"
     row = (
-        asked.data, asked.method, "-" if asked.epsilon is None else f"{asked.epsilon:g}", asked.shadows, made,
-        " ".join(f"{key}={value}" for key, value in settings.items()), asked.epochs, guessed, *parts,
-        f"{whole:.0f} s", f"{memory:.1f} GiB", auc, tpr, f"{attack:.0f} s",
-    )  # fmt: skip
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
-    print(f"| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|\n| {' | '.join(map(str, row))} |", flush=True)
+        asked.data,
+        asked.method,
+        "-" if asked.epsilon is None else f"{asked.epsilon:g}",
+        asked.shadows,
+        made,
+        " ".join(f"{key}={value}" for key, value in settings.items()),
+        asked.epochs,
+        guessed,
+        *parts,
+        f"{whole:.0f} s",
+        f"{memory:.1f} GiB",
+        auc,
+        tpr,
+        f"{attack:.0f} s",
+    )
+    print(
+        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+    )
+    print(
+        f"| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|\n| {' | '.join(map(str, row))} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

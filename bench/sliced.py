@@ -44,9 +44,13 @@ def clock(work: Callable[[], object], device: torch.device) -> float:
     return 1e3 * (now() - begun)
 
 
-def least(works: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> dict[str, float]:
+def least(
+    works: dict[str, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[str, float]:
     """The best time of each, all taken in turn; a first round warms up."""
-    times = [{name: clock(work, device) for name, work in works.items()} for _ in range(rounds + 1)][1:]
+    times = [
+        {name: clock(work, device) for name, work in works.items()} for _ in range(rounds + 1)
+    ][1:]
     return {name: min(each[name] for each in times) for name in works}
 
 
@@ -59,57 +63,90 @@ def descent(distance: Callable[[Tensor], Tensor], points: Tensor) -> Callable[[]
 def compare(n: int, dim: int, slices: int, device: torch.device, rounds: int) -> None:
     draw = torch.Generator(device).manual_seed(0)
     x, y, frame = (torch.randn(size, dim, generator=draw, device=device) for size in (n, n, slices))
-    y, frame = y * 0.5 + 1, torch.nn.functional.normalize(frame, dim=1)
-    targets, columns = (frame @ y.T).sort(-1).values, frame.T.contiguous()
+    y = y * 0.5 + 1
+    frame = torch.nn.functional.normalize(frame, dim=1)
+    targets = (frame @ y.T).sort(-1).values
+    columns = frame.T.contiguous()
     projected = frame @ x.T
     works: dict[str, Callable[[], object]] = {
         "flow step, 12 bits": lambda: step(x, frame, targets, bits=12),
         "flow step, 16 bits": lambda: step(x, frame, targets, bits=16),
         "flow step, 32 bits": lambda: step(x, frame, targets, bits=32),
-        "loss to targets, forward and backward": descent(lambda each: target_loss(each, frame, targets), x),
+        "loss to targets, forward and backward": descent(
+            lambda each: target_loss(each, frame, targets), x
+        ),
         "distance, forward and backward": descent(lambda each: sliced_distance(each, y, frame), x),
         "  of which: ranks, 16 bits": lambda: rank(projected, 16),
         "  of which: ranks, 32 bits": lambda: rank(projected, 32),
         "  beside: torch.sort": lambda: torch.sort(projected, -1),
     }
     if ot is not None:
-        works["POT, distance, forward"] = lambda: ot.sliced_wasserstein_distance(x, y, projections=columns)
-        works["POT, distance, forward and backward"] = descent(lambda each: ot.sliced_wasserstein_distance(each, y, projections=columns), x)
+        works["POT, distance, forward"] = lambda: ot.sliced_wasserstein_distance(
+            x, y, projections=columns
+        )
+        works["POT, distance, forward and backward"] = descent(
+            lambda each: ot.sliced_wasserstein_distance(each, y, projections=columns), x
+        )
     found = least(works, device, rounds)
     peer = found.get("POT, distance, forward and backward")
-    print(f"\nn = {n:,}, k = {slices:,}, d = {dim}\n\n| | ms | times POT, forward and backward |\n|---|---|---|")
+    print(
+        f"\nn = {n:,}, k = {slices:,}, d = {dim}\n\n| | ms | times POT, forward and backward |\n|---|---|---|"
+    )
     for name, value in found.items():
-        times = "" if name.startswith(" ") else f"{peer / value:.1f}" if peer else "POT is not installed"
+        times = (
+            ""
+            if name.startswith(" ")
+            else f"{peer / value:.1f}"
+            if peer
+            else "POT is not installed"
+        )
         print(f"| {name} | {value:.3g} | {times} |")
     if device.type == "cuda":
         floor(n, dim, slices, found, device, rounds)
 
 
-def floor(n: int, dim: int, slices: int, found: dict[str, float], device: torch.device, rounds: int) -> None:
+def floor(
+    n: int, dim: int, slices: int, found: dict[str, float], device: torch.device, rounds: int
+) -> None:
     """What the step cannot be faster than with a radix sort, from a copy and products timed here."""
     source, copy = (torch.empty(2**28, device=device) for _ in range(2))  # 1 GiB each
-    a, b, c = torch.randn(slices, dim, device=device), torch.randn(dim, n, device=device), torch.randn(n, slices, device=device)
+    a = torch.randn(slices, dim, device=device)
+    b = torch.randn(dim, n, device=device)
+    c = torch.randn(n, slices, device=device)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    times = least({"copy": lambda: copy.copy_(source), "there": lambda: a @ b, "back": lambda: c @ a}, device, rounds)
+    times = least(
+        {"copy": lambda: copy.copy_(source), "there": lambda: a @ b, "back": lambda: c @ a},
+        device,
+        rounds,
+    )
     torch.set_float32_matmul_precision(before)
     speed = 2 * source.numel() * 4 / times["copy"]  # bytes a millisecond
-    sort, rest = n * slices * 68 / speed, n * slices * 16 / speed
+    sort = n * slices * 68 / speed
+    rest = n * slices * 16 / speed
     total = sort + rest + times["there"] + times["back"]
-    print(f"\ncopy {speed / 1e9:.2f} TB/s; floor: sort {sort:.3f} ms, interpolation {rest:.3f}, products {total - sort - rest:.3f},")
-    ratios = ", ".join(f"{found[f'flow step, {bits} bits'] / total:.2f} at {bits} bits" for bits in (12, 16, 32))
+    print(
+        f"\ncopy {speed / 1e9:.2f} TB/s; floor: sort {sort:.3f} ms, interpolation {rest:.3f}, products {total - sort - rest:.3f},"
+    )
+    ratios = ", ".join(
+        f"{found[f'flow step, {bits} bits'] / total:.2f} at {bits} bits" for bits in (12, 16, 32)
+    )
     print(f"together {total:.3f} ms; a step takes so many times that: {ratios}")
 
 
 def repair(rows: int, parts: int, rounds: int) -> None:
     """The isotonic repair of a release of 10 classes, 16 bases of 144 directions, 50 blocks."""
-    values = torch.from_numpy(np.random.default_rng(0).normal(size=(rows, parts)) + 0.1 * np.arange(parts))
+    values = torch.from_numpy(
+        np.random.default_rng(0).normal(size=(rows, parts)) + 0.1 * np.arange(parts)
+    )
     taken = least({"monotone": lambda: monotone(values)}, torch.device("cpu"), rounds)["monotone"]
     print(f"\nisotonic repair of {rows:,} rows of {parts}, CPU: {taken:.0f} ms")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -117,9 +154,15 @@ def main() -> None:
     device = torch.device(asked.device)
     torch.set_num_threads(asked.threads)
     gpu = device.type == "cuda"
-    what = torch.cuda.get_device_name(device) if gpu else f"{platform.machine()} CPU, {asked.threads} thread(s)"
+    what = (
+        torch.cuda.get_device_name(device)
+        if gpu
+        else f"{platform.machine()} CPU, {asked.threads} thread(s)"
+    )
     load = "" if gpu else f", load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores"
-    print(f"{what}{load}, torch {torch.__version__}, numpy {np.__version__}, POT {ot.__version__ if ot else 'none'}, float32")
+    print(
+        f"{what}{load}, torch {torch.__version__}, numpy {np.__version__}, POT {ot.__version__ if ot else 'none'}, float32"
+    )
     for dim in (784,) if gpu else (8, 784):
         compare(*((10_000, dim, 1_000) if gpu else (4_096, dim, 128)), device, asked.rounds)
     if not gpu:

@@ -8,19 +8,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from privot.export import picture
-from privot.families.strip import STRIP
+from privot.components.flow_snapshots import STRIP
 from privot.release import Release
+from privot.release.export import picture
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("release", type=Path)
     parser.add_argument("out", type=Path)
     asked = parser.parse_args()
     frames = Release.load(asked.release).product.kept.get(STRIP)
     if frames is None:
-        raise SystemExit(f"{asked.release} keeps no strip: it is no sliced flow, or was made with keep=false")
+        raise SystemExit(
+            f"{asked.release} keeps no strip: it is no sliced flow, or was made with keep=false"
+        )
     picture(frames.float().transpose(0, 1).flatten(0, 1), len(frames)).save(asked.out)
 
 

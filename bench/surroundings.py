@@ -23,7 +23,12 @@ def hardware() -> str:
 
 def commit() -> str:
     """Of this tree; an archive of it (`git archive`) carries its own in a file."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
     carried = (Path(__file__).parent / "commit.txt").read_text().strip()
     return done.stdout.strip() or ("unknown" if carried.startswith("$") else carried)
 

@@ -36,22 +36,30 @@ from privot.errors import SettingError
 from privot.measures import Reading, Subject, Workbench
 from privot.measures.downstream import THIRTEEN
 from privot.methods import make, methods
+from privot.progress import jsonable
 from privot.release import Release
 from privot.runtime import Runtime
-from privot.show import jsonable
 
 HERE = Path(__file__).parent
-ROWS, RESULTS, CHART = HERE / "table1", HERE / "RESULTS.md", HERE / "table1.png"
-SETS, EPSILONS = ("mnist", "fashion-mnist"), ("10", "1", "0.2")
+ROWS = HERE / "table1"
+RESULTS = HERE / "RESULTS.md"
+CHART = HERE / "table1.png"
+SETS = ("mnist", "fashion-mnist")
+EPSILONS = ("10", "1", "0.2")
 QUICK = ("is", "fid", "kid", "precision", "sliced", "cnn")
 SLOW = ("adaboost", "gbm")
 ALL = (*QUICK, *(name for name in THIRTEEN if name not in ("cnn", *SLOW)), *SLOW)
 MOST = 10  # seeds that are looked for
-BEGIN, END = "<!-- table1 -->", "<!-- /table1 -->"
+BEGIN = "<!-- table1 -->"
+END = "<!-- /table1 -->"
 
 
 def rows() -> list[str]:
-    ways = [f"{name}@{eps}" for name, kind in methods().items() for eps in (("inf",) if kind.promise.startswith("none") else EPSILONS)]
+    ways = [
+        f"{name}@{eps}"
+        for name, kind in methods().items()
+        for eps in (("inf",) if kind.promise.startswith("none") else EPSILONS)
+    ]
     return [f"{data}/{what}" for data in SETS for what in ("real", *ways)]
 
 
@@ -69,12 +77,21 @@ def spread_of(row: str) -> float:
 
 
 def taken(row: str) -> dict[str, Any]:
-    return json.loads(file_of(row).read_text()) if file_of(row).exists() else {"row": row, "readings": []}
+    return (
+        json.loads(file_of(row).read_text())
+        if file_of(row).exists()
+        else {"row": row, "readings": []}
+    )
 
 
 def keep(row: str, readings: list[Reading], **facts: Any) -> None:
     known = taken(row)
-    where = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "torch": torch.__version__, "commit": commit()}
+    where = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "hardware": hardware(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     known["readings"] += [jsonable(asdict(each)) | where for each in readings]
     ROWS.mkdir(exist_ok=True)
     part = file_of(row).with_suffix(".part")
@@ -83,7 +100,13 @@ def keep(row: str, readings: list[Reading], **facts: Any) -> None:
 
 
 def name_of(measure: str) -> str:
-    return f"{measure}_accuracy" if measure in THIRTEEN else "sliced_wasserstein" if measure == "sliced" else measure
+    return (
+        f"{measure}_accuracy"
+        if measure in THIRTEEN
+        else "sliced_wasserstein"
+        if measure == "sliced"
+        else measure
+    )
 
 
 def say(stage: str, step: int, of: int, **more: Any) -> None:
@@ -93,10 +116,13 @@ def say(stage: str, step: int, of: int, **more: Any) -> None:
 
 @functools.cache
 def bench(data: str, half: bool, seed: int, device: str) -> Workbench:
-    train, test = privot.load(data, public=True), privot.load(data, "test", public=True)
+    train = privot.load(data, public=True)
+    test = privot.load(data, "test", public=True)
     assert isinstance(train, Public)
     reference = halves(train)[1] if half else train
-    return Workbench(test, reference, runtime=Runtime(device), seed=seed, progress=say, notice=print)
+    return Workbench(
+        test, reference, runtime=Runtime(device), seed=seed, progress=say, notice=print
+    )
 
 
 def declared(data: str, method: str, settings: dict[str, str]) -> Sensitive:
@@ -119,19 +145,33 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     place = file_of(whole(row)).with_suffix("")
     if place.exists():
         release = Release.load(place)
-        return release, {"guarantee": jsonable(asdict(release.guarantee)), "seed": release.facts["seed"]}
+        return release, {
+            "guarantee": jsonable(asdict(release.guarantee)),
+            "seed": release.facts["seed"],
+        }
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         release = privot.synthesize(
-            declared(data, method, settings), method, float(epsilon), settings=settings, ledger=f"{folder}/ledger.jsonl", seed=seed,
+            declared(data, method, settings),
+            method,
+            float(epsilon),
+            settings=settings,
+            ledger=f"{folder}/ledger.jsonl",
+            seed=seed,
             runtime=runtime,
-        )  # fmt: skip
+        )
         release.save(place)  # not before it is whole: a run that is cut off is begun anew
-    facts = {"training_seconds": time.perf_counter() - start, "guarantee": jsonable(asdict(release.guarantee)), "seed": seed}
+    facts = {
+        "training_seconds": time.perf_counter() - start,
+        "guarantee": jsonable(asdict(release.guarantee)),
+        "seed": seed,
+    }
     return release, facts
 
 
-def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None) -> None:
+def run(
+    row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int | None = None
+) -> None:
     """Take the measures that the row lacks. Releases of all seeds by one ruler: its judge takes as long as a release."""
     own = int(row.split("#")[1]) if "#" in row else seed
     have = {each["name"] for each in taken(row)["readings"]}
@@ -148,13 +188,21 @@ def run(row: str, only: tuple[str, ...], seed: int, device: str, microbatch: int
         if what == "real":
             subject = Subject.of(data, 60_000)
         else:
-            if (have or taken(whole(row))["readings"]) and not file_of(whole(row)).with_suffix("").exists():
+            if (have or taken(whole(row))["readings"]) and not file_of(whole(row)).with_suffix(
+                ""
+            ).exists():
                 raise SystemExit(
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(whole(row))} to start it anew"
                 )
             release, facts = released(row, own, Runtime(device, microbatch))
-            subject = Subject.sampled(release, row, 60_000, own, Runtime(device).target, spread_of(row))
-        for group in (QUICK, ALL[len(QUICK) : -len(SLOW)], SLOW):  # what is measured is kept, should the next group be cut off
+            subject = Subject.sampled(
+                release, row, 60_000, own, Runtime(device).target, spread_of(row)
+            )
+        for group in (
+            QUICK,
+            ALL[len(QUICK) : -len(SLOW)],
+            SLOW,
+        ):  # what is measured is kept, should the next group be cut off
             if wanted := [each for each in missing if each in group]:
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
 
@@ -176,25 +224,41 @@ def seeds(row: str) -> list[str]:
 
 def ways(what: str) -> list[str]:
     """Such as gs-wgan@10 itself, then gs-wgan@10~.6, gs-wgan+warm=20@10 and whatever else of it is at hand by spread or settings."""
-    known = {json.loads(path.read_text())["row"].split("/")[1].split("#")[0] for path in ROWS.glob("*.json")}
-    return [what, *sorted(each for each in known if each != what and re.sub("[+][^@]*", "", whole(each)) == what)]
+    known = {
+        json.loads(path.read_text())["row"].split("/")[1].split("#")[0]
+        for path in ROWS.glob("*.json")
+    }
+    return [
+        what,
+        *sorted(
+            each for each in known if each != what and re.sub("[+][^@]*", "", whole(each)) == what
+        ),
+    ]
 
 
 def values(row: str) -> dict[str, float]:
     """Measured values of a row, each the mean over the seeds that have it."""
     found = [one(each) for each in seeds(row)]
-    return {name: mean(each[name] for each in found if name in each) for name in dict.fromkeys(name for each in found for name in each)}
+    return {
+        name: mean(each[name] for each in found if name in each)
+        for name in dict.fromkeys(name for each in found for name in each)
+    }
 
 
 def one(row: str) -> dict[str, float]:
     """Measured values of one release, with the averages, where their parts are there."""
     found = {each["name"]: float(each["value"]) for each in taken(row)["readings"]}
-    real = {each["name"]: float(each["value"]) for each in taken(f"{row.split('/')[0]}/real")["readings"]}
+    real = {
+        each["name"]: float(each["value"])
+        for each in taken(f"{row.split('/')[0]}/real")["readings"]
+    }
     parts = [f"{name}_accuracy" for name in THIRTEEN]
     if set(parts) <= set(found):
         found["avg_accuracy"] = sum(found[part] for part in parts) / len(parts)
         if set(parts) <= set(real):
-            found["calibrated_accuracy"] = sum(found[part] / real[part] for part in parts) / len(parts)
+            found["calibrated_accuracy"] = sum(found[part] / real[part] for part in parts) / len(
+                parts
+            )
     return found
 
 
@@ -209,17 +273,32 @@ COLUMNS = {
 
 
 def line(name: str, epsilon: str, found: list[dict[str, float]], source: str) -> str:
-    cells = [COLUMNS[key].format(each[key]) if key in each else "-" for each in found for key in COLUMNS]
+    cells = [
+        COLUMNS[key].format(each[key]) if key in each else "-" for each in found for key in COLUMNS
+    ]
     return "| " + " | ".join([name, epsilon, *cells, source]) + " |"
 
 
 def table() -> str:
-    heads = [f"{data[0].upper()}: {name}" for data in SETS for name in ("IS", "FID", "MLP", "CNN", "Avg", "Calib")]
-    text = ["| method | epsilon | " + " | ".join(heads) + " | source |", "|" + "---|" * (len(heads) + 3)]
-    published = tomllib.loads((Path(privot.__file__).parent / "report" / "published.toml").read_text())
+    heads = [
+        f"{data[0].upper()}: {name}"
+        for data in SETS
+        for name in ("IS", "FID", "MLP", "CNN", "Avg", "Calib")
+    ]
+    text = [
+        "| method | epsilon | " + " | ".join(heads) + " | source |",
+        "|" + "---|" * (len(heads) + 3),
+    ]
+    published = tomllib.loads(
+        (Path(privot.__file__).parent / "report" / "published_results.toml").read_text()
+    )
     text.append(line("real data", "-", [values(f"{data}/real") for data in SETS], "**privot**"))
     said = [
-        next(each["figures"] for each in published["real"] if each["data"] == data and each["source"].startswith("GS-WGAN"))
+        next(
+            each["figures"]
+            for each in published["real"]
+            if each["data"] == data and each["source"].startswith("GS-WGAN")
+        )
         for data in SETS
     ]
     text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
@@ -229,12 +308,21 @@ def table() -> str:
                 found = [values(f"{data}/{what}") for data in SETS]
                 if any(found):
                     text.append(
-                        line(what.replace(f"@{epsilon}", "").replace("~", ", spread ").replace("+", ", "), epsilon, found, "**privot**")
+                        line(
+                            what.replace(f"@{epsilon}", "")
+                            .replace("~", ", spread ")
+                            .replace("+", ", "),
+                            epsilon,
+                            found,
+                            "**privot**",
+                        )
                     )
         others: dict[tuple[str, str], list[dict[str, float]]] = {}
         for each in published["figures"]:
             if float(each["epsilon"]) == float(epsilon) and each["data"] in SETS:
-                others.setdefault((each["method"], each["source"]), [{}, {}])[SETS.index(each["data"])] = each["figures"]
+                others.setdefault((each["method"], each["source"]), [{}, {}])[
+                    SETS.index(each["data"])
+                ] = each["figures"]
         text += [line(method, epsilon, found, source) for (method, source), found in others.items()]
     return "\n".join(text)
 
@@ -242,15 +330,32 @@ def table() -> str:
 def deviations() -> str:
     """Mean and deviation over seeds, where there are several."""
     text = ["| row | seeds | IS | FID | MLP | CNN | training |", "|---|---|---|---|---|---|---|"]
-    for row in [f"{data}/{each}" for data, what in (row.split("/") for row in rows()) for each in ways(what)]:
+    for row in [
+        f"{data}/{each}" for data, what in (row.split("/") for row in rows()) for each in ways(what)
+    ]:
         if len(each := seeds(row)) > 1:
             found = [one(seed) for seed in each]
             cells = []
-            for key, form in (("is", "{:.2f}"), ("fid", "{:.1f}"), ("mlp_accuracy", "{:.3f}"), ("cnn_accuracy", "{:.3f}")):
+            for key, form in (
+                ("is", "{:.2f}"),
+                ("fid", "{:.1f}"),
+                ("mlp_accuracy", "{:.3f}"),
+                ("cnn_accuracy", "{:.3f}"),
+            ):
                 known = [value[key] for value in found if key in value]
-                cells.append(f"{form.format(mean(known))} ± {form.format(stdev(known))}" if len(known) > 1 else "-")
-            took = [taken(seed)["training_seconds"] for seed in each if "training_seconds" in taken(seed)]
-            text.append(f"| {row} | {len(each)} | {' | '.join(cells)} | {f'{mean(took):.0f} s' if took else '-'} |")
+                cells.append(
+                    f"{form.format(mean(known))} ± {form.format(stdev(known))}"
+                    if len(known) > 1
+                    else "-"
+                )
+            took = [
+                taken(seed)["training_seconds"]
+                for seed in each
+                if "training_seconds" in taken(seed)
+            ]
+            text.append(
+                f"| {row} | {len(each)} | {' | '.join(cells)} | {f'{mean(took):.0f} s' if took else '-'} |"
+            )
     return "\n".join(text) if len(text) > 2 else ""
 
 
@@ -260,29 +365,48 @@ def chart() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    published = tomllib.loads((Path(privot.__file__).parent / "report" / "published.toml").read_text())["figures"]
+    published = tomllib.loads(
+        (Path(privot.__file__).parent / "report" / "published_results.toml").read_text()
+    )["figures"]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     for axis, data in zip(axes, SETS, strict=True):
         others: dict[str, list[tuple[float, float]]] = {}
         for each in published:
-            if each["data"] == data and "cnn_accuracy" in each["figures"] and float(each["epsilon"]) < 100:
-                others.setdefault(f"{each['method']} ({each['source'].split(',')[0].split(':')[0]})", []).append(
-                    (float(each["epsilon"]), each["figures"]["cnn_accuracy"])
-                )
+            if (
+                each["data"] == data
+                and "cnn_accuracy" in each["figures"]
+                and float(each["epsilon"]) < 100
+            ):
+                others.setdefault(
+                    f"{each['method']} ({each['source'].split(',')[0].split(':')[0]})", []
+                ).append((float(each["epsilon"]), each["figures"]["cnn_accuracy"]))
         for points in others.values():
-            axis.plot(*zip(*sorted(points), strict=True), "o-", color="0.75", ms=3, lw=0.8, zorder=1)
+            axis.plot(
+                *zip(*sorted(points), strict=True), "o-", color="0.75", ms=3, lw=0.8, zorder=1
+            )
         for name in methods():
-            points = [(float(eps), values(f"{data}/{name}@{eps}").get("cnn_accuracy")) for eps in EPSILONS]
+            points = [
+                (float(eps), values(f"{data}/{name}@{eps}").get("cnn_accuracy")) for eps in EPSILONS
+            ]
             known = sorted((eps, value) for eps, value in points if value is not None)
             if known:
                 axis.plot(*zip(*known, strict=True), "o-", label=f"privot {name}", zorder=2)
         ceiling = values(f"{data}/real").get("cnn_accuracy")
         if ceiling:
             axis.axhline(ceiling, color="k", lw=0.8, ls=":", label="real data")
-        axis.set(xscale="log", title=data, xlabel="epsilon (as claimed by each source)", ylim=(0, 1))
+        axis.set(
+            xscale="log", title=data, xlabel="epsilon (as claimed by each source)", ylim=(0, 1)
+        )
         axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("accuracy of a CNN trained on samples")
-    figure.text(0.5, 0.005, "grey: published figures, by their own rulers and accounting", ha="center", fontsize=8, color="0.4")
+    figure.text(
+        0.5,
+        0.005,
+        "grey: published figures, by their own rulers and accounting",
+        ha="center",
+        fontsize=8,
+        color="0.4",
+    )
     figure.tight_layout()
     figure.savefig(CHART, dpi=110)
 
@@ -299,7 +423,11 @@ def write() -> None:
     measured = [each for row in rows() for each in taken(row)["readings"]]
     runs = sorted({(each["date"], each["hardware"], each["commit"]) for each in measured})
     where = f"Measured: {'; '.join(', '.join(each) for each in runs)} (`dirty`: with changes that the next commits hold)."
-    several = f"Over several seeds, each a release of its own:\n\n{found}\n\n" if (found := deviations()) else ""
+    several = (
+        f"Over several seeds, each a release of its own:\n\n{found}\n\n"
+        if (found := deviations())
+        else ""
+    )
     text = f"{BEGIN}\n\n{table()}\n\n{NOTE}\n\n{several}{where}\n\n![privacy against utility](table1.png)\n\n{END}"
     page = RESULTS.read_text() if RESULTS.exists() else ""
     if BEGIN in page:
@@ -311,8 +439,12 @@ def write() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=None, help="such as mnist/real fashion-mnist/merf@1")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=None, help="such as mnist/real fashion-mnist/merf@1"
+    )
     parser.add_argument("--only", nargs="+", default=ALL, choices=ALL)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")

@@ -31,13 +31,23 @@ from torch.nn.functional import pad
 import privot
 from privot.data import Public, Sensitive
 from privot.measures import Subject, Workbench
+from privot.progress import jsonable
 from privot.runtime import Runtime
-from privot.show import jsonable
 
 ROWS = Path(__file__).parent / "table2"
-EPSILONS = {"mnist": ("inf", "10", "5", "1"), "fashion-mnist": ("inf", "10", "5", "1"), "celeba": ("inf", "10")}
-SAMPLES, LESSONS, SIDE = 10_000, 60_000, 32
-BESIDE = {"mnist": "femnist", "fashion-mnist": "femnist", "celeba": "cifar10"}  # public data for an auto-encoder
+EPSILONS = {
+    "mnist": ("inf", "10", "5", "1"),
+    "fashion-mnist": ("inf", "10", "5", "1"),
+    "celeba": ("inf", "10"),
+}
+SAMPLES = 10_000
+LESSONS = 60_000
+SIDE = 32
+BESIDE = {
+    "mnist": "femnist",
+    "fashion-mnist": "femnist",
+    "celeba": "cifar10",
+}  # public data for an auto-encoder
 LEARNED = {"space": "public", "lessons": 10_000}
 FEW = {"waves": 4}  # numbers a side of a point, where noise goes on every record
 # method and settings of a row; the paper's modes in 16 dimensions, as its latent space has 8 to 48
@@ -48,7 +58,10 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "records": ("sliced-flow", {"mode": "records", **FEW}),
     "records-public": ("sliced-flow", {"mode": "records", **LEARNED, "inner": 8}),
     "resampled": ("sliced-flow", {"mode": "resampled", "drawn": 1000, **FEW}),
-    "resampled-public": ("sliced-flow", {"mode": "resampled", "drawn": 1000, **LEARNED, "inner": 8}),
+    "resampled-public": (
+        "sliced-flow",
+        {"mode": "resampled", "drawn": 1000, **LEARNED, "inner": 8},
+    ),
     "generator": ("sliced-generator", {"net": "conv"}),
     "generator-public": ("sliced-generator", {**LEARNED, "inner": 32}),
     "generator-records": ("sliced-generator", {"mode": "records", "net": "conv", **FEW}),
@@ -61,7 +74,10 @@ def rows() -> list[str]:
     return [
         f"{data}/{what}"
         for data, epsilons in EPSILONS.items()
-        for what in (*(["real"] if data != "celeba" else []), *(f"{way}@{epsilon}" for epsilon in epsilons for way in WAYS))
+        for what in (
+            *(["real"] if data != "celeba" else []),
+            *(f"{way}@{epsilon}" for epsilon in epsilons for way in WAYS),
+        )
     ]
 
 
@@ -83,13 +99,19 @@ def bordered(images: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def benches(data: str, device: str) -> tuple[Workbench, Workbench]:
     """For FID, and for accuracy."""
-    test, how = privot.load(data, "test", public=True), {"runtime": Runtime(device), "progress": say, "notice": print}
+    test = privot.load(data, "test", public=True)
+    how = {"runtime": Runtime(device), "progress": say, "notice": print}
     against = privot.load(data, public=True) if data == "celeba" else test
     assert isinstance(against, Public)
     images, labels = against.records()
     large = bordered(images)
     spec = privot.Spec(tuple(large.shape[1:]), against.spec.classes)
-    framed = Public((large * 255).round().byte().numpy(), labels.numpy(), spec, name=f"{against.name}, {large.shape[2]} px")
+    framed = Public(
+        (large * 255).round().byte().numpy(),
+        labels.numpy(),
+        spec,
+        name=f"{against.name}, {large.shape[2]} px",
+    )
     return Workbench(framed, **how), Workbench(test, **how)  # type: ignore[arg-type]
 
 
@@ -112,13 +134,25 @@ def made(row: str, device: str) -> tuple[Subject, dict[str, Any]]:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         release = privot.synthesize(
-            box, method, float(epsilon), settings=settings, ledger=f"{folder}/ledger.jsonl", runtime=Runtime(device), progress=say
+            box,
+            method,
+            float(epsilon),
+            settings=settings,
+            ledger=f"{folder}/ledger.jsonl",
+            runtime=Runtime(device),
+            progress=say,
         )
     facts = {
-        "seconds": time.perf_counter() - start, "settings": settings, "method": method,
-        "guarantee": jsonable({"kind": type(release.guarantee).__name__, **dataclasses.asdict(release.guarantee)}),
-    }  # fmt: skip
-    images, labels = release.sample(LESSONS if data != "celeba" else SAMPLES, device=Runtime(device).target)
+        "seconds": time.perf_counter() - start,
+        "settings": settings,
+        "method": method,
+        "guarantee": jsonable(
+            {"kind": type(release.guarantee).__name__, **dataclasses.asdict(release.guarantee)}
+        ),
+    }
+    images, labels = release.sample(
+        LESSONS if data != "celeba" else SAMPLES, device=Runtime(device).target
+    )
     return Subject(row, images, labels, box.spec.classes, public=True), facts
 
 
@@ -127,14 +161,29 @@ def run(row: str, device: str) -> None:
         return
     subject, facts = made(row, device)
     pictures, lessons = benches(data := row.split("/")[0], device)
-    some = dataclasses.replace(subject, images=bordered(subject.images[:SAMPLES]), labels=subject.labels[:SAMPLES])
+    some = dataclasses.replace(
+        subject, images=bordered(subject.images[:SAMPLES]), labels=subject.labels[:SAMPLES]
+    )
     readings = pictures.measure(some, ["fid"])
     readings += lessons.measure(subject, ["cnn"]) if data != "celeba" else []
-    where = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "torch": torch.__version__, "commit": commit()}
+    where = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "hardware": hardware(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     ROWS.mkdir(exist_ok=True)
     part = file_of(row).with_suffix(".part")
     part.write_text(
-        json.dumps({"row": row, **facts, **where, "readings": [jsonable(dataclasses.asdict(each)) for each in readings]}, indent=1)
+        json.dumps(
+            {
+                "row": row,
+                **facts,
+                **where,
+                "readings": [jsonable(dataclasses.asdict(each)) for each in readings],
+            },
+            indent=1,
+        )
     )
     part.replace(file_of(row))
 
@@ -142,20 +191,44 @@ def run(row: str, device: str) -> None:
 def line(row: str) -> str:
     known = json.loads(file_of(row).read_text())
     found = {each["name"]: float(each["value"]) for each in known["readings"]}
-    cells = [f"{found['fid']:.1f}" if "fid" in found else "-", f"{found['cnn_accuracy']:.3f}" if "cnn_accuracy" in found else "-"]
+    cells = [
+        f"{found['fid']:.1f}" if "fid" in found else "-",
+        f"{found['cnn_accuracy']:.3f}" if "cnn_accuracy" in found else "-",
+    ]
     data, what = row.split("/")
     way, _, epsilon = what.partition("@")
-    return "| " + " | ".join([data, way, epsilon or "-", *cells, f"{known['seconds']:.0f} s" if "seconds" in known else "-"]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [
+                data,
+                way,
+                epsilon or "-",
+                *cells,
+                f"{known['seconds']:.0f} s" if "seconds" in known else "-",
+            ]
+        )
+        + " |"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", nargs="+", default=[""], help="rows, or how they begin")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--table", action="store_true", help="make nothing")
     parser.add_argument("--list", action="store_true", help="only the names of the rows")
     asked = parser.parse_args()
-    chosen = [row for row in rows() if any(row == each or (each in ("", row.split("/")[0], row.split("@")[0])) for each in asked.rows)]
+    chosen = [
+        row
+        for row in rows()
+        if any(
+            row == each or (each in ("", row.split("/")[0], row.split("@")[0]))
+            for each in asked.rows
+        )
+    ]
     if asked.list or not chosen:
         print("\n".join(chosen or rows()))
         return

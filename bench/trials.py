@@ -20,12 +20,14 @@ from table1 import name_of
 
 import privot
 from privot.data import Public, Sensitive
-from privot.export import write
 from privot.measures import Subject, Workbench
 from privot.release import Guarantee
+from privot.release.export import write
 from privot.runtime import Runtime
 
-SAMPLES, APART = 10_000, 6  # one image in so many is held out
+# one image in so many is held out
+SAMPLES = 10_000
+APART = 6
 
 
 def split(data: str) -> tuple[Sensitive, Public, Public]:
@@ -33,16 +35,27 @@ def split(data: str) -> tuple[Sensitive, Public, Public]:
     box = privot.load(data, public=True)
     assert isinstance(box, Public)
     order = torch.randperm(len(box.records()[1]), generator=torch.Generator().manual_seed(5))
-    held, rest = order[: len(order) // APART], order[len(order) // APART :]
-    return part(Sensitive, box, rest, "trained on"), part(Public, box, rest, "the same"), part(Public, box, held, "held out")
+    held = order[: len(order) // APART]
+    rest = order[len(order) // APART :]
+    return (
+        part(Sensitive, box, rest, "trained on"),
+        part(Public, box, rest, "the same"),
+        part(Public, box, held, "held out"),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", help="such as mnist")
     parser.add_argument("methods", nargs="+", help="such as gs-wgan@10")
-    parser.add_argument("--tried", nargs="+", default=[""], help="settings, those of one trial in quotes")
-    parser.add_argument("--spread", nargs="+", type=float, default=[1.0], help="of a generator's codes")
+    parser.add_argument(
+        "--tried", nargs="+", default=[""], help="settings, those of one trial in quotes"
+    )
+    parser.add_argument(
+        "--spread", nargs="+", type=float, default=[1.0], help="of a generator's codes"
+    )
     parser.add_argument("--only", nargs="+", default=["is", "fid", "cnn"], help="measures")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
@@ -51,27 +64,55 @@ def main() -> None:
     asked = parser.parse_args()
     train, reference, judge = split(asked.data)
     bench = Workbench(judge, reference, runtime=Runtime(asked.device), seed=asked.seed)
-    print(f"{hardware()}, commit {commit()}; {asked.data}, seed {asked.seed}, {SAMPLES:,} samples\n", flush=True)
-    print("| method | settings | epsilon | spread | " + " | ".join(asked.only) + " | seconds |\n" + "|---" * (5 + len(asked.only)) + "|")
+    print(
+        f"{hardware()}, commit {commit()}; {asked.data}, seed {asked.seed}, {SAMPLES:,} samples\n",
+        flush=True,
+    )
+    print(
+        "| method | settings | epsilon | spread | "
+        + " | ".join(asked.only)
+        + " | seconds |\n"
+        + "|---" * (5 + len(asked.only))
+        + "|"
+    )
     for way in asked.methods:
         method, epsilon = way.split("@")
         for number, trial in enumerate(asked.tried):
-            settings, start = dict(each.split("=", 1) for each in trial.split()), time.perf_counter()
+            settings = dict(each.split("=", 1) for each in trial.split())
+            start = time.perf_counter()
             out = asked.out / f"{asked.data}-{method}-{epsilon}-{number}" if asked.out else None
             with tempfile.TemporaryDirectory() as folder:
                 release = privot.synthesize(
-                    train, method, float(epsilon), settings=settings, ledger=f"{folder}/ledger.jsonl", seed=asked.seed,
-                    runtime=Runtime(asked.device, asked.microbatch), out=out,
-                )  # fmt: skip
-            took, claim = time.perf_counter() - start, release.guarantee
+                    train,
+                    method,
+                    float(epsilon),
+                    settings=settings,
+                    ledger=f"{folder}/ledger.jsonl",
+                    seed=asked.seed,
+                    runtime=Runtime(asked.device, asked.microbatch),
+                    out=out,
+                )
+            took = time.perf_counter() - start
+            claim = release.guarantee
             if out:
                 write(*release.sample(100), out.with_suffix(".png"), 10)
             for spread in asked.spread:
-                subject = Subject.sampled(release, method, SAMPLES, asked.seed, Runtime(asked.device).target, spread)
-                known = {each.name: f"{each.value:.4g}" for each in bench.measure(subject, asked.only)}
+                subject = Subject.sampled(
+                    release, method, SAMPLES, asked.seed, Runtime(asked.device).target, spread
+                )
+                known = {
+                    each.name: f"{each.value:.4g}" for each in bench.measure(subject, asked.only)
+                }
                 found = [known[name_of(each)] for each in asked.only]
                 proved = f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none"
-                print("| " + " | ".join([method, trial or "its own", proved, f"{spread:g}", *found, f"{took:.0f}"]) + " |", flush=True)
+                print(
+                    "| "
+                    + " | ".join(
+                        [method, trial or "its own", proved, f"{spread:g}", *found, f"{took:.0f}"]
+                    )
+                    + " |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

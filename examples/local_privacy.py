@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from privot import synthesize
-from privot.channels import Laplace, Space
-from privot.data.privatized import Privatized
 from privot.data.spec import Spec
+from privot.local.channels import Laplace, Space
+from privot.local.dataset import Privatized
 
 
 def half_disk(count: int, seed: int) -> Tensor:
@@ -43,7 +43,9 @@ def learned(values: Tensor, channel: Laplace, **settings: float | str) -> Tensor
 
 def main() -> None:
     """Four panels in a row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="docs/pictures/local-half-disk.png")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--count", type=int, default=200_000)
@@ -53,13 +55,18 @@ def main() -> None:
     faint = Laplace.calibrated(120.0, space=space, low=-1.0, high=1.0)
     # Room to make the mistake: the same noise, for a generator that may leave the domain.
     roomy = dataclasses.replace(channel, low=-6.0, high=6.0)
-    clean, fresh = half_disk(given.count, 0), half_disk(2000, 1)
+    clean = half_disk(given.count, 0)
+    fresh = half_disk(2000, 1)
     noisy = channel.privatize(clean)  # on the clients
     panels = {
         "what the server gets (epsilon 5)": noisy[:2000],
         "no noise": learned(faint.privatize(clean), faint, steps=given.steps),
-        "noise, a tenth of the regularisation": learned(noisy, roomy, steps=given.steps, strength=0.1),
-        "noise, the regularisation that fits": learned(noisy, channel, steps=given.steps, batch=1000, loss="nll"),
+        "noise, a tenth of the regularisation": learned(
+            noisy, roomy, steps=given.steps, strength=0.1
+        ),
+        "noise, the regularisation that fits": learned(
+            noisy, channel, steps=given.steps, batch=1000, loss="nll"
+        ),
     }
     import matplotlib
 

@@ -7,32 +7,49 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from privot.data import Public, Sensitive, Spec
-    from privot.data.boxes import load
-    from privot.data.privatized import Privatized
     from privot.errors import PrivotError, PrivotWarning
-    from privot.local import channel_for, privatize
+    from privot.local.dataset import Privatized
+    from privot.local.privatize import channel_for, privatize
     from privot.methods import make, methods
     from privot.privacy.plan import Budget, Risk
     from privot.release import Guarantee, NoGuarantee, Release, verify
     from privot.synthesis import resize, synthesize
+    from privot.synthesis.inputs import load
 
 __version__ = "0.1.0"
 
 _HOME = {
     "privot.data": ("Public", "Sensitive", "Spec"),
-    "privot.data.boxes": ("load",),
-    "privot.data.privatized": ("Privatized",),
+    "privot.synthesis.inputs": ("load",),
+    "privot.local.dataset": ("Privatized",),
     "privot.errors": ("PrivotError", "PrivotWarning"),
-    "privot.local": ("channel_for", "privatize"),
+    "privot.local.privatize": ("channel_for", "privatize"),
     "privot.methods": ("make", "methods"),
     "privot.privacy.plan": ("Budget", "Risk"),
     "privot.release": ("Guarantee", "NoGuarantee", "Release", "verify"),
     "privot.synthesis": ("resize", "synthesize"),
 }
 __all__ = [  # loaded on first use, so that `privot --help` does not wait for torch
-    "Budget", "Guarantee", "NoGuarantee", "Privatized", "PrivotError", "PrivotWarning", "Public", "Release", "Risk", "Sensitive", "Spec",
-    "channel_for", "load", "make", "methods", "privatize", "resize", "synthesize", "verify",
-]  # fmt: skip
+    "Budget",
+    "Guarantee",
+    "NoGuarantee",
+    "Privatized",
+    "PrivotError",
+    "PrivotWarning",
+    "Public",
+    "Release",
+    "Risk",
+    "Sensitive",
+    "Spec",
+    "channel_for",
+    "load",
+    "make",
+    "methods",
+    "privatize",
+    "resize",
+    "synthesize",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,9 +17,12 @@ def learned(count, others, nets, steps, wrong, seed=0):
     images, labels = load("digits", public=True).records()
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=draw)[: count + others]
-    images, labels = images[order], labels[order]
+    images = images[order]
+    labels = labels[order]
     changed = torch.arange(len(order)) < wrong * count
-    labels = torch.where(changed, (labels + torch.randint(1, 10, labels.shape, generator=draw)) % 10, labels)
+    labels = torch.where(
+        changed, (labels + torch.randint(1, 10, labels.shape, generator=draw)) % 10, labels
+    )
     members = half(count, nets, draw)
     return by_heart(images, labels, members, steps, draw), labels, members
 
@@ -29,11 +32,22 @@ def by_heart(images, labels, members, steps, draw):
 
     ``members`` is bool [nets, learned]; images beyond the learned ones are only looked at.
     """
-    x, held = 2 * images.flatten(1) - 1, torch.from_numpy(members).float()
-    nets, count, classes = len(held), held.shape[1], 10
-    sizes = ((nets, x.shape[1], HIDDEN), (nets, 1, HIDDEN), (nets, HIDDEN, classes), (nets, 1, classes))
+    x = 2 * images.flatten(1) - 1
+    held = torch.from_numpy(members).float()
+    nets = len(held)
+    count = held.shape[1]
+    classes = 10
+    sizes = (
+        (nets, x.shape[1], HIDDEN),
+        (nets, 1, HIDDEN),
+        (nets, HIDDEN, classes),
+        (nets, 1, classes),
+    )
     reach = (x.shape[1] ** -0.5, 0.0, HIDDEN**-0.5, 0.0)
-    weights = [(torch.randn(size, generator=draw) * each).requires_grad_() for size, each in zip(sizes, reach, strict=True)]
+    weights = [
+        (torch.randn(size, generator=draw) * each).requires_grad_()
+        for size, each in zip(sizes, reach, strict=True)
+    ]
     adam = torch.optim.Adam(weights, lr=0.01)
 
     def logits(rows):
@@ -41,8 +55,12 @@ def by_heart(images, labels, members, steps, draw):
 
     for _ in range(steps):
         adam.zero_grad()
-        losses = nn.functional.cross_entropy(logits(x[:count]).flatten(0, 1), labels[:count].repeat(nets), reduction="none")
-        (losses.view(nets, count) * held).sum().backward()  # nets share nothing: each has its own gradient; Adam knows no scale
+        losses = nn.functional.cross_entropy(
+            logits(x[:count]).flatten(0, 1), labels[:count].repeat(nets), reduction="none"
+        )
+        (
+            losses.view(nets, count) * held
+        ).sum().backward()  # nets share nothing: each has its own gradient; Adam knows no scale
         adam.step()
     with torch.no_grad():
         return logits(x)

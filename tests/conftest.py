@@ -15,9 +15,9 @@ import torch
 import typer.main
 from trust import record
 
-from privot import files, runtime
+from privot import io, runtime
 from privot.cli import main
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.privacy import accounting
 from privot.privacy.gate import Gate
@@ -26,14 +26,24 @@ from privot.runtime import threads
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fresh", action="store_true", help="chance from the system, not the same at every run")
+    parser.addoption(
+        "--fresh", action="store_true", help="chance from the system, not the same at every run"
+    )
 
 
 def pytest_configure(config):
     config.chance = steady.begin(config.getoption("fresh"))
-    config.addinivalue_line("markers", "data: needs files of PRIVOT_DATA; every test that asks for the fixture `at_hand` has it")
-    config.addinivalue_line("filterwarnings", "ignore::privot.errors.PrivotWarning")  # cautions of runs: `pytest.warns` still sees them
-    config.addinivalue_line("markers", "trust: records a figure for docs/threats.md; every test that asks for the fixture `trust` has it")
+    config.addinivalue_line(
+        "markers",
+        "data: needs files of PRIVOT_DATA; every test that asks for the fixture `at_hand` has it",
+    )
+    config.addinivalue_line(
+        "filterwarnings", "ignore::privot.errors.PrivotWarning"
+    )  # cautions of runs: `pytest.warns` still sees them
+    config.addinivalue_line(
+        "markers",
+        "trust: records a figure for docs/threats.md; every test that asks for the fixture `trust` has it",
+    )
 
 
 def pytest_collection_modifyitems(items):
@@ -121,7 +131,7 @@ def at_hand():
     """``at_hand("weights", NAME)``: the path of a file that PRIVOT_DATA names, or the test is skipped and says what is missing."""
 
     def path_of(*names):
-        if (path := files.find(*names)) is None:
+        if (path := io.find(*names)) is None:
             pytest.skip(f"{'/'.join(names)} is not there: PRIVOT_DATA names the folder")
         return path
 
@@ -131,7 +141,7 @@ def at_hand():
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
     """An empty PRIVOT_DATA, cache and system folder."""
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
+    monkeypatch.setattr(io, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
     return tmp_path
 
 
@@ -162,7 +172,9 @@ def privot(monkeypatch, capsys, tmp_path):
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["privot", *map(str, words)])
         code = 0
-        with warnings.catch_warnings(record=True) as warned:  # pytest would hide what a terminal shows
+        with warnings.catch_warnings(
+            record=True
+        ) as warned:  # pytest would hide what a terminal shows
             warnings.simplefilter("default")
             try:
                 main()

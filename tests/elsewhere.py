@@ -2,7 +2,7 @@
 
 `meta` is the name of that device, since torch can name it without a driver. What is computed is what a CPU computes; paths that are for CUDA alone
 (graphs, kernels of our own) are not taken. Numbers of no dimension from the CPU and indices from it may be used there, as on a GPU.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from privot.runtime import Runtime
 THERE = torch.device("meta")
 aten: Any = torch.ops.aten
 ACROSS = {aten.copy_.default, aten._to_copy.default}  # carry values from one device to another
-INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index.Tensor}
+INDEXED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}
 
 
 class Mixed(AssertionError):
@@ -36,7 +42,13 @@ class Away(Tensor):
     @staticmethod
     def __new__(cls, own: Tensor) -> Away:
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, own.shape, strides=own.stride(), storage_offset=own.storage_offset(), dtype=own.dtype, device=THERE, requires_grad=False
+            cls,
+            own.shape,
+            strides=own.stride(),
+            storage_offset=own.storage_offset(),
+            dtype=own.dtype,
+            device=THERE,
+            requires_grad=False,
         )
         made.own = own
         return made
@@ -52,7 +64,9 @@ class Away(Tensor):
         return computed(func, args, kwargs or {})
 
 
-generators: list[torch.Generator] = []  # made for elsewhere; an operation is handed another object, so they are known by their seeds
+generators: list[
+    torch.Generator
+] = []  # made for elsewhere; an operation is handed another object, so they are known by their seeds
 
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -70,12 +84,17 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not isinstance(args[0], Away) and away:
             raise Mixed(f"{func}: a tensor of the CPU is indexed from elsewhere: {_said(given)}")
         values = [each for each in (args[2:3] if len(args) > 2 else ()) if isinstance(each, Tensor)]
-        if isinstance(args[0], Away) and any(each is value and each.dim() for each in here for value in values):
+        if isinstance(args[0], Away) and any(
+            each is value and each.dim() for each in here for value in values
+        ):
             raise Mixed(f"{func}: values of the CPU are put elsewhere: {_said(given)}")
     elif away and any(each.dim() and not isinstance(each, Away) for each in given):
         raise Mixed(f"{func}: {_said(given)}")
     generator = kwargs.get("generator")
-    if generator is not None and (generator.initial_seed() in {each.initial_seed() for each in generators}) != there:
+    if (
+        generator is not None
+        and (generator.initial_seed() in {each.initial_seed() for each in generators}) != there
+    ):
         raise Mixed(f"{func}: its generator is of another device")
     plain = lambda each: each.own if isinstance(each, Away) else each  # noqa: E731
     found = func(*tree_map(plain, args), **tree_map(plain, kwargs))
@@ -85,7 +104,9 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _said(given: list[Tensor]) -> str:
-    return ", ".join(f"{'elsewhere' if isinstance(each, Away) else 'CPU'} {list(each.shape)}" for each in given)
+    return ", ".join(
+        f"{'elsewhere' if isinstance(each, Away) else 'CPU'} {list(each.shape)}" for each in given
+    )
 
 
 class Elsewhere(TorchDispatchMode):
@@ -117,7 +138,9 @@ class Draws(torch.Generator):
         return self.where
 
 
-autocast, adam = torch.autocast, torch.optim.Adam  # torch knows no half precision and no fused steps elsewhere
+# torch knows no half precision and no fused steps elsewhere
+autocast = torch.autocast
+adam = torch.optim.Adam
 
 
 @contextlib.contextmanager
@@ -125,8 +148,18 @@ def elsewhere(monkeypatch: Any) -> Iterator[None]:
     """Within it every `Runtime` has its target elsewhere."""
     generators.clear()
     monkeypatch.setattr(torch, "Generator", Draws)
-    monkeypatch.setattr(torch, "autocast", lambda kind, *args, **kwargs: autocast("cpu" if kind == THERE.type else kind, *args, **kwargs))
-    monkeypatch.setattr(torch.optim, "Adam", lambda *args, fused=None, capturable=None, **kwargs: adam(*args, **kwargs))
+    monkeypatch.setattr(
+        torch,
+        "autocast",
+        lambda kind, *args, **kwargs: autocast(
+            "cpu" if kind == THERE.type else kind, *args, **kwargs
+        ),
+    )
+    monkeypatch.setattr(
+        torch.optim,
+        "Adam",
+        lambda *args, fused=None, capturable=None, **kwargs: adam(*args, **kwargs),
+    )
     monkeypatch.setattr(Runtime, "target", property(lambda self: THERE))
     with Elsewhere(), Made():
         yield

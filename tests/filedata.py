@@ -10,8 +10,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from privot.data.load import _read
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
+from privot.data.loading import _read
 
 READERS = ("folder", "idx", "npz", "parquet")
 
@@ -27,11 +27,17 @@ class Entry:
 
 def entries_of(images, labels):
     """Entries named 0000, 0001, ... of images uint8 [count, height, width]."""
-    return [Entry(f"{place:04d}", image, int(label)) for place, (image, label) in enumerate(zip(images, labels, strict=True))]
+    return [
+        Entry(f"{place:04d}", image, int(label))
+        for place, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
 
 
 def _edited(entries, place, **change):
-    return [dataclasses.replace(each, **change) if number == place else each for number, each in enumerate(entries)]
+    return [
+        dataclasses.replace(each, **change) if number == place else each
+        for number, each in enumerate(entries)
+    ]
 
 
 def _moved(entries, place=1):
@@ -42,7 +48,9 @@ def _moved(entries, place=1):
 
 def _swapped(entries, one=0, other=4):
     return [
-        dataclasses.replace(each, name={one: entries[other].name, other: entries[one].name}.get(number, each.name))
+        dataclasses.replace(
+            each, name={one: entries[other].name, other: entries[one].name}.get(number, each.name)
+        )
         for number, each in enumerate(entries)
     ]
 
@@ -61,9 +69,18 @@ CHANGES = {
     "one replaced": ("replace", _replaced),
     "one added first": (
         "add-remove",
-        lambda entries: [*entries, dataclasses.replace(entries[5], name="----", image=255 - entries[5].image)],
+        lambda entries: [
+            *entries,
+            dataclasses.replace(entries[5], name="----", image=255 - entries[5].image),
+        ],
     ),
-    "one added last": ("add-remove", lambda entries: [*entries, dataclasses.replace(entries[5], name="zzz", image=255 - entries[5].image)]),
+    "one added last": (
+        "add-remove",
+        lambda entries: [
+            *entries,
+            dataclasses.replace(entries[5], name="zzz", image=255 - entries[5].image),
+        ],
+    ),
     "one removed": ("add-remove", lambda entries: entries[:1] + entries[2:]),
 }
 
@@ -77,9 +94,13 @@ def write(reader, path, entries):
             Image.fromarray(each.image).save(path / str(each.label) / f"{each.name}.png")
         return path
     path.mkdir(parents=True)
-    images, labels = np.stack([each.image for each in rows]), np.array([each.label for each in rows])
+    images = np.stack([each.image for each in rows])
+    labels = np.array([each.label for each in rows])
     if reader == "idx":
-        for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels.astype(np.uint8))):
+        for name, array in (
+            ("images-idx3-ubyte", images),
+            ("labels-idx1-ubyte", labels.astype(np.uint8)),
+        ):
             head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (path / name).write_bytes(head + array.tobytes())
         return path / "images-idx3-ubyte"
@@ -92,7 +113,10 @@ def write(reader, path, entries):
     encoded = [io.BytesIO() for _ in rows]
     for each, stream in zip(rows, encoded, strict=True):
         Image.fromarray(each.image).save(stream, "PNG")
-    parquet.write_table(pyarrow.table({"image": [each.getvalue() for each in encoded], "label": labels}), path / "data.parquet")
+    parquet.write_table(
+        pyarrow.table({"image": [each.getvalue() for each in encoded], "label": labels}),
+        path / "data.parquet",
+    )
     return path / "data.parquet"
 
 
@@ -104,7 +128,10 @@ def read(source, spec, name="files"):
 
 def _contents(box):
     """Every record as bytes, in the order in which the reader found it."""
-    return [image.tobytes() + bytes([label]) for image, label in zip(box._images, box._labels, strict=True)]
+    return [
+        image.tobytes() + bytes([label])
+        for image, label in zip(box._images, box._labels, strict=True)
+    ]
 
 
 def coupled_orders(first, second):
@@ -112,7 +139,8 @@ def coupled_orders(first, second):
 
     Records that are in one of them alone get the same position, or the last one where the other data set has no record for it.
     """
-    here, there = _contents(first), _contents(second)
+    here = _contents(first)
+    there = _contents(second)
     places = {}
     for place, content in enumerate(there):
         places.setdefault(content, []).append(place)
@@ -122,10 +150,13 @@ def coupled_orders(first, second):
     common = [place for place, each in enumerate(partners) if each is not None]
     rng = np.random.default_rng(len(here))
     common = rng.permutation(common).tolist()
-    left, right = list(common), [partners[place] for place in common]
+    left = list(common)
+    right = [partners[place] for place in common]
     if alone and strangers:  # one record in the place of another: at any position
         where = int(rng.integers(len(common) + 1))
-        left[where:where], right[where:where] = alone, strangers
+        left[where:where] = alone
+        right[where:where] = strangers
     else:
-        left, right = left + alone, right + strangers
+        left = left + alone
+        right = right + strangers
     return np.array(left), np.array(right)

@@ -4,7 +4,16 @@ from privot.federated import Server, Terms
 from privot.methods import make
 from privot.runtime import Runtime, Streams
 
-TINY = {"rounds": 2, "lessons": 1, "warm": 1, "critic_batch": 4, "width": 4, "channels": 4, "code": 4, "records": 16}
+TINY = {
+    "rounds": 2,
+    "lessons": 1,
+    "warm": 1,
+    "critic_batch": 4,
+    "width": 4,
+    "channels": 4,
+    "code": 4,
+    "records": 16,
+}
 SETS = tuple(word for key, value in TINY.items() for word in ("--set", f"{key}={value}"))
 
 
@@ -38,7 +47,7 @@ def simulate_here(monkeypatch, rounds=None):
 
 def serve_here(monkeypatch, owners, run="0123456789abcdef" * 2, shape=(1, 8, 8), classes=3):
     """Let `privot federate client` meet a server in this process, which asks it for all rounds of a run of so many owners."""
-    from privot.federated.flower import client_app, node
+    from privot.federated.flower import client_app, supernode
 
     terms = Terms(run, make("federated-gs-wgan", TINY | {"noise": 8.0}), shape, classes, owners)
 
@@ -47,5 +56,5 @@ def serve_here(monkeypatch, owners, run="0123456789abcdef" * 2, shape=(1, 8, 8),
         play(Server(terms, names, Streams(0, Runtime("cpu"))), {names[0]: owner})
 
     monkeypatch.setattr(client_app, "client_app", lambda owner_of, *_: owner_of(None))
-    monkeypatch.setattr(node, "serve", serve)
+    monkeypatch.setattr(supernode, "serve", serve)
     return terms

@@ -5,10 +5,10 @@ import tempfile
 
 import numpy as np
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError
-from privot.local import channel_for, privatize
+from privot.local.privatize import channel_for, privatize
 from privot.methods import methods
 from privot.privacy.accounting import Neighbours
 
@@ -44,14 +44,22 @@ ALSO: dict[str, dict] = {
     "sliced-generator": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
 }
 
-SHAPE, CLASSES, COUNT, OWNERS = (1, 8, 8), 3, 47, 5  # 47: no whole number of portions of 16, nor of what owners hold
+# 47: no whole number of portions of 16, nor of what owners hold
+SHAPE = (1, 8, 8)
+CLASSES = 3
+COUNT = 47
+OWNERS = 5
 
 
 def quick(name):
     """The settings by name: those in SMALL, and 8 for any other whole number that is large by default."""
     fields = dataclasses.fields(methods()[name])
     whole = {each.name: 8 for each in fields if type(each.default) is int and each.default > 64}
-    return {**whole, **{each.name: SMALL[each.name] for each in fields if each.name in SMALL}, **ALSO.get(name, {})}
+    return {
+        **whole,
+        **{each.name: SMALL[each.name] for each in fields if each.name in SMALL},
+        **ALSO.get(name, {}),
+    }
 
 
 def records():
@@ -96,7 +104,11 @@ def is_open(method):
 
 def asked(method):
     """A budget for a method that wants one; a fixed noise has its own price, as privatized records have, and no noise keeps to none."""
-    return None if getattr(method, "noise", None) is not None or not method.plan(spec_for(method)).stages else 5.0
+    return (
+        None
+        if getattr(method, "noise", None) is not None or not method.plan(spec_for(method)).stages
+        else 5.0
+    )
 
 
 def given(method, images, labels, spec):
@@ -106,5 +118,7 @@ def given(method, images, labels, spec):
     counted = Spec(SHAPE, CLASSES, len(labels))
     with tempfile.TemporaryDirectory() as folder:
         return privatize(
-            sealed(images, labels, counted), channel_for(counted, "laplace", 40.0, labels_epsilon=5.0), ledger=f"{folder}/book.jsonl"
+            sealed(images, labels, counted),
+            channel_for(counted, "laplace", 40.0, labels_epsilon=5.0),
+            ledger=f"{folder}/book.jsonl",
         )

@@ -6,33 +6,59 @@ import re
 import numpy as np
 import torch
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.measures.reading import Reading
+from privot.measures.result import Reading
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.product import Product
 from privot.release import Guarantee, NoGuarantee, Release
+from privot.release.artifact import Product
 from privot.report import Attack
 
-GAUSSIAN = Plan((Stage("means", "sum", 8.0), Stage("gradients", "sum", 20.0, 40)), Neighbours.REPLACE)
+GAUSSIAN = Plan(
+    (Stage("means", "sum", 8.0), Stage("gradients", "sum", 20.0, 40)), Neighbours.REPLACE
+)
 NONE = NoGuarantee("no noise was added: the budget was infinite")
 NAMES = ("cat", "dog", "ship")
 
 
-def hand(plan=GAUSSIAN, claim=None, shape=(1, 8, 8), classes=3, names=NAMES, each=4, delta=1e-5, **facts):
+def hand(
+    plan=GAUSSIAN, claim=None, shape=(1, 8, 8), classes=3, names=NAMES, each=4, delta=1e-5, **facts
+):
     """A set of noise images, ``each`` of a class, with a certificate that its plan proves."""
     images = torch.rand(each * classes, *shape, generator=torch.Generator().manual_seed(0))
     product = Product.set(images, torch.arange(each * classes) % classes)
-    known = {"method": "handmade", "plan": plan.to_json(), "event": str(plan.event()), "seed": 0, "data": "mnist", **facts}
-    return Release(product, claim or Guarantee.of(plan, delta), Spec(shape, classes, class_names=names), known)
+    known = {
+        "method": "handmade",
+        "plan": plan.to_json(),
+        "event": str(plan.event()),
+        "seed": 0,
+        "data": "mnist",
+        **facts,
+    }
+    return Release(
+        product, claim or Guarantee.of(plan, delta), Spec(shape, classes, class_names=names), known
+    )
 
 
 def reading(name="cnn_accuracy", value=0.9, publishable=True, **more):
-    fields = {"error": 0.003, "samples": 6000, "reference": "mnist/test", "count": 10000, "ruler": "LeNet-5, 50 epochs"} | more
+    fields = {
+        "error": 0.003,
+        "samples": 6000,
+        "reference": "mnist/test",
+        "count": 10000,
+        "ruler": "LeNet-5, 50 epochs",
+    } | more
     return Reading(name=name, value=value, publishable=publishable, **fields)
 
 
-def attack(name="nearest", fpr=(0.01, 0.1), tpr=(0.012, 0.12), lower=(0.001, 0.08), confidence=0.95, publishable=True):
+def attack(
+    name="nearest",
+    fpr=(0.01, 0.1),
+    tpr=(0.012, 0.12),
+    lower=(0.001, 0.08),
+    confidence=0.95,
+    publishable=True,
+):
     return Attack(name, fpr, tpr, lower, confidence, publishable)
 
 
@@ -58,7 +84,8 @@ def text(folder, name="report.html"):
 
 def yaml(source):
     """Nested ``key: JSON`` lines; anything else fails."""
-    root, stack = {}, []
+    root = {}
+    stack = []
     for line in source.splitlines():
         indent, key, value = re.fullmatch(r"( *)([a-z_]+):(?: (.+))?", line).groups()
         stack = [*stack[: len(indent) // 2], key]

@@ -14,7 +14,12 @@ import torch
 
 from privot.privacy import noise
 
-hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "steady",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.register_profile("fresh", derandomize=False, deadline=None, database=None)
 
 
@@ -26,7 +31,9 @@ class Chance:
     """Stands for the module `os` where secret noise is drawn: bytes that follow from a test's name and from how many it drew before."""
 
     def __init__(self):
-        self.process, self.place, self.count = os.getpid(), "", 0
+        self.process = os.getpid()
+        self.place = ""
+        self.count = 0
 
     def urandom(self, count):
         if os.getpid() != self.process:  # a fork, else it would draw what the others draw
@@ -37,8 +44,10 @@ class Chance:
     @contextlib.contextmanager
     def at(self, place):
         """Within, chance belongs to the place; after it, goes on as it was."""
-        before, numbers = (self.place, self.count), np.random.get_state()
-        self.place, self.count = place, 0
+        before = (self.place, self.count)
+        numbers = np.random.get_state()
+        self.place = place
+        self.count = 0
         with torch.random.fork_rng(devices=[]):
             seeded(zlib.crc32(place.encode()))
             np.random.seed(zlib.crc32(place.encode()))

@@ -7,14 +7,23 @@ import pytest
 import torch
 
 import privot
-from privot.cost import ARITHMETIC, LARGE_SECONDS, SHORT, fit_settings, reduce_settings, seconds_on_cpu, shorter_run
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.methods import make, methods
 from privot.methods.private_set import LARGE, SMALL
-from privot.preflight import LONG, cautions, forecast
+from privot.synthesis.cost import (
+    ARITHMETIC,
+    LARGE_SECONDS,
+    SHORT,
+    fit_settings,
+    reduce_settings,
+    seconds_on_cpu,
+    shorter_run,
+)
+from privot.synthesis.preflight import LONG, cautions, forecast
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 DIGITS = Spec((1, 8, 8), 10, 1438, (143,) * 8 + (147, 147))
 MNIST = Spec((1, 28, 28), 10, 60_000, (6000,) * 10)
 CIFAR = Spec((3, 32, 32), 10, 50_000, (5000,) * 10)
@@ -23,7 +32,11 @@ every_method = pytest.mark.parametrize("name", methods())
 
 def declared(name, spec):
     """The same data as a method needs it declared: with owners, or with class sizes."""
-    return dataclasses.replace(spec, owners=20, class_sizes=None) if name.startswith("federated") else spec
+    return (
+        dataclasses.replace(spec, owners=20, class_sizes=None)
+        if name.startswith("federated")
+        else spec
+    )
 
 
 def predict(method, spec):
@@ -38,13 +51,16 @@ def settings_of(method):
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_defaults_on_a_gpu_are_the_published_ones(name, shape):
     spec = declared(name, MNIST if shape[0] == 1 else CIFAR)
-    fitted, published = settings_of(fit_settings(name, {}, spec, CUDA)), settings_of(make(name))
+    fitted = settings_of(fit_settings(name, {}, spec, CUDA))
+    published = settings_of(make(name))
     by_side = LARGE if name == "private-set" else {}  # automatic there, by the side of the images
     assert fitted == {**published, **by_side}
 
 
 @every_method
-@pytest.mark.parametrize(("spec", "limit"), [(DIGITS, 60.0), (MNIST, LARGE_SECONDS), (CIFAR, LARGE_SECONDS)])
+@pytest.mark.parametrize(
+    ("spec", "limit"), [(DIGITS, 60.0), (MNIST, LARGE_SECONDS), (CIFAR, LARGE_SECONDS)]
+)
 def test_defaults_on_a_cpu_fit_the_data(name, spec, limit):
     spec = declared(name, spec)
     method = fit_settings(name, {}, spec, CPU)
@@ -53,7 +69,9 @@ def test_defaults_on_a_cpu_fit_the_data(name, spec, limit):
     assert took <= limit
     for key, least in getattr(method, "economies", {}).items():
         published = getattr(make(name), key) or LARGE[key]
-        assert min(least, published) <= getattr(method, key) <= published or (name in ("gs-wgan", "g-pate") and key == "critics")
+        assert min(least, published) <= getattr(method, key) <= published or (
+            name in ("gs-wgan", "g-pate") and key == "critics"
+        )
 
 
 @every_method
@@ -67,12 +85,18 @@ def test_a_given_setting_is_kept(name):
 def test_all_settings_of_a_method_given_as_such_are_kept():
     assert fit_settings(make("merf"), None, DIGITS, CPU) == make("merf")
     fitted = fit_settings(make("private-set", {"width": 64}), None, DIGITS, CUDA)
-    assert settings_of(fitted) == {**settings_of(make("private-set")), **SMALL, "width": 64}  # None there means automatic
+    assert settings_of(fitted) == {
+        **settings_of(make("private-set")),
+        **SMALL,
+        "width": 64,
+    }  # None there means automatic
 
 
 def test_defaults_do_not_depend_on_an_undeclared_size():
     secret = dataclasses.replace(MNIST, size=None, class_sizes=None)
-    assert fit_settings("private-set", {}, secret, CPU) == fit_settings("private-set", {}, secret, CPU)
+    assert fit_settings("private-set", {}, secret, CPU) == fit_settings(
+        "private-set", {}, secret, CPU
+    )
     with pytest.raises(SettingError, match="no setting"):
         fit_settings("merf", {"stepz": 3}, secret, CPU)
 
@@ -82,12 +106,22 @@ def test_defaults_do_not_depend_on_an_undeclared_size():
 def test_critics_have_records_enough(name, device):
     method = fit_settings(name, {}, DIGITS, device)
     assert method.forecast(DIGITS, method.plan(DIGITS))["records_of_a_critic"] >= 50
-    assert fit_settings(name, {}, dataclasses.replace(DIGITS, size=None, class_sizes=None), CUDA).critics == 1000
+    assert (
+        fit_settings(
+            name, {}, dataclasses.replace(DIGITS, size=None, class_sizes=None), CUDA
+        ).critics
+        == 1000
+    )
 
 
 def test_reducing_leaves_alone_what_has_no_part_in_the_run():
-    grey = fit_settings("private-set", {}, MNIST, CPU)  # its budget has no share for nets that learned from scenes
-    assert (grey.seeing, grey.scene_epochs) == (make("private-set").seeing, make("private-set").scene_epochs)
+    grey = fit_settings(
+        "private-set", {}, MNIST, CPU
+    )  # its budget has no share for nets that learned from scenes
+    assert (grey.seeing, grey.scene_epochs) == (
+        make("private-set").seeing,
+        make("private-set").scene_epochs,
+    )
     colour = fit_settings("private-set", {"shares": "0.05,0,0.35,0.6"}, CIFAR, CPU)
     assert colour.scene_epochs < grey.scene_epochs
 
@@ -133,12 +167,16 @@ def test_a_long_run_names_settings_that_take_about_ten_minutes(name, spec):
 
 
 def test_the_caution_says_how_long_what_instead_and_what_it_costs(monkeypatch):
-    monkeypatch.setattr("privot.preflight._speed", lambda device, count=None: ARITHMETIC)
+    monkeypatch.setattr("privot.synthesis.preflight._speed", lambda device, count=None: ARITHMETIC)
     method = make("private-set", {**LARGE, "noise": 3.0})
     plan = method.plan(CIFAR)
     expected = forecast(CIFAR, method, plan, CPU)
     shorter = expected["shorter_run"]
-    [said] = [text for text in cautions(CIFAR, plan, 1e-5, expected) if "predicted on this machine" in text]
+    [said] = [
+        text
+        for text in cautions(CIFAR, plan, 1e-5, expected)
+        if "predicted on this machine" in text
+    ]
     assert all(f"--set {key}={value}" in said for key, value in shorter["settings"].items())
     assert shorter["accuracy"] in said
     short = fit_settings("merf", {"noise": 3.0}, DIGITS, CPU)
@@ -163,7 +201,9 @@ def test_a_resumed_run_keeps_the_settings_it_began_with(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         privot.synthesize("digits", "merf", 1.0, **how, progress=stop)
     began = json.loads((tmp_path / "out.run" / "run.json").read_text())["settings"]["portion"]
-    monkeypatch.setattr("privot.cost.SMALL_SECONDS", 0.1)  # as another device would have other defaults
+    monkeypatch.setattr(
+        "privot.synthesis.cost.SMALL_SECONDS", 0.1
+    )  # as another device would have other defaults
     assert fit_settings("merf", {"steps": 50}, DIGITS, CPU).portion < began
     release = privot.synthesize("digits", "merf", 1.0, **how, resume=True)
     assert release.facts["settings"]["portion"] == began
@@ -171,5 +211,7 @@ def test_a_resumed_run_keeps_the_settings_it_began_with(tmp_path, monkeypatch):
 
 def test_the_manifest_holds_concrete_settings(tmp_path):
     quick = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4}
-    release = privot.synthesize("digits", budget=5.0, settings=quick, ledger=tmp_path / "ledger.jsonl")
+    release = privot.synthesize(
+        "digits", budget=5.0, settings=quick, ledger=tmp_path / "ledger.jsonl"
+    )
     assert release.facts["settings"]["lessons"] == SMALL["lessons"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from privot import Budget, payment
+from privot import Budget
 from privot.data import Sensitive, Spec, load
 from privot.errors import BudgetError, SettingError
-from privot.measures import Subject, downstream
-from privot.payment import _hits, paid_accuracy
+from privot.measures import Subject, downstream, private_accuracy
+from privot.measures.private_accuracy import _hits, paid_accuracy
 from privot.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,17 +23,28 @@ def subject():
 
 def test_without_noise_to_speak_of_it_is_the_plain_accuracy(subject, ledger):
     [paid] = paid_accuracy(subject, load("digits", "test"), Budget(1e6), ledger=ledger)
-    [plain] = downstream(subject.images, subject.labels, load("digits", "test", public=True), ["cnn"])
+    [plain] = downstream(
+        subject.images, subject.labels, load("digits", "test", public=True), ["cnn"]
+    )
     assert paid.value == pytest.approx(plain.value, abs=1e-3)
-    assert (paid.name, paid.samples, paid.count, paid.publishable) == ("cnn_accuracy", 200, 359, True)
+    assert (paid.name, paid.samples, paid.count, paid.publishable) == (
+        "cnn_accuracy",
+        200,
+        359,
+        True,
+    )
 
 
 def test_it_is_charged_to_the_test_set_and_says_so(subject, ledger):
     [reading] = paid_accuracy(subject, load("digits", "test"), Budget(2.0), ledger=ledger)
     assert ledger.spent().epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
     assert "epsilon 2 of the test data, delta 1e-05" in reading.ruler
-    noise = 2 * 2.021 / 359  # the analytic Gaussian at epsilon 2 has about this multiplier; one network, public size, replace-one
-    assert reading.error == pytest.approx(math.hypot(noise, math.sqrt(reading.value * (1 - reading.value) / 359)), rel=0.05)
+    noise = (
+        2 * 2.021 / 359
+    )  # the analytic Gaussian at epsilon 2 has about this multiplier; one network, public size, replace-one
+    assert reading.error == pytest.approx(
+        math.hypot(noise, math.sqrt(reading.value * (1 - reading.value) / 359)), rel=0.05
+    )
 
 
 def test_the_owner_s_wall_holds(subject, ledger):
@@ -43,8 +54,14 @@ def test_the_owner_s_wall_holds(subject, ledger):
 
 
 def test_an_undeclared_size_is_counted_with_noise_too(subject, ledger, monkeypatch):
-    nets, real = [], payment.trained  # the images are the same each time, so one network will do
-    monkeypatch.setattr(payment, "trained", lambda *given, **more: nets[0] if nets else nets.append(real(*given, **more)) or nets[0])
+    # the images are the same each time, so one network will do
+    nets = []
+    real = private_accuracy.trained
+    monkeypatch.setattr(
+        private_accuracy,
+        "trained",
+        lambda *given, **more: nets[0] if nets else nets.append(real(*given, **more)) or nets[0],
+    )
     images, labels = load("digits", "test", public=True).records()
     box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="own")
     ledgers = [Ledger(ledger.path.with_name(f"{turn}.jsonl")) for turn in range(3)]
@@ -55,7 +72,8 @@ def test_an_undeclared_size_is_counted_with_noise_too(subject, ledger, monkeypat
 
 def test_a_record_s_part_has_the_norm_that_is_claimed():
     class Net:
-        mean, std = 0.0, 1.0
+        mean = 0.0
+        std = 1.0
 
         def net(self, image):
             return torch.nn.functional.one_hot(torch.tensor([3]), 10).float() + 0 * image.sum()
@@ -79,13 +97,17 @@ def test_what_is_refused(subject, ledger):
 
 def test_seeded_or_free_numbers_are_not_publishable(subject, ledger):
     box = load("digits", "test")
-    assert not paid_accuracy(subject, box, Budget(5.0), ledger=ledger, insecure_seed=3)[0].publishable
+    assert not paid_accuracy(subject, box, Budget(5.0), ledger=ledger, insecure_seed=3)[
+        0
+    ].publishable
     assert not paid_accuracy(subject, box, Budget(math.inf), ledger=ledger)[0].publishable
 
 
 def test_a_sensitive_file_is_not_named(subject, ledger):
     images, labels = load("digits", "test", public=True).records()
-    box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="/home/ann/ward-7/patients.npz")
+    box = Sensitive(
+        images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="/home/ann/ward-7/patients.npz"
+    )
     [reading] = paid_accuracy(subject, box, Budget(1.2349), ledger=ledger)
     assert "patients" not in str(reading)
     assert "epsilon 1.235 of" in reading.ruler  # never less than was charged
@@ -94,10 +116,18 @@ def test_a_sensitive_file_is_not_named(subject, ledger):
 def test_numbers_about_unprotected_images_are_not_publishable(ledger):
     images, labels = load("digits", public=True).records()
     bare = Subject("scans", images[:60], labels[:60], 10)
-    assert not paid_accuracy(bare, load("digits", "test"), Budget(1.0), ledger=ledger)[0].publishable
+    assert not paid_accuracy(bare, load("digits", "test"), Budget(1.0), ledger=ledger)[
+        0
+    ].publishable
 
 
 def test_nothing_is_said_of_the_records_on_the_way(subject, ledger):
     seen = []
-    paid_accuracy(subject, load("digits", "test"), Budget(1.0), ledger=ledger, progress=lambda *step, **more: seen.append((step[0], more)))
+    paid_accuracy(
+        subject,
+        load("digits", "test"),
+        Budget(1.0),
+        ledger=ledger,
+        progress=lambda *step, **more: seen.append((step[0], more)),
+    )
     assert {stage for stage, _ in seen} == {"training cnn"}

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from privot import runtime
-from privot.privacy.ranks import Alone
 from privot.runtime import Streams
+from privot.runtime.process_group import Alone
 
 
 def kept(monkeypatch, steps: int, step: float, keeping: float) -> tuple[list[int], float]:
     """The steps after which a run keeps, and the part of its time that goes into it."""
-    clock, spent, found = [0.0], 0.0, []
+    clock = [0.0]
+    spent = 0.0
+    found = []
     monkeypatch.setattr(runtime, "CHEAP", 1.0)
     monkeypatch.setattr(runtime.time, "monotonic", lambda: clock[0])
     streams = Streams(0)
@@ -51,8 +53,23 @@ def test_several_processes_keep_when_the_first_says_so(monkeypatch):
 
 
 def test_names_and_seeds_that_are_alike_draw_differently():
-    names = ["step", "step 1", "step 2", "stepping", "draws 1000", "draws 1001", "codes 64", "codes 65"]
-    first = {torch.rand(1, generator=Streams(seed).generator(name)).item() for name in names for seed in (0, 1, 2**32, 2**40)}
+    names = [
+        "step",
+        "step 1",
+        "step 2",
+        "stepping",
+        "draws 1000",
+        "draws 1001",
+        "codes 64",
+        "codes 65",
+    ]
+    first = {
+        torch.rand(1, generator=Streams(seed).generator(name)).item()
+        for name in names
+        for seed in (0, 1, 2**32, 2**40)
+    }
     assert len(first) == 4 * len(names), "a CPU's generator looks at 32 bits of its seed alone"
     again = Streams(7).generator("step 1")
-    assert torch.equal(torch.rand(5, generator=again), torch.rand(5, generator=Streams(7).generator("step 1")))
+    assert torch.equal(
+        torch.rand(5, generator=again), torch.rand(5, generator=Streams(7).generator("step 1"))
+    )

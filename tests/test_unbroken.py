@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from privot.cli import tidily
+from privot.runtime.interrupts import GIVEN_UP, unbroken
 from privot.synthesis import synthesize
-from privot.unbroken import GIVEN_UP, unbroken
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,9 @@ def test_nobody_elses_handler_is_touched():
     finally:
         signal.signal(signal.SIGINT, before)
     done = []
-    other = threading.Thread(target=worked, args=(0, done))  # only the main thread may have handlers
+    other = threading.Thread(
+        target=worked, args=(0, done)
+    )  # only the main thread may have handlers
     other.start()
     other.join()
     assert done == ["kept"]
@@ -114,7 +116,19 @@ for times, folder, words in json.loads(sys.argv[1]):
         sys.exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 """
-WORDS = ["synthesize", "digits", "--method", "merf", "--epsilon", "5", "--out", "made", "--ledger", "book.jsonl", "--json"]
+WORDS = [
+    "synthesize",
+    "digits",
+    "--method",
+    "merf",
+    "--epsilon",
+    "5",
+    "--out",
+    "made",
+    "--ledger",
+    "book.jsonl",
+    "--json",
+]
 WORDS += ["--set", "features=64", "--set", "steps=5", "--set", "hidden=8"]
 
 
@@ -125,9 +139,19 @@ def runs(tmp_path_factory):
     All of one process, which forks.
     """
     folders = {times: tmp_path_factory.mktemp(f"heard{times}") for times in (1, 2)}
-    orders = [order for times, at in folders.items() for order in ((times, str(at), WORDS), (0, str(at), [*WORDS, "--resume"]))]
+    orders = [
+        order
+        for times, at in folders.items()
+        for order in ((times, str(at), WORDS), (0, str(at), [*WORDS, "--resume"]))
+    ]
     surroundings = {**os.environ, "PRIVOT_HOME": str(folders[1] / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", RUN, json.dumps(orders)], capture_output=True, text=True, env=surroundings, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(orders)],
+        capture_output=True,
+        text=True,
+        env=surroundings,
+        check=True,
+    )
     said = [Path(at, f"{times}{len(words)}.txt").read_text() for times, at, words in orders]
     first, resumed, second, again = zip(map(int, done.stdout.split()), said, strict=True)
     return {1: (folders[1], first, resumed), 2: (folders[2], second, again)}
@@ -136,7 +160,9 @@ def runs(tmp_path_factory):
 def test_a_run_that_was_stopped_in_an_answer_goes_on(runs):
     folder, (code, text), (after, then) = runs[1]
     assert code == 130
-    assert '{"error": "stopped; what was asked stays charged, and --resume goes on from here"}' in text
+    assert (
+        '{"error": "stopped; what was asked stays charged, and --resume goes on from here"}' in text
+    )
     assert after == 0, then
     assert (folder / "made" / "manifest.json").exists()
 
@@ -147,7 +173,14 @@ def test_a_run_that_opened_all_records_is_not_said_to_go_on(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stopped:
-        synthesize("digits", "real-subset", math.inf, out=tmp_path / "made", ledger=tmp_path / "book.jsonl", progress=stop)
+        synthesize(
+            "digits",
+            "real-subset",
+            math.inf,
+            out=tmp_path / "made",
+            ledger=tmp_path / "book.jsonl",
+            progress=stop,
+        )
     assert stopped.value.__notes__ == ["what was asked stays charged"]
 
 

@@ -15,16 +15,24 @@ from numpy.typing import NDArray
 from scipy.special import betainc, expit, ndtr, ndtri
 from scipy.stats import binom
 
-from privot.audit.bounds import GAUSSIAN, Bound, gaussian_epsilon
-from privot.audit.curve import Floats, chance, checked
+from privot.audit.many_runs import GAUSSIAN, Bound, gaussian_epsilon
+from privot.audit.roc import Floats, chance, checked
 from privot.errors import DataError, SettingError
 
 Guesses = int | tuple[int, int] | Sequence[tuple[int, int]]
-LARGEST_MU, FINER = 16.0, 64  # the search for mu: 4 grids, each of FINER steps in a step of the last, so to 1e-6
+# the search for mu: 4 grids, each of FINER steps in a step of the last, so to 1e-6
+LARGEST_MU = 16.0
+FINER = 64
 
 
 def one_run(
-    scores: Any, included: Any, delta: float, guesses: Guesses, confidence: float = 0.95, seed: int = 0, publishable: bool = False
+    scores: Any,
+    included: Any,
+    delta: float,
+    guesses: Guesses,
+    confidence: float = 0.95,
+    seed: int = 0,
+    publishable: bool = False,
 ) -> Bound:
     r"""A bound from scores [canaries] of one run and whether each was ``included`` (bool [canaries]).
 
@@ -39,11 +47,26 @@ def one_run(
     (4.6, 4.6)
     """
     chance(delta, "delta", zero=True)
-    return _best(scores, included, delta, guesses, confidence, seed, publishable, lambda *given: _epsilon(*given, delta))
+    return _best(
+        scores,
+        included,
+        delta,
+        guesses,
+        confidence,
+        seed,
+        publishable,
+        lambda *given: _epsilon(*given, delta),
+    )
 
 
 def one_run_gaussian(
-    scores: Any, included: Any, delta: float, guesses: Guesses, confidence: float = 0.95, seed: int = 0, publishable: bool = False
+    scores: Any,
+    included: Any,
+    delta: float,
+    guesses: Guesses,
+    confidence: float = 0.95,
+    seed: int = 0,
+    publishable: bool = False,
 ) -> Bound:
     """As `one_run`, with the trade-off curve of a Gaussian mechanism instead of (epsilon, delta): tighter, and for Gaussians alone.
 
@@ -55,7 +78,9 @@ def one_run_gaussian(
     (2.04, 10.2)
     """
     chance(delta, "delta")
-    return _best(scores, included, delta, guesses, confidence, seed, publishable, _mu, gaussian=True)
+    return _best(
+        scores, included, delta, guesses, confidence, seed, publishable, _mu, gaussian=True
+    )
 
 
 def _best(
@@ -69,7 +94,8 @@ def _best(
     refuted: Callable[[int, int, int, float], float],
     gaussian: bool = False,
 ) -> Bound:
-    values, coins = checked(scores, "scores"), np.asarray(included)
+    values = checked(scores, "scores")
+    coins = np.asarray(included)
     if coins.dtype != bool or coins.shape != values.shape:
         raise DataError("included: one bool for each score")
     pairs = _pairs(guesses, len(values))
@@ -79,16 +105,30 @@ def _best(
     lot = rng.permutation(len(values))
     truth = coins[lot[np.argsort(values[lot], kind="stable")]]  # from the lowest score up
     right = [int(truth[len(truth) - high :].sum() + (~truth[:low]).sum()) for high, low in pairs]
-    found = [refuted(len(truth), sum(pair), each, error) for pair, each in zip(pairs, right, strict=True)]
+    found = [
+        refuted(len(truth), sum(pair), each, error) for pair, each in zip(pairs, right, strict=True)
+    ]
     perfect = max(refuted(len(truth), sum(pair), sum(pair), error) for pair in pairs)
     at = int(np.argmax(found))
     how = f"one run, {len(truth)} canaries, {sum(pairs[at])} guesses, " + (
-        "said beforehand" if len(pairs) == 1 else f"the best of {len(pairs)} said beforehand, corrected"
+        "said beforehand"
+        if len(pairs) == 1
+        else f"the best of {len(pairs)} said beforehand, corrected"
     )
     if not gaussian:
         return Bound(found[at], confidence, perfect, how, sum(pairs[at]), delta, None, publishable)
-    epsilon, ceiling = gaussian_epsilon(found[at], delta), gaussian_epsilon(perfect, delta)
-    return Bound(epsilon, confidence, ceiling, f"{how}, {GAUSSIAN}", sum(pairs[at]), delta, found[at], publishable)
+    epsilon = gaussian_epsilon(found[at], delta)
+    ceiling = gaussian_epsilon(perfect, delta)
+    return Bound(
+        epsilon,
+        confidence,
+        ceiling,
+        f"{how}, {GAUSSIAN}",
+        sum(pairs[at]),
+        delta,
+        found[at],
+        publishable,
+    )
 
 
 def _pairs(guesses: Guesses, canaries: int) -> list[tuple[int, int]]:
@@ -97,7 +137,9 @@ def _pairs(guesses: Guesses, canaries: int) -> list[tuple[int, int]]:
     else:
         pairs = [guesses] if guesses and isinstance(guesses[0], int) else list(guesses)  # type: ignore[list-item, arg-type]
     if not pairs or any(min(pair) < 0 or not 0 < sum(pair) <= canaries for pair in pairs):
-        raise SettingError(f"guesses={guesses}: between 1 and {canaries} guesses, as many as there are canaries, are needed")
+        raise SettingError(
+            f"guesses={guesses}: between 1 and {canaries} guesses, as many as there are canaries, are needed"
+        )
     return pairs
 
 
@@ -109,7 +151,9 @@ def chance_of(correct: int, guesses: int, canaries: int, epsilon: float, delta: 
     tail = float(betainc(correct, guesses - correct + 1, right))
     if not delta:
         return tail
-    below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))  # P(v-i <= W < v), i from 1 to v
+    below = np.cumsum(
+        binom.pmf(np.arange(correct - 1, -1, -1), guesses, right)
+    )  # P(v-i <= W < v), i from 1 to v
     return min(1.0, tail + 2 * canaries * delta * float((below / np.arange(1, correct + 1)).max()))
 
 
@@ -118,16 +162,24 @@ def _epsilon(canaries: int, guesses: int, correct: int, error: float, delta: flo
     """By bisection. Any point that is refuted will do: private with less epsilon is private with more, so all below is refuted too."""
     if chance_of(correct, guesses, canaries, 0.0, delta) > error:
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while chance_of(correct, guesses, canaries, high, delta) <= error:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if chance_of(correct, guesses, canaries, middle, delta) <= error else (low, middle)
+        low, high = (
+            (middle, high)
+            if chance_of(correct, guesses, canaries, middle, delta) <= error
+            else (low, middle)
+        )
     return low
 
 
-def refuted(canaries: int, guesses: int, correct: int, inverse: Callable[[Floats], Floats], error: float) -> NDArray[np.bool_]:
+def refuted(
+    canaries: int, guesses: int, correct: int, inverse: Callable[[Floats], Floats], error: float
+) -> NDArray[np.bool_]:
     r"""Whether so many right guesses refute a trade-off curve f; elementwise over the curves that ``inverse`` holds.
 
     ``inverse`` undoes :math:`\bar f(x)=1-f(x)`, the largest TPR at FPR x. The recursion of Mahloujifar et al. (their algorithm 3).
@@ -135,23 +187,29 @@ def refuted(canaries: int, guesses: int, correct: int, inverse: Callable[[Floats
     >>> bool(refuted(100, 100, 90, lambda tpr: tpr / np.e, 0.05)), bool(refuted(100, 100, 70, lambda tpr: tpr / np.e, 0.05))
     (True, False)
     """
-    right, wrong = np.asarray(error * correct / canaries), np.asarray(error * (guesses - correct) / canaries)
+    right = np.asarray(error * correct / canaries)
+    wrong = np.asarray(error * (guesses - correct) / canaries)
     for at in range(correct - 1, -1, -1):
         higher = np.maximum(wrong, inverse(np.minimum(right, 1.0)))
-        right, wrong = right + at / (guesses - at) * (higher - wrong), higher
+        right = right + at / (guesses - at) * (higher - wrong)
+        wrong = higher
     return np.asarray(right + wrong > guesses / canaries)
 
 
 @functools.lru_cache(maxsize=4096)
 def _mu(canaries: int, guesses: int, correct: int, error: float) -> float:
     """The largest refuted mu, from below; a larger one allows more, so what is refuted is an interval from 0."""
-    low, step = 0.0, LARGEST_MU / FINER
+    low = 0.0
+    step = LARGEST_MU / FINER
     for _ in range(4):
         mus = np.asarray(low + step * np.arange(FINER), np.float64)
-        count = int(refuted(canaries, guesses, correct, functools.partial(_shifted, mus=mus), error).sum())
+        count = int(
+            refuted(canaries, guesses, correct, functools.partial(_shifted, mus=mus), error).sum()
+        )
         if not count:
             return 0.0
-        low, step = float(mus[count - 1]), step / FINER
+        low = float(mus[count - 1])
+        step = step / FINER
     return low
 
 

@@ -10,12 +10,22 @@ from importlib import import_module
 
 import typer.core
 
-from privot.cli.terminal import FOLLOWS, Stopped, Usage, app, refuse
+from privot.cli.options import FOLLOWS, Stopped, Usage, app, refuse
 from privot.errors import DataError, PrivotError
 
-typer.core.HAS_RICH = False  # its older versions put backslashes before the brackets of a help without markup
+typer.core.HAS_RICH = (
+    False  # its older versions put backslashes before the brackets of a help without markup
+)
 
-for part in ("making", "privatizing", "judging", "attacking", "inverting", "federating", "proving"):  # each adds its verbs, in this order
+for part in (
+    "synthesize",
+    "privatize",
+    "measure",
+    "attack",
+    "invert",
+    "federate",
+    "verify",
+):  # each adds its verbs, in this order
     import_module(f"privot.cli.{part}")
 
 
@@ -24,7 +34,10 @@ def tidily() -> None:
 
     Not where interrupts are ignored, as they are in a shell's background, or where somebody else looks after such requests.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
         signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
 
@@ -40,17 +53,25 @@ def main() -> None:
     except Stopped as stop:
         refuse(str(stop), 130)
     except PrivotError as error:
-        if FOLLOWS and not isinstance(error, DataError):  # the first process says it, too; but what can be read may differ
+        if FOLLOWS and not isinstance(
+            error, DataError
+        ):  # the first process says it, too; but what can be read may differ
             sys.exit(2)
         refuse(str(error))
     except Usage as error:
-        said = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", " ".join(error.format_message().split()))  # typer and click both ask
+        said = re.sub(
+            r"( Did you mean [^?]*\?)\1+", r"\1", " ".join(error.format_message().split())
+        )  # typer and click both ask
         refuse(f"{said} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")
     except OSError as error:
-        refuse(f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}; check the path, its rights and the free space")
+        refuse(
+            f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}; check the path, its rights and the free space"
+        )
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        refuse("not enough memory for these settings: ask for fewer samples, a smaller model, or fewer records at a time (--microbatch)")
+        refuse(
+            "not enough memory for these settings: ask for fewer samples, a smaller model, or fewer records at a time (--microbatch)"
+        )
     if code:
         sys.exit(code)

@@ -29,7 +29,9 @@ from privot.privacy.plan import Plan
 FORMAT = "privot federated 2"
 MOST = 1 << 26  # bytes of a message
 LONGEST = 1 << 14  # bytes of its header
-RUN, SAID = re.compile(r"[0-9a-f]{32}"), re.compile(r"[ -~]{1,200}")  # a reason is shown to people: no control characters
+# a reason is shown to people: no control characters
+RUN = re.compile(r"[0-9a-f]{32}")
+SAID = re.compile(r"[ -~]{1,200}")
 KEY = "__metadata__"
 DTYPES = {"U8": torch.uint8, "F32": torch.float32}
 
@@ -53,7 +55,9 @@ class Terms:
         _check_run(self.run)
         if self.settings.noise is None:
             raise MessageError("terms without a noise: it must be fixed before anybody is asked")
-        if any(type(each) is not int for each in (*self.shape, self.classes, self.owners)):  # a truth value would pass for one
+        if any(
+            type(each) is not int for each in (*self.shape, self.classes, self.owners)
+        ):  # a truth value would pass for one
             raise MessageError("terms have whole numbers for the shape, the classes and the owners")
         with _refusing("terms that cannot be"):
             self.plan()
@@ -110,7 +114,11 @@ class Refusal:
 
     def __post_init__(self) -> None:
         _check_run(self.run)
-        if type(self.round) is not int or not -1 <= self.round < 10**9 or not SAID.fullmatch(self.reason):
+        if (
+            type(self.round) is not int
+            or not -1 <= self.round < 10**9
+            or not SAID.fullmatch(self.reason)
+        ):
             raise MessageError("a refusal has a round and a reason of at most 200 plain letters")
 
 
@@ -127,7 +135,9 @@ def _check(run: str, number: int, tensor: Tensor, dtype: torch.dtype) -> None:
     if type(number) is not int or not 0 <= number < 10**9:
         raise MessageError("rounds are counted from 0")
     if tensor.dtype != dtype or tensor.ndim != 5 or not tensor.numel():
-        raise MessageError(f"{dtype} of five axes is needed, not {tensor.dtype} {list(tensor.shape)}")
+        raise MessageError(
+            f"{dtype} of five axes is needed, not {tensor.dtype} {list(tensor.shape)}"
+        )
 
 
 def pack(message: Message) -> bytes:
@@ -166,7 +176,9 @@ def unpack(raw: bytes, most: int = MOST) -> Message:
     with _refusing("this is no message of the protocol"):
         length = int.from_bytes(raw[:8], "little")
         if not 0 < length <= min(LONGEST, len(raw) - 8):
-            raise MessageError("this is no message of the protocol: cut short, or its header is too long")
+            raise MessageError(
+                "this is no message of the protocol: cut short, or its header is too long"
+            )
         head = _parsed(raw[8 : 8 + length])
         facts = head[KEY]
         if facts["format"] != FORMAT:
@@ -174,15 +186,19 @@ def unpack(raw: bytes, most: int = MOST) -> Message:
         message = _read(facts, head, raw[8 + length :])
         # Whatever was said beside the fields, or in another order, or after the end, is lost in writing it again.
         if pack(message) != raw:
-            raise MessageError(f"this {message.kind} is not written in the one way there is: something more is said, or otherwise")
+            raise MessageError(
+                f"this {message.kind} is not written in the one way there is: something more is said, or otherwise"
+            )
         return message
 
 
 def _read(facts: dict[str, str], head: dict[str, Any], data: bytes) -> Message:
-    kind, run = facts["kind"], facts["run"]
+    kind = facts["kind"]
+    run = facts["run"]
     if kind == Terms.kind:
         said = _parsed(facts["terms"])
-        settings, (channels, height, width) = make(FederatedGsWgan.name, said["settings"]), said["shape"]
+        settings = make(FederatedGsWgan.name, said["settings"])
+        (channels, height, width) = said["shape"]
         assert isinstance(settings, FederatedGsWgan)
         return Terms(run, settings, (channels, height, width), said["classes"], said["owners"])
     number = int(facts["round"])
@@ -192,8 +208,13 @@ def _read(facts: dict[str, str], head: dict[str, Any], data: bytes) -> Message:
         raise MessageError("a message of a kind that is not known")
     made = Request if kind == Request.kind else Answer
     name, code = made.tensor
-    shape, dtype = head[name]["shape"], DTYPES[code]
-    if head[name]["dtype"] != code or any(type(each) is not int or each < 1 for each in shape) or len(shape) != 5:
+    shape = head[name]["shape"]
+    dtype = DTYPES[code]
+    if (
+        head[name]["dtype"] != code
+        or any(type(each) is not int or each < 1 for each in shape)
+        or len(shape) != 5
+    ):
         raise MessageError(f"the {name} of this {kind} are not {code} of five axes")
     if math.prod(shape) * dtype.itemsize != len(data):
         raise MessageError(f"the {name} of this {kind} are not as many as its shape says")

@@ -17,20 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privot.components.server_generator import Drawing
 from privot.errors import MessageError, PlanError, ReleaseError, SettingError, refusing
-from privot.families.drawing import Drawing
 from privot.federated.messages import Answer, Message, Refusal, Request, Terms, pack, unpack
-from privot.federated.recorded import Recorder
-from privot.federated.soundness import longest_message, sound
-from privot.files import put
+from privot.federated.transcript import Recorder
+from privot.federated.validation import longest_message, sound
+from privot.io import put
+from privot.progress import jsonable
 from privot.release import Guarantee, NoGuarantee, Release
 from privot.runtime import Progress, Streams, silent
-from privot.show import jsonable
 from privot.synthesis import versions
 
 PATIENCE = 3  # refusals of an owner, after which it is left in peace
 
-OFFERED, AGREED, GONE = "offered", "agreed", "gone"
+OFFERED = "offered"
+AGREED = "agreed"
+GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,24 @@ class Server:
     """
 
     def __init__(
-        self, terms: Terms, names: Sequence[str], streams: Streams, folder: Path | None = None, record: Path | None = None,
+        self,
+        terms: Terms,
+        names: Sequence[str],
+        streams: Streams,
+        folder: Path | None = None,
+        record: Path | None = None,
         progress: Progress = silent,
-    ):  # fmt: skip
+    ):
         if len(set(names)) != len(names) or len(names) != terms.owners:
-            raise SettingError(f"the terms are for {terms.owners} owners, each with a name of its own, and {len(set(names))} are named")
+            raise SettingError(
+                f"the terms are for {terms.owners} owners, each with a name of its own, and {len(set(names))} are named"
+            )
         self.terms, self.names, self.offences = terms, tuple(names), []  # type: Terms, tuple[str, ...], list[Offence]
-        self.round, self.taken = 0, 0  # rounds closed, and answers that counted
-        self._offer, self._folder = pack(terms), folder
+        # rounds closed, and answers that counted
+        self.round = 0
+        self.taken = 0
+        self._offer = pack(terms)
+        self._folder = folder
         self._room = longest_message(terms)  # bytes of anything that is read or kept
         self._streams = dataclasses.replace(streams, folder=folder)
         self._state = dict.fromkeys(names, OFFERED)
@@ -65,7 +77,9 @@ class Server:
         self._asked: dict[str, int] = {}  # in the open round: name to its row in what was drawn
         self._images = torch.empty(0)
         self._answers: dict[str, tuple[bytes, Tensor]] = {}
-        self._missed: set[tuple[str, int]] = set()  # rounds in which an owner was asked and did not answer: it may be late
+        self._missed: set[tuple[str, int]] = (
+            set()
+        )  # rounds in which an owner was asked and did not answer: it may be late
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         self._drawing = Drawing(terms.settings, terms.spec, self._streams, progress)
@@ -78,7 +92,9 @@ class Server:
 
     def offers(self) -> dict[str, bytes]:
         """The terms, for all who have not said yes or no."""
-        return self._sent({name: self._offer for name, state in self._state.items() if state == OFFERED})
+        return self._sent(
+            {name: self._offer for name, state in self._state.items() if state == OFFERED}
+        )
 
     def accept(self, name: str, raw: bytes) -> Offence | None:
         """What an owner says to the terms: the same bytes, or a refusal. Gives back what was wrong with it, if anything."""
@@ -102,7 +118,9 @@ class Server:
     @property
     def done(self) -> bool:
         """Whether all rounds are over, or nobody is left who could answer."""
-        return self.round >= self.terms.settings.rounds or all(state == GONE for state in self._state.values())
+        return self.round >= self.terms.settings.rounds or all(
+            state == GONE for state in self._state.values()
+        )
 
     def ask(self) -> dict[str, bytes]:
         """Requests of this round for those of its owners who are there and have not answered yet; asked again, it gives the same bytes."""
@@ -110,8 +128,17 @@ class Server:
             raise PlanError("the run is over: there is no round left to ask in")
         if not self._asked:
             self._draw()
-        waiting = [name for name in self._asked if name not in self._answers and self._state[name] == AGREED]
-        return self._sent({name: pack(Request(self.terms.run, self.round, self._images[self._asked[name]])) for name in waiting})
+        waiting = [
+            name
+            for name in self._asked
+            if name not in self._answers and self._state[name] == AGREED
+        ]
+        return self._sent(
+            {
+                name: pack(Request(self.terms.run, self.round, self._images[self._asked[name]]))
+                for name in waiting
+            }
+        )
 
     def take(self, name: str, raw: bytes) -> Offence | None:
         """What came from an owner in a round. Gives back what was wrong with it, if anything; it is then in `offences`, too."""
@@ -126,17 +153,26 @@ class Server:
                 self.offences.append(Offence(name, self.round, "did not answer in time", lie=False))
         if answered.any():
             first = next(iter(self._answers.values()))[1]
-            values = torch.stack([self._answers[name][1] if name in self._answers else torch.zeros_like(first) for name in self._asked])
+            values = torch.stack(
+                [
+                    self._answers[name][1] if name in self._answers else torch.zeros_like(first)
+                    for name in self._asked
+                ]
+            )
             self._drawing.take(values.to(self._streams.runtime.target), answered)
             self.taken += int(answered.sum())
         self.round += 1
-        self._asked, self._answers, self._images = {}, {}, torch.empty(0)
+        self._asked = {}
+        self._answers = {}
+        self._images = torch.empty(0)
         self._keep()
 
     def finish(self, delta: float = 1e-5) -> Release:
         """The generator with what its owners' plan proves of each of them; refused if nobody has ever answered."""
         if not self.done:
-            raise PlanError(f"the run is in round {self.round} of {self.terms.settings.rounds}: close the others first")
+            raise PlanError(
+                f"the run is in round {self.round} of {self.terms.settings.rounds}: close the others first"
+            )
         if not self.taken:
             raise ReleaseError("no owner has answered in any round: there is nothing to release")
         if self._release is not None:
@@ -144,9 +180,12 @@ class Server:
         if self._record:
             self._record.close()
             self._record = None
-        product, plan = self._drawing.product(), self.terms.plan()
+        product = self._drawing.product()
+        plan = self.terms.plan()
         if not product.fits(self.terms.spec):
-            raise ReleaseError("what was made has values that are not finite: its training diverged")
+            raise ReleaseError(
+                "what was made has values that are not finite: its training diverged"
+            )
         facts: dict[str, Any] = {
             **product.facts,
             "method": self.terms.settings.name,
@@ -170,12 +209,16 @@ class Server:
     def _heard(self, name: str, raw: bytes, number: int, use: Any) -> Offence | None:
         """Anything may come from anyone: what is no use is named, and a liar's further words are not even read."""
         if self._record and isinstance(raw, bytes):
-            self._record.seen(name, raw if len(raw) <= self._room else b"")  # no stranger fills this disk
+            self._record.seen(
+                name, raw if len(raw) <= self._room else b""
+            )  # no stranger fills this disk
         if self._state.get(name, GONE) == GONE:
             return Offence(name, number, "takes no part in this run")
         try:
             message = unpack(raw, self._room)
-            if message.run != self.terms.run and not (isinstance(message, Refusal) and set(message.run) == {"0"}):
+            if message.run != self.terms.run and not (
+                isinstance(message, Refusal) and set(message.run) == {"0"}
+            ):
                 raise MessageError("a message of another run")
             use(name, raw, message)
         except _Passed as passed:
@@ -204,7 +247,9 @@ class Server:
             if (name, message.round) in self._missed:
                 self._missed.discard((name, message.round))
                 raise _Passed(f"late with its answer to round {message.round}")
-            raise MessageError(f"sent an answer to round {message.round}, which it was not asked for now")
+            raise MessageError(
+                f"sent an answer to round {message.round}, which it was not asked for now"
+            )
         if name in self._answers:
             if self._answers[name][0] == raw:
                 raise _Passed("sent its answer twice; it counts once")
@@ -221,7 +266,11 @@ class Server:
             places = [place for place in asked if self._state[self.names[place]] == AGREED]
             if not places:
                 return
-            found = {"images": self._drawing.draw(self.round, places), "round": torch.tensor(self.round), "places": torch.tensor(places)}
+            found = {
+                "images": self._drawing.draw(self.round, places),
+                "round": torch.tensor(self.round),
+                "places": torch.tensor(places),
+            }
             self._streams.store("requests", found)
         else:  # a GPU would not draw them again to the bit, but near enough to go on from there
             self._drawing.draw(self.round, found["places"].tolist())
@@ -238,7 +287,14 @@ class Server:
         """After each round: the generator, then who said what. Between the two a crash loses words, and no step."""
         if self._folder is None:
             return
-        self._streams.store("generator", {**self._drawing.kept(), "round": torch.tensor(self.round), "taken": torch.tensor(self.taken)})
+        self._streams.store(
+            "generator",
+            {
+                **self._drawing.kept(),
+                "round": torch.tensor(self.round),
+                "taken": torch.tensor(self.taken),
+            },
+        )
         self._note()
 
     def _note(self) -> None:
@@ -246,9 +302,13 @@ class Server:
         if self._folder is None:
             return
         said = {
-            "terms": hashlib.sha256(self._offer).hexdigest(), "names": self.names, "state": self._state, "refused": self._refused,
-            "offences": [dataclasses.astuple(each) for each in self.offences], "missed": sorted(self._missed),
-        }  # fmt: skip
+            "terms": hashlib.sha256(self._offer).hexdigest(),
+            "names": self.names,
+            "state": self._state,
+            "refused": self._refused,
+            "offences": [dataclasses.astuple(each) for each in self.offences],
+            "missed": sorted(self._missed),
+        }
         put(self._folder / "server.json", json.dumps(said).encode())
 
     def _resume(self, folder: Path) -> None:
@@ -256,16 +316,26 @@ class Server:
         if not file.exists():
             self._keep()  # so that who agreed, and to what, is not forgotten
             return
-        with refusing(ReleaseError, f"{file}: what an unfinished run had kept was altered; start anew, at a new charge for every owner"):
+        with refusing(
+            ReleaseError,
+            f"{file}: what an unfinished run had kept was altered; start anew, at a new charge for every owner",
+        ):
             said = json.loads(file.read_text())
-            if said["terms"] != hashlib.sha256(self._offer).hexdigest() or tuple(said["names"]) != self.names:
-                raise ReleaseError(f"{folder} holds a run with other terms or other owners: resume with the same ones, or remove it")
-            self._state, self._refused = said["state"], said["refused"]
+            if (
+                said["terms"] != hashlib.sha256(self._offer).hexdigest()
+                or tuple(said["names"]) != self.names
+            ):
+                raise ReleaseError(
+                    f"{folder} holds a run with other terms or other owners: resume with the same ones, or remove it"
+                )
+            self._state = said["state"]
+            self._refused = said["refused"]
             self.offences = [Offence(*each) for each in said["offences"]]
             self._missed = {(name, number) for name, number in said["missed"]}
             found = self._streams.stored("generator")
             if found is not None:
-                self.round, self.taken = int(found.pop("round")), int(found.pop("taken"))
+                self.round = int(found.pop("round"))
+                self.taken = int(found.pop("taken"))
                 self._drawing.restore(found)
 
 

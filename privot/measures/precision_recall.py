@@ -41,24 +41,34 @@ def precision_recall(real: Tensor, fake: Tensor, k: int = 3) -> Quality:
     (0.5, 0.25, 1.0, 0.5)
     """
     if real.ndim != 2 or fake.ndim != 2 or real.shape[1] != fake.shape[1]:
-        raise SettingError(f"features are {list(real.shape)} and {list(fake.shape)}: [n, d] and [m, d] are needed, with the same d")
+        raise SettingError(
+            f"features are {list(real.shape)} and {list(fake.shape)}: [n, d] and [m, d] are needed, with the same d"
+        )
     if not 1 <= k < min(len(real), len(fake)):
         raise SettingError(f"k={k}: at least 1, and fewer than the points of either set")
     if not (real.isfinite().all() and fake.isfinite().all()):
         raise SettingError("features hold NaN or infinite values")
     real, fake = real.double(), fake.to(real.device).double()
     centre = real.mean(0)  # far from the origin squares would swamp differences
-    real, fake = real - centre, fake - centre
-    real_reach, fake_reach = _reach(real, k), _reach(fake, k)
-    inside, recalled, covered = [], torch.zeros_like(real_reach, dtype=torch.bool), torch.zeros_like(real_reach, dtype=torch.bool)
-    for part, reach in zip(_portions(fake, real, SLACK), fake_reach.split(_rows(real)), strict=True):
+    real = real - centre
+    fake = fake - centre
+    real_reach = _reach(real, k)
+    fake_reach = _reach(fake, k)
+    inside = []
+    recalled = torch.zeros_like(real_reach, dtype=torch.bool)
+    covered = torch.zeros_like(real_reach, dtype=torch.bool)
+    for part, reach in zip(
+        _portions(fake, real, SLACK), fake_reach.split(_rows(real)), strict=True
+    ):
         near = part <= real_reach
         inside.append(near.sum(1))
         covered |= near.any(0)
         recalled |= (part <= reach[:, None]).any(0)
     balls = torch.cat(inside).double()
     scores = [each.double() for each in (balls > 0, recalled, balls / k, covered)]
-    errors = [(each.var(correction=0) / len(each)).sqrt().item() for each in scores]  # of zeros and ones the variance is p (1 - p)
+    errors = [
+        (each.var(correction=0) / len(each)).sqrt().item() for each in scores
+    ]  # of zeros and ones the variance is p (1 - p)
     return Quality(*(each.mean().item() for each in scores), *errors)
 
 
@@ -76,4 +86,6 @@ def _portions(rows: Tensor, columns: Tensor, slack: float) -> Iterator[Tensor]:
 
 def _reach(points: Tensor, k: int) -> Tensor:
     """Squared distance to the ``k``-th nearest other point, [n]."""
-    return torch.cat([part.topk(k + 1, largest=False).values[:, -1] for part in _portions(points, points, 0)])
+    return torch.cat(
+        [part.topk(k + 1, largest=False).values[:, -1] for part in _portions(points, points, 0)]
+    )

@@ -21,7 +21,9 @@ class Distance(NamedTuple):
     error: float
 
 
-def sliced_wasserstein(x: Tensor, y: Tensor, slices: int, generator: torch.Generator, p: float = 2) -> Distance:
+def sliced_wasserstein(
+    x: Tensor, y: Tensor, slices: int, generator: torch.Generator, p: float = 2
+) -> Distance:
     r"""SW_p of clouds ``x`` [n, d] and ``y`` [m, d]: the mean over directions of the distance of their shadows.
 
     SW_p^p = E_u \int_0^1 |F_x^{-1}(t) - F_y^{-1}(t)|^p dt, with F the distribution of <u, .> and u uniform on the sphere.
@@ -41,7 +43,9 @@ def sliced_wasserstein(x: Tensor, y: Tensor, slices: int, generator: torch.Gener
     powers = []
     for start in range(0, slices, portion := max(1, PORTION // max(len(x), len(y), x.shape[1]))):
         shape = (x.shape[1], min(portion, slices - start))
-        directions = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
+        directions = torch.randn(
+            shape, generator=generator, device=generator.device, dtype=torch.float64
+        )
         directions = (directions / directions.norm(dim=0)).to(x)
         one, two = ((cloud @ directions).double().sort(dim=0).values for cloud in (x, y.to(x)))
         powers.append(widths @ (one[left] - two[right]).abs() ** p)
@@ -63,15 +67,26 @@ def exact_wasserstein(x: Tensor, y: Tensor, p: float = 2) -> Distance:
     """
     _check(x, y, p)
     if max(len(x), len(y)) > LARGEST:
-        raise SettingError(f"{max(len(x), len(y)):,} points: an exact distance takes at most {LARGEST:,}; use the sliced one")
+        raise SettingError(
+            f"{max(len(x), len(y)):,} points: an exact distance takes at most {LARGEST:,}; use the sliced one"
+        )
     try:
         import ot
     except ImportError:
-        raise SettingError("an exact Wasserstein distance needs the package POT: pip install 'privot[measures]'") from None
-    costs = torch.cdist(x.double(), y.to(x.device).double(), compute_mode="donot_use_mm_for_euclid_dist") ** p
+        raise SettingError(
+            "an exact Wasserstein distance needs the package POT: pip install 'privot[measures]'"
+        ) from None
+    costs = (
+        torch.cdist(
+            x.double(), y.to(x.device).double(), compute_mode="donot_use_mm_for_euclid_dist"
+        )
+        ** p
+    )
     total, log = ot.emd2([], [], costs.cpu().numpy(), numItermax=10_000_000, log=True)
     if log["warning"]:
-        raise SettingError(f"{len(x):,} and {len(y):,} points: the exact distance was not found; take fewer points, or the sliced one")
+        raise SettingError(
+            f"{len(x):,} and {len(y):,} points: the exact distance was not found; take fewer points, or the sliced one"
+        )
     return Distance(max(float(total), 0.0) ** (1 / p), 0.0)
 
 
@@ -84,7 +99,9 @@ def _steps(n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor
 
 def _check(x: Tensor, y: Tensor, p: float) -> None:
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or not len(x) or not len(y):
-        raise SettingError(f"clouds are {list(x.shape)} and {list(y.shape)}: [n, d] and [m, d] are needed, with the same d")
+        raise SettingError(
+            f"clouds are {list(x.shape)} and {list(y.shape)}: [n, d] and [m, d] are needed, with the same d"
+        )
     if p < 1:
         raise SettingError(f"p={p}: at least 1 is needed")
     if not (x.isfinite().all() and y.isfinite().all()):

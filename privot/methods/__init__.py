@@ -9,11 +9,12 @@ import pkgutil
 from functools import cache
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from privot import baselines
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
-from privot.product import Product
+from privot.release.artifact import Product
 from privot.runtime import Progress, Streams
 
 
@@ -53,8 +54,14 @@ def methods() -> dict[str, type[Method]]:
     >>> "merf" in methods()
     True
     """
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    return {module.METHOD.name: module.METHOD for module in modules}
+    names = [
+        f"{package.__name__}.{module.name}"
+        for package in (importlib.import_module(__name__), baselines)
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
+    modules = [importlib.import_module(name) for name in names]
+    found = [module.METHOD for module in modules if hasattr(module, "METHOD")]
+    return {method.name: method for method in sorted(found, key=lambda method: method.name)}
 
 
 def make(name: str, settings: dict[str, Any] | None = None) -> Method:
@@ -87,7 +94,9 @@ def _typed(name: str, value: Any, kind: str) -> Any:
             if "None" in kind:
                 return None
         elif "tuple[float" in kind:
-            return tuple(float(each) for each in (value.split(",") if isinstance(value, str) else value))
+            return tuple(
+                float(each) for each in (value.split(",") if isinstance(value, str) else value)
+            )
         elif "bool" in kind:
             return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
         elif "int" in kind and "float" not in kind:

@@ -22,17 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
+from privot.components.dct import cosines
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.nets import NETS, drawing, initialise
-from privot.nets.averaged import Averaged, faded
-from privot.nets.repeated import Repeated
-from privot.nets.waves import cosines
+from privot.nets.ema import Averaged, faded
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.product import Product
+from privot.release.artifact import Product
 from privot.runtime import Progress, Streams
+from privot.runtime.graphed_step import Repeated
 from privot.transport.sinkhorn import plan as transport_plan
 from privot.transport.sinkhorn import potentials, squared_euclidean, transport
 
@@ -51,9 +51,17 @@ def lowest(images: Tensor, basis: Tensor) -> Tensor:
 
 
 def pull(
-    records: Any, here: Tensor, labels: Tensor, basis: Tensor, classes: int, room: int, label: float, absolute: float, blur: float,
+    records: Any,
+    here: Tensor,
+    labels: Tensor,
+    basis: Tensor,
+    classes: int,
+    room: int,
+    label: float,
+    absolute: float,
+    blur: float,
     iterations: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     r"""The gradient of :math:`\sqrt{n} W(X, Y)` in the frequencies ``here`` [n, frequencies] of generated images X: as large as they are.
 
     Of n images' gradients this is the root mean square, whatever n is. Each class of the drawn records Y has the same mass.
@@ -62,33 +70,56 @@ def pull(
     # privacy: which records are looked at, and how they are weighted, may depend on the draw in any way: the gate clips the whole answer,
     # and the bound of `answer` asks for nothing else. Above `room` an even choice is taken, since records come in their own order.
     chosen = torch.arange(min(count, room), device=labels.device) * count // min(count, room)
-    drawn, marks = records.images[chosen], records.labels[chosen]
+    drawn = records.images[chosen]
+    marks = records.labels[chosen]
     kinds = one_hot(marks, classes).to(drawn.dtype)
     sizes = kinds.sum(0)
     weights = (kinds @ (1 / sizes.clamp(min=1))) / (sizes > 0).sum()
     # One shape whatever was drawn: the rest is black images that weigh nothing.
     missing = room - len(chosen)
-    drawn, marks, weights = pad(drawn, (0, 0, 0, 0, 0, 0, 0, missing)), pad(marks, (0, missing)), pad(weights, (0, missing))
+    drawn = pad(drawn, (0, 0, 0, 0, 0, 0, 0, missing))
+    marks = pad(marks, (0, missing))
+    weights = pad(weights, (0, missing))
     with torch.enable_grad():
-        cost = labelled(here := here.detach().requires_grad_(), lowest(drawn, basis), labels, marks, basis, label, absolute)
+        cost = labelled(
+            here := here.detach().requires_grad_(),
+            lowest(drawn, basis),
+            labels,
+            marks,
+            basis,
+            label,
+            absolute,
+        )
         moved = transport_plan(cost, blur, None, weights, iterations)
         (gradient,) = torch.autograd.grad((moved * cost).sum(), here)
     return gradient * math.sqrt(len(here))
 
 
-def labelled(here: Tensor, there: Tensor, labels: Tensor, marks: Tensor, basis: Tensor, label: float, absolute: float) -> Tensor:
+def labelled(
+    here: Tensor,
+    there: Tensor,
+    labels: Tensor,
+    marks: Tensor,
+    basis: Tensor,
+    label: float,
+    absolute: float,
+) -> Tensor:
     """The paper's cost, with ``label`` at the place of the class beside the pixels: [n, frequencies], [m, frequencies] to [n, m].
 
     The 1-norm is that of images without their high frequencies, which are frequencies once more turned into pixels.
     """
     cost = squared_euclidean(here, there)
     if absolute:
-        shown, there_shown = ((each.unflatten(1, (-1, basis.shape[1])) @ basis.T).flatten(1) for each in (here, there))
+        shown, there_shown = (
+            (each.unflatten(1, (-1, basis.shape[1])) @ basis.T).flatten(1) for each in (here, there)
+        )
         cost = cost + absolute * torch.cdist(shown, there_shown, p=1)
     return cost + (2 * label**2 + absolute * 2 * label) * (labels[:, None] != marks)
 
 
-def part(image: Tensor, label: Tensor, here: Tensor, dual: Tensor, basis: Tensor, blur: float) -> Tensor:
+def part(
+    image: Tensor, label: Tensor, here: Tensor, dual: Tensor, basis: Tensor, blur: float
+) -> Tensor:
     """One record's part of the gradient of W in the images of its class, of frequencies ``here`` [classes, count, frequencies].
 
     With the potentials ``dual`` [classes, count] given, a record goes to the images of its class on its own, whatever the other records
@@ -124,7 +155,7 @@ class DPSinkhorn:
   year      = {2021}
 }"""
 
-    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
     economies: ClassVar[dict[str, int]] = {"steps": 300}
     last_economies: ClassVar[dict[str, int]] = {"width": 8, "batch": 50}  # where that is not enough
 
@@ -134,12 +165,16 @@ class DPSinkhorn:
     steps: int = 5000  # with clip=batch 40,000 or more; the paper has millions
     batch: int = 200  # generated images a step, rounded up to as many of each class
     room: int = 400  # of the drawn records so many are looked at; clip=batch alone
-    bound: float | None = None  # record: 1, which no part exceeds; batch: 20 at 784 pixels, on the root mean square of images' gradients
+    bound: float | None = (
+        None  # record: 1, which no part exceeds; batch: 20 at 784 pixels, on the root mean square of images' gradients
+    )
     detail: float = 0.5  # part of the frequencies of each side that is asked for
     blur: float = 5.0  # a distance, at 784 pixels, where images of a class are some 16 apart; its square for the paper's cost
     iterations: int = 20
     absolute: float = 0.0  # weight of |.|_1 beside |.|_2^2, clip=batch alone; the paper has 1 or 3
-    label: float = 15.0  # distance that a label makes, over sqrt(2), as in the paper; clip=batch alone
+    label: float = (
+        15.0  # distance that a label makes, over sqrt(2), as in the paper; clip=batch alone
+    )
     fresh: float = 1.0  # part of X' that is drawn anew: 1 removes the whole bias; the paper has 0.2
     code: int = 16
     width: int = 32  # channels of the generator at full resolution
@@ -155,13 +190,24 @@ class DPSinkhorn:
         if self.batch < 2:
             raise SettingError(f"dp-sinkhorn.batch={self.batch}: batch norm needs at least 2")
         if not all(0 < getattr(self, key) <= 1 for key in ("rate", "detail", "learning")):
-            raise SettingError("dp-sinkhorn: rate, detail and learning above 0 and at most 1 are needed")
-        if not 0 < self.blur < math.inf or (self.bound is not None and not 0 < self.bound < math.inf):
+            raise SettingError(
+                "dp-sinkhorn: rate, detail and learning above 0 and at most 1 are needed"
+            )
+        if not 0 < self.blur < math.inf or (
+            self.bound is not None and not 0 < self.bound < math.inf
+        ):
             raise SettingError("dp-sinkhorn: bound and blur above 0 are needed")
         if self.clip == "record" and self.absolute:
-            raise SettingError(f"dp-sinkhorn.absolute={self.absolute}: with clip=record the cost is the distance alone; clip=batch has it")
-        if not all(0 <= getattr(self, key) < math.inf for key in ("absolute", "label")) or not 0 <= self.fresh <= 1:
-            raise SettingError("dp-sinkhorn: absolute and label of 0 or more, and fresh in [0, 1], are needed")
+            raise SettingError(
+                f"dp-sinkhorn.absolute={self.absolute}: with clip=record the cost is the distance alone; clip=batch has it"
+            )
+        if (
+            not all(0 <= getattr(self, key) < math.inf for key in ("absolute", "label"))
+            or not 0 <= self.fresh <= 1
+        ):
+            raise SettingError(
+                "dp-sinkhorn: absolute and label of 0 or more, and fresh in [0, 1], are needed"
+            )
         if not 0 <= self.average < 1 or (self.noise is not None and not 0 <= self.noise < math.inf):
             raise SettingError("dp-sinkhorn: 0 <= average < 1 and a noise of 0 or more are needed")
 
@@ -170,32 +216,57 @@ class DPSinkhorn:
             raise SettingError(
                 "dp-sinkhorn with clip=record divides by the number of records, so it must be declared; clip=batch needs none"
             )
-        verb, noise = "sum" if self.clip == "record" else "answer", 1.0 if self.noise is None else self.noise
-        return Plan((Stage("pull", verb, noise, self.steps, Poisson(self.rate)),), Neighbours.ADD_REMOVE)
+        verb = "sum" if self.clip == "record" else "answer"
+        noise = 1.0 if self.noise is None else self.noise
+        return Plan(
+            (Stage("pull", verb, noise, self.steps, Poisson(self.rate)),), Neighbours.ADD_REMOVE
+        )
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        noise, low = plan.stages[0].noise, spec.shape[0] * math.prod(self.frequencies(spec))
+        noise = plan.stages[0].noise
+        low = spec.shape[0] * math.prod(self.frequencies(spec))
         # If every record pulled the same way: the length of all answers over the noise in the directions of the class means.
         each = self.rate * (spec.size or 0) if self.clip == "record" else 0.5
-        ratio = math.sqrt(self.steps) * each / (noise * math.sqrt(spec.classes * low)) if noise else None
+        ratio = (
+            math.sqrt(self.steps) * each / (noise * math.sqrt(spec.classes * low))
+            if noise
+            else None
+        )
         looked = self.rate * (spec.size or 0) / spec.classes if self.clip == "record" else self.room
         pairs = looked * self.batch * low * (3 + 3 * bool(self.absolute))
         # A step learns from a batch, three passes, and draws the next; others of the class are drawn to be compared with.
         drawn = self.batch * (4 + 2) * drawing("DeepConvGenerator", self._arguments(spec))
         work = self.steps * (2 * pairs + drawn)
-        return {"signal_to_noise_of_class_means": ratio, "floating_point_operations": work, "operator_calls": self.steps * CALLS}
+        return {
+            "signal_to_noise_of_class_means": ratio,
+            "floating_point_operations": work,
+            "operator_calls": self.steps * CALLS,
+        }
 
     def _arguments(self, spec: Spec) -> dict[str, Any]:
-        return {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.width}
+        return {
+            "shape": list(spec.shape),
+            "classes": spec.classes,
+            "code": self.code,
+            "width": self.width,
+        }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
-        spec, device = gate.spec, streams.runtime.target
+        spec = gate.spec
+        device = streams.runtime.target
         arguments = self._arguments(spec)
-        net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(device)
+        net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(
+            device
+        )
         # A short run's answers are kept, and come again from the first: then it begins anew.
         training = Training(self, net, spec, streams, resumed=gate.left("pull") < self.steps)
         for step in range(self.steps - gate.left("pull"), self.steps):
-            training.learn(step, self._of_records(gate, training) if self.clip == "record" else self._of_the_batch(gate, training))
+            training.learn(
+                step,
+                self._of_records(gate, training)
+                if self.clip == "record"
+                else self._of_the_batch(gate, training),
+            )
             if streams.due(step, self.steps):
                 streams.store("training", training.pair.kept())
                 streams.show(training.images[: 10 * spec.classes], spec.classes)
@@ -212,17 +283,38 @@ class DPSinkhorn:
 
     def _of_the_batch(self, gate: Gate, training: Training) -> Tensor:
         bound, blur = self.scaled(gate.spec)
-        public = (training.basis, gate.spec.classes, self.room, self.label, self.absolute, blur, self.iterations)
-        return gate.answer("pull", pull, training.here, training.labels, *public, bound=bound, shape=tuple(training.here.shape))
+        public = (
+            training.basis,
+            gate.spec.classes,
+            self.room,
+            self.label,
+            self.absolute,
+            blur,
+            self.iterations,
+        )
+        return gate.answer(
+            "pull",
+            pull,
+            training.here,
+            training.labels,
+            *public,
+            bound=bound,
+            shape=tuple(training.here.shape),
+        )
 
     def _of_records(self, gate: Gate, training: Training) -> Tensor:
         """The same gradient as a sum over records: class by class, over what a class has in a draw on average."""
-        spec, count = gate.spec, len(training.labels)
+        spec = gate.spec
+        count = len(training.labels)
         bound, blur = self.scaled(spec)
         here = by_class(training.here, spec.classes)
-        sums = gate.sum("pull", part, here, training.dual, training.basis, blur, bound=bound, per_class=True)
+        sums = gate.sum(
+            "pull", part, here, training.dual, training.basis, blur, bound=bound, per_class=True
+        )
         sizes = spec.class_sizes or (spec.size / spec.classes,) * spec.classes  # type: ignore[operator]
-        drawn = torch.tensor([max(1.0, self.rate * size) for size in sizes], dtype=sums.dtype, device=sums.device)
+        drawn = torch.tensor(
+            [max(1.0, self.rate * size) for size in sizes], dtype=sums.dtype, device=sums.device
+        )
         means = sums / drawn.view(-1, 1, 1)
         return means.transpose(0, 1).flatten(0, 1) * (math.sqrt(count) / spec.classes)
 
@@ -245,13 +337,25 @@ class Training:
     On a GPU a step is one CUDA graph: what changes from step to step lies in buffers.
     """
 
-    def __init__(self, method: DPSinkhorn, net: nn.Module, spec: Spec, streams: Streams, resumed: bool = False):
+    def __init__(
+        self,
+        method: DPSinkhorn,
+        net: nn.Module,
+        spec: Spec,
+        streams: Streams,
+        resumed: bool = False,
+    ):
         device = streams.runtime.target
-        self.method, self.classes, (self.bound, self.blur) = method, spec.classes, method.scaled(spec)
+        self.method = method
+        self.classes = spec.classes
+        (self.bound, self.blur) = method.scaled(spec)
         # of 2 |x - y| in frequencies where y is zero, near |x - y| = APART; of 2 |x - y|^2 for the paper's cost
         self.calm = 1 / (APART * math.sqrt(spec.pixels / 784)) if method.clip == "record" else 2.0
         self.pair = Averaged(net, method.learning, (0.9, 0.999), method.average)
-        waves = (cosines(side, count) for side, count in zip(spec.shape[1:], method.frequencies(spec), strict=True))
+        waves = (
+            cosines(side, count)
+            for side, count in zip(spec.shape[1:], method.frequencies(spec), strict=True)
+        )
         self.basis = torch.kron(*waves).to(device)
         count = spec.classes * -(-method.batch // spec.classes)
         self.labels = torch.arange(count, device=device) % spec.classes
@@ -261,10 +365,13 @@ class Training:
         # Codes of their own for a run that goes on: those of its first steps have been seen.
         self.draws = streams.generator(f"codes {self.pair.steps}", device)
         self.codes = torch.empty(count, method.code, device=device)
-        self.others = torch.empty(2 if method.clip == "record" else 1, count, method.code, device=device)
+        self.others = torch.empty(
+            2 if method.clip == "record" else 1, count, method.code, device=device
+        )
         self.images = torch.empty(count, *spec.shape, device=device)
         self.here = torch.zeros(count, spec.shape[0] * self.basis.shape[1], device=device)
-        self.answer, self.push = torch.zeros_like(self.here), torch.zeros_like(self.here)
+        self.answer = torch.zeros_like(self.here)
+        self.push = torch.zeros_like(self.here)
         self.dual = torch.zeros(spec.classes, count // spec.classes, device=device)
         net.train()
         self._draw()
@@ -277,14 +384,17 @@ class Training:
         self._again()
 
     def _follow(self) -> None:
-        method, count = self.method, len(self.labels)
+        method = self.method
+        count = len(self.labels)
         images = self.pair.net(self.codes, self.labels)
         here = lowest(images, self.basis)
         loss = 2 / math.sqrt(count) * (here * (self.answer - self.push)).sum()
         if method.clip == "batch" and self.fresh:
             fresh = lowest(self.pair.net(self.others[0], self.labels)[: self.fresh], self.basis)
             other = torch.cat([fresh, here[self.fresh :]])
-            cost = labelled(here, other, self.labels, self.labels, self.basis, method.label, method.absolute)
+            cost = labelled(
+                here, other, self.labels, self.labels, self.basis, method.label, method.absolute
+            )
             loss = loss - transport(cost, self.blur, iterations=method.iterations)
         # What is not asked for is drawn to zero, as by records that have no such frequencies: nothing else would hold it.
         loss = loss + self.calm / count * ((2 * images - 1).square().sum() - here.square().sum())
@@ -309,17 +419,30 @@ class Training:
                 return
             here, fitted, other = (
                 by_class(each, self.classes)
-                for each in (self.here, *(lowest(self.pair.net(codes, self.labels), self.basis) for codes in self.others))
+                for each in (
+                    self.here,
+                    *(
+                        lowest(self.pair.net(codes, self.labels), self.basis)
+                        for codes in self.others
+                    ),
+                )
             )
             cost = (squared_euclidean(here, fitted) + TINY).sqrt()
             self.dual.copy_(potentials(cost, self.blur, iterations=self.method.iterations).first)
-            parts = drawn_to(other, here[:, None], self.dual[:, None], self.blur)  # [classes, others, count, frequencies]
+            parts = drawn_to(
+                other, here[:, None], self.dual[:, None], self.blur
+            )  # [classes, others, count, frequencies]
             lengths = torch.linalg.vector_norm(parts, dim=(2, 3), keepdim=True)
             means = (parts * (self.bound / lengths.clamp(min=self.bound))).mean(1)
-            self.push.copy_(means.transpose(0, 1).flatten(0, 1) * (self.method.fresh * math.sqrt(len(self.labels)) / self.classes))
+            self.push.copy_(
+                means.transpose(0, 1).flatten(0, 1)
+                * (self.method.fresh * math.sqrt(len(self.labels)) / self.classes)
+            )
 
     def settled(self) -> nn.Module:
-        return self.pair.settled(lambda mean: mean(self.codes.normal_(generator=self.draws), self.labels))
+        return self.pair.settled(
+            lambda mean: mean(self.codes.normal_(generator=self.draws), self.labels)
+        )
 
 
 METHOD = DPSinkhorn

@@ -21,18 +21,20 @@ from torch.nn.functional import one_hot
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.deconvolution import apportioned, meaning, shares
+from privot.local.frequency_estimation import apportioned, meaning, shares
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged, faded
-from privot.nets.repeated import Repeated
+from privot.nets.ema import Averaged, faded
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
-from privot.product import Product
+from privot.release.artifact import Product
 from privot.runtime import Progress, Streams
+from privot.runtime.graphed_step import Repeated
 from privot.transport.entropic import entropic, likelihood, settle, sweeps
 
 SIDE = 8  # pixels; smaller records are taken as numbers, not pictures
-RECORDS, IMAGES = 2e-3, 5e-4  # rates of Adam
+# rates of Adam
+RECORDS = 2e-3
+IMAGES = 5e-4
 WAVES = 20  # a side, of the dense net
 ENOUGH = 1e-4  # relative error of the plan's weights with which a step of Adam is content
 PATIENCE = 100  # sweeps of a step at most, where faint noise makes them many; the residual is taken with all it needs
@@ -55,7 +57,9 @@ class EntropicGAN:
     """
 
     name: ClassVar[str] = "entropic-gan"
-    title: ClassVar[str] = "Entropic GAN: a generator of clean records from records noised by their owners"
+    title: ClassVar[str] = (
+        "Entropic GAN: a generator of clean records from records noised by their owners"
+    )
     trusts: ClassVar[str] = "nobody: records are noised before they leave"
     promise: ClassVar[str] = "local epsilon of the channel, paid by each client once"
     citation: ClassVar[str] = """@article{reshetova2024training,
@@ -72,7 +76,7 @@ class EntropicGAN:
 }"""
     free: ClassVar[tuple[str, ...]] = ("steps", "learning", "average")  # when a crashed run goes on
 
-    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
     economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 500, "batch": 64}
 
     loss: str = "eot"  # or "nll": one side of it, quicker, and as good where noise is strong
@@ -81,9 +85,13 @@ class EntropicGAN:
     net: str = "auto"  # "records" for numbers and categories; "dense" or "conv" for images, of which auto takes conv
     code: int = 16
     hidden: int = 128
-    waves: int | None = None  # a side, of which the dense net draws; None: as many numbers a side as were sent, 20 where all were
+    waves: int | None = (
+        None  # a side, of which the dense net draws; None: as many numbers a side as were sent, 20 where all were
+    )
     width: int = 32  # channels of the convolutional net at full resolution
-    learning: float | None = None  # rate of Adam, after a warm-up, falling to zero; None: 2e-3, or 5e-4 for images
+    learning: float | None = (
+        None  # rate of Adam, after a warm-up, falling to zero; None: 2e-3, or 5e-4 for images
+    )
     average: float = 0.995  # of the generator's weights over the steps
     strength: float = 1.0  # of the regularisation, in units of the channel's; any other learns another law, as docs/local.md shows
     debias: bool = False  # refused: it would learn the noise
@@ -102,14 +110,20 @@ class EntropicGAN:
             raise SettingError(f"entropic-gan.batch={self.batch}: at least 2 are needed")
         rate = RECORDS if self.learning is None else self.learning
         if not (0 < rate < 1 and 0 <= self.average < 1 and 0 < self.strength < math.inf):
-            raise SettingError("entropic-gan: 0 < learning < 1, 0 <= average < 1 and a strength above 0 are needed")
+            raise SettingError(
+                "entropic-gan: 0 < learning < 1, 0 <= average < 1 and a strength above 0 are needed"
+            )
 
     def plan(self, spec: Spec) -> Plan:
         return Plan((), Neighbours.LOCAL)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         images = self.kind(spec) == "conv"
-        net = 18 * self.width**2 * spec.pixels if images else self.hidden * (self.hidden + spec.pixels)
+        net = (
+            18 * self.width**2 * spec.pixels
+            if images
+            else self.hidden * (self.hidden + spec.pixels)
+        )
         work = 3 * self.steps * self.batch * (2 * net + 2 * self.batch * spec.pixels)
         return {
             "floating_point_operations": work,
@@ -131,11 +145,18 @@ class EntropicGAN:
             if streams.due(step, self.steps) or step + 1 == self.steps:
                 streams.store("training", training.pair.kept())
                 found = training.residual(1)
-                progress("learning from what was sent", step + 1, self.steps, residual=found["over_noise"])
+                progress(
+                    "learning from what was sent",
+                    step + 1,
+                    self.steps,
+                    residual=found["over_noise"],
+                )
             elif step % 25 == 24:
                 progress("learning from what was sent", step + 1, self.steps)
         net = training.settled()
-        return Product.generator(training.net, training.arguments, net, {"diagnostics": training.residual(ROUNDS)})
+        return Product.generator(
+            training.net, training.arguments, net, {"diagnostics": training.residual(ROUNDS)}
+        )
 
 
 class Training:
@@ -147,11 +168,18 @@ class Training:
 
     def __init__(self, method: EntropicGAN, box: Any, streams: Streams):
         device = streams.runtime.target
-        self.method, self.channel, self.labelled, self.device = method, box.channel, box.labelled, device
+        self.method = method
+        self.channel = box.channel
+        self.labelled = box.labelled
+        self.device = device
         self.values = box.values.to(device)
         self.temperature = method.strength * box.channel.temperature
         self.net, self.arguments = described(method, box.spec, box.channel, box.labelled)
-        net = initialise(NETS[self.net](**self.arguments), streams.generator("weights")).to(device).train()
+        net = (
+            initialise(NETS[self.net](**self.arguments), streams.generator("weights"))
+            .to(device)
+            .train()
+        )
         self.rate = method.learning or (RECORDS if self.net == "RecordGenerator" else IMAGES)
         self.pair = Averaged(net, self.rate, (0.5, 0.999), method.average)
         self.pair.restore(streams.stored("training"))
@@ -161,7 +189,8 @@ class Training:
             share = shares(label, self.values[:, -label.width :])
         else:
             share = torch.full((classes,), 1 / classes)
-        self.labels, self.classes = apportioned(share, method.batch).to(device), classes
+        self.labels = apportioned(share, method.batch).to(device)
+        self.classes = classes
         # Codes of their own for a run that goes on: those of its first steps have been seen.
         self.draws = streams.generator(f"codes {self.pair.steps}", device)
         self.count = sweeps(box.channel.epsilon) if device.type == "cuda" else None
@@ -176,7 +205,11 @@ class Training:
         size = self.method.batch
         codes = torch.randn(size, net.code, generator=self.draws, device=self.device)
         places = torch.randint(len(self.values), (size,), generator=self.draws, device=self.device)
-        points = net.points(codes, self.labels) if self.net == "RecordGenerator" else net(codes, self.labels).flatten(1)
+        points = (
+            net.points(codes, self.labels)
+            if self.net == "RecordGenerator"
+            else net(codes, self.labels).flatten(1)
+        )
         if self.labelled:
             points = torch.cat([points, one_hot(self.labels, self.classes).to(points)], 1)
         cost: Tensor = self.channel.cost(points, self.values[places])
@@ -185,13 +218,18 @@ class Training:
     def _follow(self) -> None:
         cost = self.cost(self.pair.net)
         whole = self.method.loss == "eot"
-        lost = entropic(cost, self.temperature, self.count, ENOUGH, PATIENCE) if whole else likelihood(cost, self.temperature)
+        lost = (
+            entropic(cost, self.temperature, self.count, ENOUGH, PATIENCE)
+            if whole
+            else likelihood(cost, self.temperature)
+        )
         lost.backward()
         self.pair.follow()
 
     def residual(self, rounds: int) -> dict[str, Any]:
         """How far answers are from what they are matched with, beside how far the channel carries a record; no clean record is needed."""
-        rows, off = [], 0.0
+        rows = []
+        off = 0.0
         with torch.no_grad():
             for _ in range(rounds):
                 cost = self.cost(self.pair.mean)
@@ -200,18 +238,30 @@ class Training:
                 rows.append((plan * cost).sum(0) / plan.sum(0))
                 off = max(off, float(found.error))
         each = torch.cat(rows).double()
-        return meaning(float(each.mean()), self.channel.residual(), float(each.std() / math.sqrt(len(each))), off)
+        return meaning(
+            float(each.mean()),
+            self.channel.residual(),
+            float(each.std() / math.sqrt(len(each))),
+            off,
+        )
 
     def settled(self) -> Any:
         return self.pair.settled(lambda mean: self.cost(mean))
 
 
-def described(method: EntropicGAN, spec: Spec, channel: Any, labelled: bool) -> tuple[str, dict[str, Any]]:
+def described(
+    method: EntropicGAN, spec: Spec, channel: Any, labelled: bool
+) -> tuple[str, dict[str, Any]]:
     """The net for such records, and its arguments; a label that was sent is what the net is told, not what it makes."""
-    kind, shared = method.kind(spec), {"shape": list(spec.shape), "classes": spec.classes, "code": method.code}
+    kind = method.kind(spec)
+    shared = {"shape": list(spec.shape), "classes": spec.classes, "code": method.code}
     parts = list(getattr(channel, "parts", (channel,)))[: -1 if labelled else None]
-    if kind != "records" and (len(parts) > 1 or parts[0].domain != (0.0, 1.0) or parts[0].columns != spec.pixels):
-        raise SettingError(f"entropic-gan.net={kind}: images have values in 0 to 1 and one channel; use net=records for these")
+    if kind != "records" and (
+        len(parts) > 1 or parts[0].domain != (0.0, 1.0) or parts[0].columns != spec.pixels
+    ):
+        raise SettingError(
+            f"entropic-gan.net={kind}: images have values in 0 to 1 and one channel; use net=records for these"
+        )
     if kind == "conv":
         return "DeepConvGenerator", {**shared, "width": method.width}
     if kind == "dense":
@@ -219,7 +269,10 @@ def described(method: EntropicGAN, spec: Spec, channel: Any, labelled: bool) -> 
         sent = parts[0].space
         waves = method.waves or (WAVES if sent.kind == "plain" else max(sent.small[1:]))
         return "DenseGenerator", {**shared, "hidden": method.hidden, "waves": waves}
-    columns = [[each.categories] if hasattr(each, "categories") else [each.columns, *each.domain] for each in parts]
+    columns = [
+        [each.categories] if hasattr(each, "categories") else [each.columns, *each.domain]
+        for each in parts
+    ]
     return "RecordGenerator", {**shared, "hidden": method.hidden, "columns": columns}
 
 

@@ -15,19 +15,19 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from privot.components.client_critics import Owners
+from privot.components.federated_settings import Federation, owners_of
+from privot.components.pretraining import fits
+from privot.components.server_generator import Drawing
+from privot.components.sharded_critics import GS_WGAN
+from privot.components.sharded_gan import CALLS, KINDS, MAPPED
 from privot.data.spec import Spec
-from privot.families.adversarial import CALLS, KINDS, MAPPED
-from privot.families.critics import GS_WGAN
-from privot.families.drawing import Drawing
-from privot.families.federation import Federation, owners_of
-from privot.families.owners import Owners
-from privot.families.prior import fits
 from privot.nets import drawing
-from privot.nets.critic import Critic
+from privot.nets.functional_critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Full, Shards
-from privot.product import Product
+from privot.release.artifact import Product
 from privot.runtime import Progress, Streams
 
 
@@ -41,7 +41,9 @@ class FederatedGsWgan(Federation):
     """
 
     name: ClassVar[str] = "federated-gs-wgan"
-    title: ClassVar[str] = "GS-WGAN across owners: critics stay with their data, and only noisy slopes cross the wire"
+    title: ClassVar[str] = (
+        "GS-WGAN across owners: critics stay with their data, and only noisy slopes cross the wire"
+    )
     trusts: ClassVar[str] = "nobody: every owner has its own gate and adds its own noise"
     promise: ClassVar[str] = "(epsilon, delta) for all that one owner holds, or for one record"
     citation: ClassVar[str] = GS_WGAN
@@ -50,22 +52,43 @@ class FederatedGsWgan(Federation):
         """What one owner is asked."""
         fits(self.name, self.start, spec)
         turns = math.ceil(self.rounds / self.groups(owners_of(spec, self.name)))
-        noise, steps = 1.0 if self.noise is None else self.noise, turns * self.rows * spec.classes
+        noise = 1.0 if self.noise is None else self.noise
+        steps = turns * self.rows * spec.classes
         if self.unit == "record":
-            return Plan((Stage(self.stage, "deal", noise, steps, Shards(self.critics)),), Neighbours.REPLACE)
+            return Plan(
+                (Stage(self.stage, "deal", noise, steps, Shards(self.critics)),), Neighbours.REPLACE
+            )
         return Plan((Stage(self.stage, "deal", noise, steps, Full()),), Neighbours.CLIENT)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        critic, owners, steps = Critic(spec.shape, spec.classes, self.width), spec.owners or 1, plan.stages[0].steps
-        learnt = (steps // (self.rows * spec.classes) * self.lessons + 5 * self.warm) * owners * self.parts
+        critic = Critic(spec.shape, spec.classes, self.width)
+        owners = spec.owners or 1
+        steps = plan.stages[0].steps
+        learnt = (
+            (steps // (self.rows * spec.classes) * self.lessons + 5 * self.warm)
+            * owners
+            * self.parts
+        )
         per_round = self.rows * spec.classes
         passes = 3.0 * owners * steps + 14.0 * learnt * self.critic_batch
-        arguments = {"shape": list(spec.shape), "classes": spec.classes, "code": self.code, "width": self.channels}
-        drawn = 3.0 * self.rounds * min(self.cohort or owners, owners) * per_round * drawing(KINDS[self.kind], arguments)
+        arguments = {
+            "shape": list(spec.shape),
+            "classes": spec.classes,
+            "code": self.code,
+            "width": self.channels,
+        }
+        drawn = (
+            3.0
+            * self.rounds
+            * min(self.cohort or owners, owners)
+            * per_round
+            * drawing(KINDS[self.kind], arguments)
+        )
         return {
             "floating_point_operations": critic.work * passes + drawn,
             "elementwise_operations": critic.work * passes / MAPPED,
-            "operator_calls": CALLS * (steps // (self.rows * spec.classes) * (1 + self.lessons) + 5 * self.warm),
+            "operator_calls": CALLS
+            * (steps // (self.rows * spec.classes) * (1 + self.lessons) + 5 * self.warm),
             # Of one owner in a round: bytes of the pixels that it is sent, and float32 slopes that it sends.
             "bytes_down": per_round * spec.pixels,
             "bytes_up": 4 * per_round * math.prod(self.numbers(spec)),
@@ -74,13 +97,25 @@ class FederatedGsWgan(Federation):
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
         """The whole federation in one process: all owners behind one gate, side by side."""
-        count, each = gate.spec.owners or 1, self.rows * gate.spec.classes
-        groups, turns = self.groups(count), (gate.plan.stages[0].steps - gate.left(self.stage)) // each
+        count = gate.spec.owners or 1
+        each = self.rows * gate.spec.classes
+        groups = self.groups(count)
+        turns = (gate.plan.stages[0].steps - gate.left(self.stage)) // each
         drawing = Drawing(self, gate.spec, streams, progress)
-        owners = Owners(gate, self, streams, progress, begun=turns > 0 and drawing.restore(streams.stored("generator")))
-        for number in range(turns * groups, self.rounds):  # after a crash, from the next turn of the first group
+        owners = Owners(
+            gate,
+            self,
+            streams,
+            progress,
+            begun=turns > 0 and drawing.restore(streams.stored("generator")),
+        )
+        for number in range(
+            turns * groups, self.rounds
+        ):  # after a crash, from the next turn of the first group
             places = self.asked(number, count)
-            drawing.take(owners.answers(places, drawing.draw(number, places), number // groups).float())
+            drawing.take(
+                owners.answers(places, drawing.draw(number, places), number // groups).float()
+            )
             progress("training the generator", number + 1, self.rounds)
             if streams.due(number, self.rounds):
                 gate.store()  # before the generator: a run that finds one does not warm up its critics again

@@ -18,20 +18,30 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from privot.components.sharded_critics import Critics, clipped_slopes
+from privot.components.sharded_gan import Adversarial
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.adversarial import Adversarial
-from privot.families.critics import Critics, clipped_slopes
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 
 REACH = 3.0  # deviations of a projected slope of norm 1 that the bins cover
 
 
-def ballots(state: dict[str, Tensor], images: Tensor, labels: Tensor, frame: Tensor, bins: int, **how: Any) -> Tensor:
+def ballots(
+    state: dict[str, Tensor], images: Tensor, labels: Tensor, frame: Tensor, bins: int, **how: Any
+) -> Tensor:
     """One vote for each image and direction of ``frame`` [numbers, directions]: [rows, directions, bins], of norm sqrt(rows) together."""
-    along = clipped_slopes(state, images, labels, **how).flatten(1) @ frame  # of deviation 1 / sqrt(numbers), were slopes random
-    place = ((along * math.sqrt(len(frame)) / REACH + 1) / 2 * bins).nan_to_num(0).floor().clamp(0, bins - 1).long()
+    along = (
+        clipped_slopes(state, images, labels, **how).flatten(1) @ frame
+    )  # of deviation 1 / sqrt(numbers), were slopes random
+    place = (
+        ((along * math.sqrt(len(frame)) / REACH + 1) / 2 * bins)
+        .nan_to_num(0)
+        .floor()
+        .clamp(0, bins - 1)
+        .long()
+    )
     return torch.eye(bins, device=images.device)[place] / math.sqrt(frame.shape[1])
 
 
@@ -72,20 +82,34 @@ class GPate(Adversarial):
     def plan(self, spec: Spec) -> Plan:
         self.suited(spec)
         noise = 1.0 if self.noise is None else self.noise
-        return Plan((Stage(self.stage, "poll", noise * math.sqrt(self.steps), self.steps),), Neighbours.REPLACE)
+        return Plan(
+            (Stage(self.stage, "poll", noise * math.sqrt(self.steps), self.steps),),
+            Neighbours.REPLACE,
+        )
 
     def rows(self) -> int:
         return self.steps * self.batch * self.critics
 
-    def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
+    def ask(
+        self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator
+    ) -> Tensor:
         bound = math.sqrt(self.batch)
         if not self.votes:
             query = functools.partial(clipped_slopes, **team.how)
             return gate.poll(self.stage, query, images, labels, bound=bound) / self.critics
         asked = (gate.spec.shape[0], team.how["down"].shape[1], team.how["across"].shape[1])
-        frame = torch.randn(math.prod(asked), self.directions, generator=draws, device=images.device)
+        frame = torch.randn(
+            math.prod(asked), self.directions, generator=draws, device=images.device
+        )
         frame = torch.linalg.qr(frame).Q
-        counts = gate.poll(self.stage, functools.partial(ballots, bins=self.bins, **team.how), images, labels, frame, bound=bound)
+        counts = gate.poll(
+            self.stage,
+            functools.partial(ballots, bins=self.bins, **team.how),
+            images,
+            labels,
+            frame,
+            bound=bound,
+        )
         won = (counts.argmax(2) + 0.5) / self.bins * 2 - 1  # the middle of the bin with most votes
         return (won * REACH / math.sqrt(len(frame)) @ frame.T.to(won.dtype)).view(-1, *asked)
 

@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from privot.components.sharded_critics import GS_WGAN, Critics, clipped_slopes, slope, whole_slope
+from privot.components.sharded_gan import Adversarial
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.adversarial import Adversarial
-from privot.families.critics import GS_WGAN, Critics, clipped_slopes, slope, whole_slope
-from privot.nets.critic import Critic
+from privot.nets.functional_critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
@@ -63,22 +63,35 @@ class GsWgan(Adversarial):
         self.suited(spec)
         noise = 1.0 if self.noise is None else self.noise
         # privacy: rows that share a draw are one answer, of norm sqrt(batch)
-        each, steps = (noise / math.sqrt(self.batch), self.steps) if self.routing == "step" else (noise, self.steps * self.batch)
-        return Plan((Stage(self.stage, "route", each, steps, Shards(self.critics)),), Neighbours.REPLACE)
+        each, steps = (
+            (noise / math.sqrt(self.batch), self.steps)
+            if self.routing == "step"
+            else (noise, self.steps * self.batch)
+        )
+        return Plan(
+            (Stage(self.stage, "route", each, steps, Shards(self.critics)),), Neighbours.REPLACE
+        )
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         expected = super().forecast(spec, plan)
         if self.routing == "row":  # every row takes along the weights of the critic that it drew
-            weights = sum(math.prod(shape) for shape in Critic(spec.shape, spec.classes, self.width).shapes.values())
+            weights = sum(
+                math.prod(shape)
+                for shape in Critic(spec.shape, spec.classes, self.width).shapes.values()
+            )
             expected["elementwise_operations"] += GATHERED * self.rows() * weights
         return expected
 
-    def ask(self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator) -> Tensor:
+    def ask(
+        self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator
+    ) -> Tensor:
         if self.routing == "row":
             asked = functools.partial(whole_slope if self.full else slope, **team.how)
             return gate.route(self.stage, asked, images, labels, bound=1.0)
         joint = functools.partial(clipped_slopes, **team.how)
-        return gate.route(self.stage, joint, images[None], labels[None], bound=math.sqrt(self.batch))[0]
+        return gate.route(
+            self.stage, joint, images[None], labels[None], bound=math.sqrt(self.batch)
+        )[0]
 
 
 METHOD = GsWgan

@@ -19,19 +19,19 @@ from typing import Any, ClassVar
 
 import torch
 
+from privot.components.latent_space import Coded
+from privot.components.noisy_projections import Noisy, corners
+from privot.components.sliced_settings import DRAWING, WAVES, Sliced
+from privot.components.sliced_statistics import Asked, counted
+from privot.components.transforms import Space
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.autoencoders import Coded
-from privot.families.noisy_points import Noisy, corners
-from privot.families.sliced import DRAWING, WAVES, Sliced
-from privot.families.slices import Asked, counted
-from privot.families.spaces import Space
 from privot.nets import NETS, initialise
-from privot.nets.averaged import Averaged, faded
-from privot.nets.dense import described
+from privot.nets.ema import Averaged, faded
+from privot.nets.generators.dense import described
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
-from privot.product import Product
+from privot.release.artifact import Product
 from privot.runtime import Progress, Streams
 from privot.transport.sliced import target_loss
 
@@ -49,7 +49,9 @@ class SlicedGenerator(Sliced):
     """
 
     name: ClassVar[str] = "sliced-generator"
-    title: ClassVar[str] = "Sliced-Wasserstein generator: a network fitted to noisy quantiles (DPSWgen)"
+    title: ClassVar[str] = (
+        "Sliced-Wasserstein generator: a network fitted to noisy quantiles (DPSWgen)"
+    )
     promise: ClassVar[str] = "(epsilon, delta), all answers together one Gaussian"
     citation: ClassVar[str] = """@inproceedings{rakotomamonjy2021dpswd,
   title     = {Differentially Private Sliced {Wasserstein} Distance},
@@ -67,7 +69,7 @@ class SlicedGenerator(Sliced):
     # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
     free: ClassVar[tuple[str, ...]] = ("net", "code", "hidden", "steps", "batch", "rate", "average")
 
-    # Reduced in turn on a CPU, down to these values; see `privot.cost`.
+    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
     economies: ClassVar[dict[str, int]] = {"batch": 50, "steps": 500}
 
     net: str = "dense"  # or "conv"; in a learned space always dense, before the decoder
@@ -84,13 +86,16 @@ class SlicedGenerator(Sliced):
             raise SettingError(f"sliced-generator.net={self.net!r}: dense or conv")
         counted(self, "code", "hidden", "steps")
         if self.batch < 2 or not (0 < self.rate < 1 and 0 <= self.average < 1):
-            raise SettingError("sliced-generator: batch >= 2, 0 < rate < 1 and 0 <= average < 1 are needed")
+            raise SettingError(
+                "sliced-generator: batch >= 2, 0 < rate < 1 and 0 <= average < 1 are needed"
+            )
 
     def plan(self, spec: Spec) -> Plan:
         return Plan(self.questions(spec), Neighbours.REPLACE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        dim, drawn = self.dim(spec), self.steps * self.batch * spec.classes
+        dim = self.dim(spec)
+        drawn = self.steps * self.batch * spec.classes
         work = 4 * drawn * dim * (dim + spec.pixels + self.hidden) + self.opening_work(spec)
         return {
             "signal_to_noise_per_class": self.signal(spec, plan),
@@ -100,12 +105,15 @@ class SlicedGenerator(Sliced):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
-        spec, device = gate.spec, streams.runtime.target
+        spec = gate.spec
+        device = streams.runtime.target
         here = self.placed(gate, streams, progress)
         asked = self.asked if self.mode == "blocks" else self.noisy_points
         made = asked(gate, here, streams, progress)
         kind, arguments = self._net(spec)
-        net: Any = initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
+        net: Any = (
+            initialise(NETS[kind](**arguments), streams.generator("weights")).to(device).train()
+        )
         if isinstance(here, Coded):
             net.decoder.load_state_dict(here.decoder.state_dict())
             net.decoder.requires_grad_(False)
@@ -113,24 +121,46 @@ class SlicedGenerator(Sliced):
         self._fit(pair, made, here, spec, streams, progress)
         draws = streams.generator("settling", device)
         labels = torch.arange(spec.classes, device=device).repeat_interleave(self.batch)
-        mean = pair.settled(lambda drawn: drawn(torch.randn(len(labels), self.code, generator=draws, device=device), labels))
+        mean = pair.settled(
+            lambda drawn: drawn(
+                torch.randn(len(labels), self.code, generator=draws, device=device), labels
+            )
+        )
         return Product.generator(kind, arguments, mean)
 
-    def _fit(self, pair: Averaged, made: Asked | Noisy, here: Space | Coded, spec: Spec, streams: Streams, progress: Progress) -> None:
+    def _fit(
+        self,
+        pair: Averaged,
+        made: Asked | Noisy,
+        here: Space | Coded,
+        spec: Spec,
+        streams: Streams,
+        progress: Progress,
+    ) -> None:
         """One basis a step, in an order that takes each equally often."""
         device, bases, net = made.frame.device, len(made.frame), pair.net  # type: tuple[torch.device, int, Any]
         labels = torch.arange(spec.classes, device=device).repeat_interleave(self.batch)
-        codes, turns, noise = streams.generator("codes", device), streams.generator("turns"), streams.generator("smoothing", device)
+        codes = streams.generator("codes", device)
+        turns = streams.generator("turns")
+        noise = streams.generator("smoothing", device)
         beside = corners(labels, self.held(spec), spec.classes)
-        order = torch.cat([torch.randperm(bases, generator=turns) for _ in range(-(-self.steps // bases))]).tolist()
+        order = torch.cat(
+            [torch.randperm(bases, generator=turns) for _ in range(-(-self.steps // bases))]
+        ).tolist()
         for step, basis in enumerate(order[: self.steps]):
             drawn = torch.randn(len(labels), self.code, generator=codes, device=device)
             # In a learned space the net's codes are the points; nothing need be drawn and encoded again.
-            points = net.coded(drawn, labels) if isinstance(here, Coded) else here.point(net(drawn, labels))
+            points = (
+                net.coded(drawn, labels)
+                if isinstance(here, Coded)
+                else here.point(net(drawn, labels))
+            )
             if isinstance(made, Asked):
-                points, targets = points.unflatten(0, (spec.classes, self.batch)), made.targets[:, basis]
+                points = points.unflatten(0, (spec.classes, self.batch))
+                targets = made.targets[:, basis]
             else:  # all classes at once, each point beside its label
-                points, targets = made.smoothed(torch.cat([points, beside], 1), noise), made.targets[basis]
+                points = made.smoothed(torch.cat([points, beside], 1), noise)
+                targets = made.targets[basis]
             target_loss(points, made.frame[basis], targets).sum().backward()
             pair.ahead(faded(self.rate, step, self.steps))
             pair.follow()
@@ -142,7 +172,13 @@ class SlicedGenerator(Sliced):
         if not self.learned:
             return described(self.net, spec.shape, spec.classes, **shared, waves=self.waves)
         private = {"drawing": DRAWING, "waves": WAVES} if self.space == "private" else {}
-        arguments = {"shape": list(spec.shape), "classes": spec.classes, **shared, "inner": self.inner, **private}
+        arguments = {
+            "shape": list(spec.shape),
+            "classes": spec.classes,
+            **shared,
+            "inner": self.inner,
+            **private,
+        }
         return "DecodedGenerator" if private else "ConvDecodedGenerator", arguments
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 
 from privot.nets.autoencoders import ConvDecodedGenerator
-from privot.nets.convolutional import ConvGenerator, initialise
-from privot.nets.deep_convolutional import DeepConvGenerator
-from privot.nets.dense import DenseGenerator
-from privot.nets.lenet import LeNet
-from privot.nets.private_critic import DecodedGenerator
-from privot.nets.records import RecordGenerator
-from privot.nets.residual import ResidualGenerator
+from privot.nets.classifiers.lenet import LeNet
+from privot.nets.dp_networks import DecodedGenerator
+from privot.nets.generators.conv import ConvGenerator, initialise
+from privot.nets.generators.dcgan import DeepConvGenerator
+from privot.nets.generators.dense import DenseGenerator
+from privot.nets.generators.residual import ResidualGenerator
+from privot.nets.generators.tabular import RecordGenerator
 
 NETS = {
     "ConvDecodedGenerator": ConvDecodedGenerator,
@@ -33,11 +33,22 @@ def drawing(name: str, arguments: dict[str, Any]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        NETS[name](**arguments).eval()(torch.zeros(1, arguments["code"]), torch.zeros(1, dtype=torch.int64))
+        NETS[name](**arguments).eval()(
+            torch.zeros(1, arguments["code"]), torch.zeros(1, dtype=torch.int64)
+        )
     return counter.get_total_flops()
 
 
 __all__ = [
-    "NETS", "ConvDecodedGenerator", "ConvGenerator", "DecodedGenerator", "DeepConvGenerator", "DenseGenerator", "LeNet",
-    "RecordGenerator", "ResidualGenerator", "drawing", "initialise",
-]  # fmt: skip
+    "NETS",
+    "ConvDecodedGenerator",
+    "ConvGenerator",
+    "DecodedGenerator",
+    "DeepConvGenerator",
+    "DenseGenerator",
+    "LeNet",
+    "RecordGenerator",
+    "ResidualGenerator",
+    "drawing",
+    "initialise",
+]

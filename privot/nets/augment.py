@@ -40,7 +40,12 @@ class Drawn(NamedTuple):
         return Drawn(*(each.to(device) for each in self))
 
 
-def draw(count: int, side: int | tuple[int, int], generator: torch.Generator, operations: tuple[str, ...] = OPERATIONS) -> Drawn:
+def draw(
+    count: int,
+    side: int | tuple[int, int],
+    generator: torch.Generator,
+    operations: tuple[str, ...] = OPERATIONS,
+) -> Drawn:
     """Draw one operation for each of ``count``: colour, crop (shift by 1/8), cutout (half a side), flip, scale (1.2), rotate (15 degrees).
 
     ``side`` is that of the images, or (height, width). Numbers lie where the generator does, and drawing never waits for a device.
@@ -52,23 +57,48 @@ def draw(count: int, side: int | tuple[int, int], generator: torch.Generator, op
     device = generator.device
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64, device=device)
+        return low + (high - low) * torch.rand(
+            count, generator=generator, dtype=torch.float64, device=device
+        )
 
     def whole(low: int, high: int) -> Tensor:
         return torch.randint(low, high + 1, (count,), generator=generator, device=device)
 
     kind = whole(0, len(operations) - 1)
-    on = {name: kind == operations.index(name) if name in operations else torch.zeros_like(kind, dtype=torch.bool) for name in OPERATIONS}
-    right, down = (torch.where(on["crop"], whole(-round(each / 8), round(each / 8)) * 2 / each, 0.0) for each in (width, height))
+    on = {
+        name: kind == operations.index(name)
+        if name in operations
+        else torch.zeros_like(kind, dtype=torch.bool)
+        for name in OPERATIONS
+    }
+    right, down = (
+        torch.where(on["crop"], whole(-round(each / 8), round(each / 8)) * 2 / each, 0.0)
+        for each in (width, height)
+    )
     wide, high = (torch.where(on["scale"], uniform(1 / 1.2, 1.2), 1.0) for _ in range(2))
     angle = torch.where(on["rotate"], uniform(-math.pi / 12, math.pi / 12), 0.0)
     mirrored = torch.where(on["flip"] & (uniform(0, 1) < 0.5), -1.0, 1.0)
     # Sides are 2 long whatever their pixels, so a turn of an oblong image is squeezed by its proportions.
-    rows = [angle.cos() * wide * mirrored, -angle.sin() * height / width, right, angle.sin() * width / height, angle.cos() * high, down]
+    rows = [
+        angle.cos() * wide * mirrored,
+        -angle.sin() * height / width,
+        right,
+        angle.sin() * width / height,
+        angle.cos() * high,
+        down,
+    ]
     middles = [whole(0, each) for each in (height, width)]
-    hole = [(each - side // 4).clamp(min=0) for each, side in zip(middles, (height, width), strict=True)]
-    hole += [(each + side // 4).clamp(max=side) for each, side in zip(middles, (height, width), strict=True)]
-    colour = [torch.where(on["colour"], uniform(*reach), plain) for reach, plain in (((-0.5, 0.5), 0.0), ((0, 2), 1.0), ((0.5, 1.5), 1.0))]
+    hole = [
+        (each - side // 4).clamp(min=0) for each, side in zip(middles, (height, width), strict=True)
+    ]
+    hole += [
+        (each + side // 4).clamp(max=side)
+        for each, side in zip(middles, (height, width), strict=True)
+    ]
+    colour = [
+        torch.where(on["colour"], uniform(*reach), plain)
+        for reach, plain in (((-0.5, 0.5), 0.0), ((0, 2), 1.0), ((0.5, 1.5), 1.0))
+    ]
     return Drawn(
         torch.stack(rows, 1).view(-1, 2, 3).float(),
         torch.where(on["cutout"][:, None], torch.stack(hole, 1), 0).float(),
@@ -84,13 +114,17 @@ def apply(images: Tensor, drawn: Drawn) -> Tensor:
     >>> bool((apply(images, still) - images).abs().max() < 1e-5)
     True
     """
-    bright, vivid, sharp = (each.view(-1, 1, 1, 1) for each in drawn.colour.to(images.dtype).unbind(1))
+    bright, vivid, sharp = (
+        each.view(-1, 1, 1, 1) for each in drawn.colour.to(images.dtype).unbind(1)
+    )
     images = images + bright
     grey = images.mean(1, keepdim=True)
     images = (images - grey) * vivid + grey
     level = images.mean((1, 2, 3), keepdim=True)
     images = (images - level) * sharp + level
-    with torch.autocast(images.device.type, enabled=False):  # places in half precision would be off by a tenth of a pixel
+    with torch.autocast(
+        images.device.type, enabled=False
+    ):  # places in half precision would be off by a tenth of a pixel
         grid = affine_grid(drawn.plane.to(images.dtype), list(images.shape), align_corners=False)
     images = grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     top, left, bottom, right = (each.view(-1, 1, 1, 1) for each in drawn.hole.unbind(1))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, leaky_relu
 
-from privot.nets.private_critic import SLOPE, DecodedGenerator, halvings, on_sphere
+from privot.nets.dp_networks import SLOPE, DecodedGenerator, halvings, on_sphere
 
 SMALL = 32  # pixels a side up to which one halving is enough, as in Liutkus et al.; larger ones are halved down to 4, as in DCGAN
 
@@ -40,8 +40,12 @@ class ConvEncoder(nn.Module):
         super().__init__()
         channels = widths(shape, width)
         self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
-        self.shrink = nn.ModuleList(nn.Conv2d(old, new, 2, stride=2) for old, new in pairwise(channels))
-        self.then = nn.ModuleList(nn.Conv2d(channels[-1], channels[-1], 3, padding=1) for _ in range(2))
+        self.shrink = nn.ModuleList(
+            nn.Conv2d(old, new, 2, stride=2) for old, new in pairwise(channels)
+        )
+        self.then = nn.ModuleList(
+            nn.Conv2d(channels[-1], channels[-1], 3, padding=1) for _ in range(2)
+        )
         cells = math.prod(side // 2 ** len(self.shrink) for side in shape[1:])
         self.last = nn.Linear(channels[-1] * cells, code)
 
@@ -65,7 +69,8 @@ class ConvEncoder(nn.Module):
         True
         """
         codes = self.raw(images)
-        middle, width = codes.mean(0), codes.std(0).clamp(min=1e-6)
+        middle = codes.mean(0)
+        width = codes.std(0).clamp(min=1e-6)
         self.last.weight.div_(width[:, None])
         self.last.bias.sub_(middle).div_(width)
 
@@ -81,10 +86,17 @@ class ConvDecoder(nn.Module):
         super().__init__()
         channels = widths(shape, width)[::-1]
         self.sides = (shape[1], shape[2])
-        self.plane = (channels[0], *(math.ceil(side / 2 ** (len(channels) - 1)) for side in self.sides))
+        self.plane = (
+            channels[0],
+            *(math.ceil(side / 2 ** (len(channels) - 1)) for side in self.sides),
+        )
         self.first = nn.Linear(code, math.prod(self.plane))
-        self.then = nn.ModuleList(nn.Conv2d(channels[0], channels[0], 3, padding=1) for _ in range(2))
-        self.grow = nn.ModuleList(nn.Conv2d(old, new, 3, padding=1) for old, new in pairwise(channels))
+        self.then = nn.ModuleList(
+            nn.Conv2d(channels[0], channels[0], 3, padding=1) for _ in range(2)
+        )
+        self.grow = nn.ModuleList(
+            nn.Conv2d(old, new, 3, padding=1) for old, new in pairwise(channels)
+        )
         self.last = nn.Conv2d(channels[-1], shape[0], 3, padding=1)
 
     def forward(self, codes: Tensor) -> Tensor:
@@ -101,7 +113,8 @@ class ConvAutoencoder(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], code: int, width: int = 16):
         super().__init__()
-        self.encoder, self.decoder = ConvEncoder(shape, code, width), ConvDecoder(shape, code, width)
+        self.encoder = ConvEncoder(shape, code, width)
+        self.decoder = ConvDecoder(shape, code, width)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.decoder(self.encoder(images))
@@ -115,6 +128,16 @@ class ConvDecodedGenerator(DecodedGenerator):
     torch.Size([2, 1, 28, 28])
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, code: int = 5, hidden: int = 256, inner: int = 16, width: int = 16):
-        super().__init__(shape, classes, code, hidden, inner, drawing=1, waves=1)  # of its decoder the next line leaves nothing
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        code: int = 5,
+        hidden: int = 256,
+        inner: int = 16,
+        width: int = 16,
+    ):
+        super().__init__(
+            shape, classes, code, hidden, inner, drawing=1, waves=1
+        )  # of its decoder the next line leaves nothing
         self.decoder = ConvDecoder(self.shape, inner, width)  # type: ignore[assignment]

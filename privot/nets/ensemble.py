@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from privot.nets.blocks import block, precision
-from privot.nets.outline import Outline
+from privot.nets.conv_block import block, precision
+from privot.nets.conv_shapes import Outline
 
 
 class Ensemble(nn.Module):
@@ -28,12 +28,23 @@ class Ensemble(nn.Module):
     """
 
     def __init__(
-        self, nets: int, shape: tuple[int, int, int], classes: int, width: int = 128, depth: int = 3, *,
-        texture: float = 0.0, generator: torch.Generator,
-    ):  # fmt: skip
+        self,
+        nets: int,
+        shape: tuple[int, int, int],
+        classes: int,
+        width: int = 128,
+        depth: int = 3,
+        *,
+        texture: float = 0.0,
+        generator: torch.Generator,
+    ):
         super().__init__()
-        self.outline, self.nets, self.classes = Outline(shape, width, depth), nets, classes
-        self.blocks, self.numbers, self.texture = self.outline.blocks, self.outline.numbers, texture
+        self.outline = Outline(shape, width, depth)
+        self.nets = nets
+        self.classes = classes
+        self.blocks = self.outline.blocks
+        self.numbers = self.outline.numbers
+        self.texture = texture
         for number in range(self.blocks):
             conv = self.outline.parameters[f"conv{number}"]
             for name, sizes in (("conv", conv), ("bias", (width,))):
@@ -43,8 +54,12 @@ class Ensemble(nn.Module):
         self._add("head", (nets, self.numbers, classes), 1 / math.sqrt(self.numbers), generator)
         self._add("tail", (nets, 1, classes), 1 / math.sqrt(self.numbers), generator)
 
-    def _add(self, name: str, shape: tuple[int, ...], reach: float, generator: torch.Generator) -> None:
-        self.register_parameter(name, nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * reach))
+    def _add(
+        self, name: str, shape: tuple[int, ...], reach: float, generator: torch.Generator
+    ) -> None:
+        self.register_parameter(
+            name, nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * reach)
+        )
 
     def chosen(self, index: Tensor) -> dict[str, Tensor]:
         """Parameters of some of the nets, for `torch.func.functional_call` or `features`."""
@@ -60,7 +75,9 @@ class Ensemble(nn.Module):
 
     def features(self, images: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
         """What lies before the last layer: [nets, count, numbers]."""
-        return self._maps(images, weights or dict(self.named_parameters()), slice(-1, None))[0].flatten(2)
+        return self._maps(images, weights or dict(self.named_parameters()), slice(-1, None))[
+            0
+        ].flatten(2)
 
     @property
     def seen_numbers(self) -> int:
@@ -85,18 +102,27 @@ class Ensemble(nn.Module):
             parts.append(self.texture * _normal((places @ places.mT)[..., up[0], up[1]]))
         return torch.cat(parts, 2)
 
-    def layers(self, images: Tensor, weights: dict[str, Tensor] | None = None, *, side: int) -> list[Tensor]:
+    def layers(
+        self, images: Tensor, weights: dict[str, Tensor] | None = None, *, side: int
+    ) -> list[Tensor]:
         """What lies after each block, averaged to ``side`` x ``side`` places (or as many as there are): each [nets, count, numbers]."""
         pooled = []
         for maps in self._maps(images, weights or dict(self.named_parameters()), slice(None)):
             places = (min(side, maps.shape[-2]), min(side, maps.shape[-1]))
-            pooled.append(adaptive_avg_pool2d(maps.flatten(0, 1), places).flatten(1).unflatten(0, maps.shape[:2]))
+            pooled.append(
+                adaptive_avg_pool2d(maps.flatten(0, 1), places)
+                .flatten(1)
+                .unflatten(0, maps.shape[:2])
+            )
         return pooled
 
     def _maps(self, images: Tensor, known: dict[str, Tensor], wanted: slice) -> list[Tensor]:
         """What lies after the blocks ``wanted``, each [nets, count, channels, height, width]; without any block, the images."""
         # One unbind of each parameter: its gradient is one stack, where slices would fill the whole tensor once a net.
-        parts = (dict(zip(known, each, strict=True)) for each in zip(*(value.unbind() for value in known.values()), strict=True))
+        parts = (
+            dict(zip(known, each, strict=True))
+            for each in zip(*(value.unbind() for value in known.values()), strict=True)
+        )
         own = images.unbind() if images.ndim == 5 else [images] * len(known["tail"])
         walks = [self._walk(each, part)[wanted] for each, part in zip(own, parts, strict=True)]
         return [torch.stack(level) for level in zip(*walks, strict=True)]
@@ -105,7 +131,9 @@ class Ensemble(nn.Module):
         """What lies after each block of one net, [count, width, height, width]."""
         levels = [] if self.blocks else [x]
         for number in range(self.blocks):
-            conv, bias, gain, shift = (known[f"{part}{number}"] for part in ("conv", "bias", "gain", "shift"))
+            conv, bias, gain, shift = (
+                known[f"{part}{number}"] for part in ("conv", "bias", "gain", "shift")
+            )
             x = block(x, conv, bias, gain, shift, self.outline.pad if number == 0 else 1)
             levels.append(x)
         return levels
@@ -127,10 +155,14 @@ class Frozen:
     """
 
     def __init__(self, nets: Ensemble):
-        self._own, quick = {name: value.detach() for name, value in nets.named_parameters()}, precision(nets.tail.device)
+        self._own = {name: value.detach() for name, value in nets.named_parameters()}
+        quick = precision(nets.tail.device)
         for name, value in self._own.items():
             if name.startswith("conv"):
                 self._own[name] = value.to(quick).permute(0, 1, 3, 4, 2).contiguous()
 
     def __getitem__(self, index: Tensor | slice) -> dict[str, Tensor]:
-        return {name: value[index].permute(0, 1, 4, 2, 3) if value.ndim == 5 else value[index] for name, value in self._own.items()}
+        return {
+            name: value[index].permute(0, 1, 4, 2, 3) if value.ndim == 5 else value[index]
+            for name, value in self._own.items()
+        }

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from privot.nets import augment
-from privot.nets.blocks import half
-from privot.nets.convnet import ConvNet
-from privot.nets.convolutional import initialise
+from privot.nets.classifiers.convnet import ConvNet
+from privot.nets.conv_block import half
 from privot.nets.ensemble import Ensemble
-from privot.nets.repeated import Repeated
+from privot.nets.generators.conv import initialise
+from privot.runtime.graphed_step import Repeated
 
 AHEAD = 10  # epochs whose random numbers are drawn at once where each net has a generator of its own: many small draws would take long
 
@@ -53,10 +53,20 @@ class Recipe:
         return -(-count // self.batch) if self.even else max(1, count // self.batch)
 
     def __str__(self) -> str:
-        how = f"Adam {self.rate:g}" if self.adam else f"SGD {self.rate:g} momentum {self.momentum:g}"
-        more = [f"decay {self.decay:g}"] * bool(self.decay) + [f"x0.1 after {', '.join(map(str, self.drops))}"] * bool(self.drops)
-        more += [f"crops of +-{self.shift}"] * bool(self.shift) + ["flips"] * self.flip + [f"average {self.average:g}"] * bool(self.average)
-        more += [f"augmented by {'/'.join(self.augment)}"] * bool(self.augment) + [f"{self.repeats} trainings"] * (self.repeats > 1)
+        how = (
+            f"Adam {self.rate:g}" if self.adam else f"SGD {self.rate:g} momentum {self.momentum:g}"
+        )
+        more = [f"decay {self.decay:g}"] * bool(self.decay) + [
+            f"x0.1 after {', '.join(map(str, self.drops))}"
+        ] * bool(self.drops)
+        more += (
+            [f"crops of +-{self.shift}"] * bool(self.shift)
+            + ["flips"] * self.flip
+            + [f"average {self.average:g}"] * bool(self.average)
+        )
+        more += [f"augmented by {'/'.join(self.augment)}"] * bool(self.augment) + [
+            f"{self.repeats} trainings"
+        ] * (self.repeats > 1)
         return ", ".join([f"{self.epochs} epochs", f"batch {self.batch}", how, *more])
 
 
@@ -67,14 +77,19 @@ class Classifier:
     """
 
     def __init__(self, net: nn.Module, mean: float, std: float, device: torch.device):
-        self.net, self.mean, self.std, self.device = net.eval(), mean, std, device
+        self.net = net.eval()
+        self.mean = mean
+        self.std = std
+        self.device = device
 
     def _portions(self, images: Tensor, function: Callable[[Tensor], Tensor], along: int) -> Tensor:
         parts = []
         with torch.no_grad():
             for part in images.split(1000):
                 standard = (part.to(self.device) - self.mean) / self.std
-                if isinstance(self.net, Ensemble):  # each as if it had images of its own: one after the other they need less memory
+                if isinstance(
+                    self.net, Ensemble
+                ):  # each as if it had images of its own: one after the other they need less memory
                     standard = standard.expand(self.net.nets, *standard.shape)
                 parts.append(function(standard).float().cpu())
         return torch.cat(parts, along)
@@ -93,9 +108,17 @@ class Classifier:
 
 
 def train(
-    build: Callable[..., nn.Module], images: Tensor, labels: Tensor, classes: int, recipe: Recipe, device: torch.device, *, seed: int = 0,
-    progress: Callable[[str, int, int], None] = unwatched, stage: str = "training a classifier",
-) -> Classifier:  # fmt: skip
+    build: Callable[..., nn.Module],
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] = unwatched,
+    stage: str = "training a classifier",
+) -> Classifier:
     """Train ``build(shape, classes)`` on images [count, channels, height, width] in [0, 1] and labels [count].
 
     Labels may be soft: probabilities, [count, classes]. Augmentation sees standardised images, as in the condensation papers: what comes
@@ -106,8 +129,10 @@ def train(
     >>> train(LeNet, images, labels, 2, Recipe(1, 0.01), torch.device("cpu")).guesses(images).shape
     torch.Size([20])
     """
-    generator, shape = torch.Generator().manual_seed(seed), (images.shape[1], images.shape[2], images.shape[3])
-    mean, std = images.mean().item(), max(images.std().item(), 1e-3)
+    generator = torch.Generator().manual_seed(seed)
+    shape = (images.shape[1], images.shape[2], images.shape[3])
+    mean = images.mean().item()
+    std = max(images.std().item(), 1e-3)
     net: nn.Module
     if recipe.repeats > 1:
         if build is not ConvNet:
@@ -117,15 +142,24 @@ def train(
         net = initialise(build(shape, classes), generator).to(device)
         if recipe.half:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    run = _Run(net.train(), ((images - mean) / std).to(device), labels.to(device), recipe, -mean / std)
+    run = _Run(
+        net.train(), ((images - mean) / std).to(device), labels.to(device), recipe, -mean / std
+    )
     run.all(generator, progress, stage)
     return Classifier(net, mean, std, device)
 
 
 def train_ensemble(
-    nets: Ensemble, images: Tensor, labels: Tensor, recipe: Recipe, generator: torch.Generator | Sequence[torch.Generator], *,
-    signed: bool = True, progress: Callable[[str, int, int], None] = unwatched, stage: str = "training the nets",
-) -> None:  # fmt: skip
+    nets: Ensemble,
+    images: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    generator: torch.Generator | Sequence[torch.Generator],
+    *,
+    signed: bool = True,
+    progress: Callable[[str, int, int], None] = unwatched,
+    stage: str = "training the nets",
+) -> None:
     """Train nets in place on images [count, channels, height, width] in [0, 1], each by batches and augmentations of its own.
 
     Labels are [count], or soft, [count, classes]. Images are augmented as they are, so that black comes from outside, and reach the nets
@@ -149,31 +183,72 @@ class _Run:
     lie one after the other.
     """
 
-    def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe, black: float = 0.0, signed: bool = False):
-        self.net, self.labels, self.recipe, self.device, self.signed = net, labels, recipe, images.device, signed
-        self.half, pad, self.size, self.apart = recipe.half, recipe.shift, images.shape[-4], images.ndim == 5  # size: images of a net
+    def __init__(
+        self,
+        net: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        recipe: Recipe,
+        black: float = 0.0,
+        signed: bool = False,
+    ):
+        self.net = net
+        self.labels = labels
+        self.recipe = recipe
+        self.device = images.device
+        self.signed = signed
+        # size: images of a net
+        self.half = recipe.half
+        pad = recipe.shift
+        self.size = images.shape[-4]
+        self.apart = images.ndim == 5
         if self.apart:
-            images, self.labels = images.flatten(0, 1), labels.flatten(0, 1)
-        self.images = nn.functional.pad(images, (pad, pad, pad, pad), value=black) if pad else images
+            images = images.flatten(0, 1)
+            self.labels = labels.flatten(0, 1)
+        self.images = (
+            nn.functional.pad(images, (pad, pad, pad, pad), value=black) if pad else images
+        )
         self.height, self.width = images.shape[2:]
         self.nets = net.nets if isinstance(net, Ensemble) else 1
         # The protocols take what is left of an epoch as a smaller batch, but a graph knows one size: 500 images are 2 x 250, not 256 + 244.
-        self.batch = -(-self.size // recipe.steps(self.size)) if recipe.even else min(recipe.batch, self.size)
+        self.batch = (
+            -(-self.size // recipe.steps(self.size))
+            if recipe.even
+            else min(recipe.batch, self.size)
+        )
         self.parameters: list[Any] = list(net.parameters())
         if recipe.adam:
             there = self.device.type == "cuda"
-            self.optimiser: Any = torch.optim.Adam(self.parameters, lr=recipe.rate, weight_decay=recipe.decay, capturable=there)
+            self.optimiser: Any = torch.optim.Adam(
+                self.parameters, lr=recipe.rate, weight_decay=recipe.decay, capturable=there
+            )
         else:
-            self.optimiser = torch.optim.SGD(self.parameters, lr=recipe.rate, momentum=recipe.momentum, weight_decay=recipe.decay)
+            self.optimiser = torch.optim.SGD(
+                self.parameters, lr=recipe.rate, momentum=recipe.momentum, weight_decay=recipe.decay
+            )
         self.mean = [each.detach().clone() for each in self.parameters] if recipe.average else []
         rows = self.nets * self.batch
-        self.draw = torch.zeros(rows, 4, dtype=torch.int64, device=self.device)  # which image, shift down, shift right, flipped
-        self.drawn = augment.draw(rows, 1, torch.Generator(), recipe.augment).to(self.device) if recipe.augment else ()
+        self.draw = torch.zeros(
+            rows, 4, dtype=torch.int64, device=self.device
+        )  # which image, shift down, shift right, flipped
+        self.drawn = (
+            augment.draw(rows, 1, torch.Generator(), recipe.augment).to(self.device)
+            if recipe.augment
+            else ()
+        )
         self.keep = torch.zeros((), device=self.device)
-        self.count, self.repeated = 0, Repeated(self.step, self.device)
-        self.ahead: list[tuple[Tensor, ...]] = []  # the random numbers of the next epochs, where each net has a generator of its own
+        self.count = 0
+        self.repeated = Repeated(self.step, self.device)
+        self.ahead: list[
+            tuple[Tensor, ...]
+        ] = []  # the random numbers of the next epochs, where each net has a generator of its own
 
-    def all(self, generator: torch.Generator | Sequence[torch.Generator], progress: Callable[[str, int, int], None], stage: str) -> None:
+    def all(
+        self,
+        generator: torch.Generator | Sequence[torch.Generator],
+        progress: Callable[[str, int, int], None],
+        stage: str,
+    ) -> None:
         """Every epoch of the recipe."""
         recipe = self.recipe
         progress(stage, 0, recipe.epochs)
@@ -186,7 +261,9 @@ class _Run:
     def rate(self, rate: float) -> None:
         if self.optimiser.param_groups[0]["lr"] != rate:
             self.optimiser.param_groups[0]["lr"] = rate
-            self.optimiser.zero_grad(set_to_none=True)  # the rate is part of the graph: gradients of the old one lie in its memory
+            self.optimiser.zero_grad(
+                set_to_none=True
+            )  # the rate is part of the graph: gradients of the old one lie in its memory
             self.repeated = Repeated(self.step, self.device)
 
     def epoch(self, generator: torch.Generator | Sequence[torch.Generator]) -> None:
@@ -196,11 +273,18 @@ class _Run:
         else:
             if not self.ahead:
                 alone = [self._draws(1, each, AHEAD) for each in generator]
-                self.ahead = list(zip(*(torch.cat(each, 1).chunk(AHEAD) for each in zip(*alone, strict=True)), strict=True))
+                self.ahead = list(
+                    zip(
+                        *(torch.cat(each, 1).chunk(AHEAD) for each in zip(*alone, strict=True)),
+                        strict=True,
+                    )
+                )
             numbers = list(self.ahead.pop(0))
         if self.apart:
             numbers[0][..., 0] += self.size * torch.arange(self.nets)[:, None]
-        for parts in zip(*(self._sent(each.flatten(0, 2)).split(len(self.draw)) for each in numbers), strict=True):
+        for parts in zip(
+            *(self._sent(each.flatten(0, 2)).split(len(self.draw)) for each in numbers), strict=True
+        ):
             for buffer, part in zip((self.draw, *self.drawn), parts, strict=True):
                 buffer.copy_(part)
             self.count += 1
@@ -215,22 +299,35 @@ class _Run:
         for part in draws.split(each):
             for net in range(nets):
                 order = torch.randperm(self.size, generator=generator)
-                filled = torch.cat([order, order])[: each * self.batch]  # the first come again where even batches need a few more
+                filled = torch.cat([order, order])[
+                    : each * self.batch
+                ]  # the first come again where even batches need a few more
                 part[:, net, :, 0] = filled.view(each, self.batch)
-        draws[..., 1:3] = torch.randint(0, 2 * self.recipe.shift + 1, (steps, nets, self.batch, 2), generator=generator)
-        draws[..., 3] = torch.randint(0, 2 if self.recipe.flip else 1, (steps, nets, self.batch), generator=generator)
+        draws[..., 1:3] = torch.randint(
+            0, 2 * self.recipe.shift + 1, (steps, nets, self.batch, 2), generator=generator
+        )
+        draws[..., 3] = torch.randint(
+            0, 2 if self.recipe.flip else 1, (steps, nets, self.batch), generator=generator
+        )
         if not self.recipe.augment:
             return [draws]
-        drawn = augment.draw(steps * nets * self.batch, (self.height, self.width), generator, self.recipe.augment)
+        drawn = augment.draw(
+            steps * nets * self.batch, (self.height, self.width), generator, self.recipe.augment
+        )
         return [draws, *(part.unflatten(0, (steps, nets, self.batch)) for part in drawn)]
 
     def _sent(self, numbers: Tensor) -> Tensor:
         """On the device; from pinned memory, so that neither side waits for the other."""
-        return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
+        return (
+            numbers.pin_memory().to(self.device, non_blocking=True)
+            if self.device.type == "cuda"
+            else numbers
+        )
 
     def step(self) -> None:
         self.optimiser.zero_grad(set_to_none=True)
-        images, labels = self._images(), self.labels[self.draw[:, 0]]
+        images = self._images()
+        labels = self.labels[self.draw[:, 0]]
         if isinstance(self.net, Ensemble):
             self._each(self.net, images, labels)
         else:
@@ -246,8 +343,13 @@ class _Run:
     def _each(self, nets: Ensemble, images: Tensor, labels: Tensor) -> None:
         """Gradients net by net: dense convolutions, and memory for the maps of one net however many there are."""
         found = []
-        for place, (own, wanted) in enumerate(zip(images.split(self.batch), labels.split(self.batch), strict=True)):
-            weights = {name: value.detach()[place : place + 1].requires_grad_() for name, value in nets.named_parameters()}
+        for place, (own, wanted) in enumerate(
+            zip(images.split(self.batch), labels.split(self.batch), strict=True)
+        ):
+            weights = {
+                name: value.detach()[place : place + 1].requires_grad_()
+                for name, value in nets.named_parameters()
+            }
             with self._precision():
                 loss = cross_entropy(nets(own[None], weights)[0], wanted)
             found.append(torch.autograd.grad(loss, list(weights.values()), materialize_grads=True))
@@ -260,7 +362,11 @@ class _Run:
     def _images(self) -> Tensor:
         """The images of this step, [nets * batch, channels, height, width], cropped, flipped and augmented by their draws."""
         which, down, right, flipped = self.draw.unbind(1)
-        images = self.images[which] if not (self.recipe.shift or self.recipe.flip) else self._cropped(which, down, right, flipped)
+        images = (
+            self.images[which]
+            if not (self.recipe.shift or self.recipe.flip)
+            else self._cropped(which, down, right, flipped)
+        )
         if self.drawn:
             images = augment.apply(images, augment.Drawn(*self.drawn))
         return 2 * images - 1 if self.signed else images
@@ -268,9 +374,16 @@ class _Run:
     def _cropped(self, which: Tensor, down: Tensor, right: Tensor, flipped: Tensor) -> Tensor:
         rows = down[:, None] + torch.arange(self.height, device=self.device)
         across = torch.arange(self.width, device=self.device)
-        columns = right[:, None] + torch.where(flipped[:, None] > 0, self.width - 1 - across, across)
+        columns = right[:, None] + torch.where(
+            flipped[:, None] > 0, self.width - 1 - across, across
+        )
         channels = torch.arange(self.images.shape[1], device=self.device)
-        return self.images[which[:, None, None, None], channels[None, :, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+        return self.images[
+            which[:, None, None, None],
+            channels[None, :, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]
 
     def finish(self) -> None:
         if self.mean:

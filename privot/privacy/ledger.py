@@ -40,7 +40,7 @@ from privot.errors import BudgetError, LedgerError
 from privot.privacy import accounting
 from privot.privacy.accounting import Cost, Neighbours
 from privot.privacy.plan import Budget, Plan
-from privot.show import round_up
+from privot.progress import round_up
 
 START = hashlib.sha256(b"privot ledger 2").hexdigest()
 
@@ -62,7 +62,9 @@ class Charge:
     @classmethod
     def from_entry(cls, entry: dict[str, Any]) -> Charge:
         """Read the charge of a ``reserve`` line."""
-        return cls(Plan.from_json(entry["plan"]), entry.get("seeded", False), entry.get("owners", 1))
+        return cls(
+            Plan.from_json(entry["plan"]), entry.get("seeded", False), entry.get("owners", 1)
+        )
 
     def cost(self) -> Cost:
         """The price of this run alone, under the relation of its own plan."""
@@ -92,7 +94,10 @@ def total_cost(charges: Sequence[Charge]) -> Cost:
     if len(relations) > 1 or (divided and len(charges) > 1):
         plans = [plan.replaced() for plan in plans]
     relation = plans[0].neighbours if plans else None
-    events = [dpa.NonPrivateDpEvent() if charge.seeded else plan.event() for charge, plan in zip(charges, plans, strict=True)]
+    events = [
+        dpa.NonPrivateDpEvent() if charge.seeded else plan.event()
+        for charge, plan in zip(charges, plans, strict=True)
+    ]
     cost = accounting.cost(dpa.ComposedDpEvent(events), relation or Neighbours.REPLACE)
     return dataclasses.replace(cost, neighbours=relation)
 
@@ -107,13 +112,17 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time):
-        self.path, self._clock = Path(path), clock
+        self.path = Path(path)
+        self._clock = clock
         if not self.path.name:  # "." or "/"
             raise LedgerError(f"{path}: a folder cannot be a ledger; name a file with --ledger")
         self._headfile = self.path.with_name(self.path.name + ".head")
         self._entries: list[dict[str, Any]] = []
-        self._head, self._offset = START, 0
-        self._mutex, self._held, self._own = threading.RLock(), False, False
+        self._head = START
+        self._offset = 0
+        self._mutex = threading.RLock()
+        self._held = False
+        self._own = False
 
     @property
     def head(self) -> str:
@@ -155,7 +164,11 @@ class Ledger:
             self._append("budget", epsilon=budget.epsilon, delta=budget.delta)
 
     def wall(self) -> Budget | None:
-        lines = [Budget(each["epsilon"], each["delta"]) for each in self.entries() if each["kind"] == "budget"]
+        lines = [
+            Budget(each["epsilon"], each["delta"])
+            for each in self.entries()
+            if each["kind"] == "budget"
+        ]
         return lines[-1] if lines else None
 
     def check(self, plan: Plan, *, method: str = "", seeded: bool = False, owners: int = 1) -> None:
@@ -227,15 +240,28 @@ class Ledger:
             runs: How many runs.
             budget: What each run would cost if its output left.
         """
-        facts = {"epsilon": None if budget.epsilon == math.inf else budget.epsilon, "delta": budget.delta}
+        facts = {
+            "epsilon": None if budget.epsilon == math.inf else budget.epsilon,
+            "delta": budget.delta,
+        }
         with self._locked():
-            self._append("internal", purpose=purpose, method=method, runs=runs, **facts, time=self._time())
+            self._append(
+                "internal", purpose=purpose, method=method, runs=runs, **facts, time=self._time()
+            )
 
-    def _reserve(self, plan: Plan, method: str, seeded: bool, owners: int, facts: dict[str, Any]) -> int:
+    def _reserve(
+        self, plan: Plan, method: str, seeded: bool, owners: int, facts: dict[str, Any]
+    ) -> int:
         with self._locked():
             Ledger.check(self, plan, method=method, seeded=seeded, owners=owners)
-            more = ({"seeded": True} if seeded else {}) | ({"owners": owners} if owners > 1 else {}) | facts
-            return self._append("reserve", method=method, plan=plan.to_json(), time=self._time(), **more)
+            more = (
+                ({"seeded": True} if seeded else {})
+                | ({"owners": owners} if owners > 1 else {})
+                | facts
+            )
+            return self._append(
+                "reserve", method=method, plan=plan.to_json(), time=self._time(), **more
+            )
 
     def _covering(self, plan: Plan, method: str, part: int, owners: int) -> int | None:
         """The ticket of a reservation that covers this part and was not used for it."""
@@ -252,7 +278,9 @@ class Ledger:
         """Mark answers ``first`` to ``last`` of a stage as taken, before any record is read for them."""
         with self._locked():
             if first < self.taken(ticket, stage):
-                raise LedgerError(f"answers {first} to {last} of stage {stage} were taken before: no answer is given twice")
+                raise LedgerError(
+                    f"answers {first} to {last} of stage {stage} were taken before: no answer is given twice"
+                )
             self._append("ask", ticket=ticket, stage=stage, first=first, last=last)
 
     def commit(self, ticket: int, stage: str, step: int, digest: str) -> None:
@@ -260,7 +288,9 @@ class Ledger:
         with self._locked():
             known = self.digest(ticket, stage, step)
             if known not in (None, digest) or step >= self.taken(ticket, stage):
-                raise LedgerError(f"answer {step} of stage {stage} was never asked for, or already has another digest")
+                raise LedgerError(
+                    f"answer {step} of stage {stage} was never asked for, or already has another digest"
+                )
             if known is None:
                 self._append("commit", ticket=ticket, stage=stage, step=step, digest=digest)
 
@@ -268,13 +298,24 @@ class Ledger:
         """How many answers of the stage were asked for under this ticket."""
         with self._locked():
             if not self._lines(kind="reserve", n=ticket):
-                raise LedgerError(f"{self.path}: no reservation has the ticket {ticket}: the run was charged to another ledger")
-            return max((each["last"] + 1 for each in self._lines(kind="ask", ticket=ticket, stage=stage)), default=0)
+                raise LedgerError(
+                    f"{self.path}: no reservation has the ticket {ticket}: the run was charged to another ledger"
+                )
+            return max(
+                (each["last"] + 1 for each in self._lines(kind="ask", ticket=ticket, stage=stage)),
+                default=0,
+            )
 
     def digest(self, ticket: int, stage: str, step: int) -> str | None:
         """The committed digest of an answer, if there is one."""
         with self._locked():
-            return next((each["digest"] for each in self._lines(kind="commit", ticket=ticket, stage=stage, step=step)), None)
+            return next(
+                (
+                    each["digest"]
+                    for each in self._lines(kind="commit", ticket=ticket, stage=stage, step=step)
+                ),
+                None,
+            )
 
     def covers(self, ticket: int, plan: Plan, method: str, *, seeded: bool = False) -> bool:
         """Whether the ticket is of a reservation of this very plan, made here, with such noise."""
@@ -298,7 +339,9 @@ class Ledger:
                 self._own = self._lock(stack)
                 self._read()
             except OSError as error:
-                raise LedgerError(f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger") from None
+                raise LedgerError(
+                    f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger"
+                ) from None
             self._held = True
             try:
                 yield
@@ -318,8 +361,12 @@ class Ledger:
 
     def _read(self) -> None:
         """Take in what other writers added; refuse a chain that does not hold."""
-        size, data, head = 0, b"", None
-        with contextlib.suppress(FileNotFoundError):  # first: who reads without the lock may find more lines than it knows of, never fewer
+        size = 0
+        data = b""
+        head = None
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # first: who reads without the lock may find more lines than it knows of, never fewer
             head = self._headfile.read_text(errors="replace")
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -327,37 +374,59 @@ class Ledger:
             data = file.read()
         if size < self._offset:
             raise LedgerError(f"{self.path}: the ledger was cut short; restore it from its backup")
-        for line in data.split(b"\n")[:-1]:  # what follows the last newline was torn by a crash: that call never returned
+        for line in data.split(b"\n")[
+            :-1
+        ]:  # what follows the last newline was torn by a crash: that call never returned
             number = len(self._entries)
             try:
                 entry = json.loads(line)
-                sound = entry["n"] == number and entry["prev"] == self._head and isinstance(entry["kind"], str)
+                sound = (
+                    entry["n"] == number
+                    and entry["prev"] == self._head
+                    and isinstance(entry["kind"], str)
+                )
             except (ValueError, KeyError, TypeError, RecursionError):
                 sound = False
             if not sound:
-                raise LedgerError(f"{self.path}: line {number + 1} was altered; restore the ledger from its backup")
+                raise LedgerError(
+                    f"{self.path}: line {number + 1} was altered; restore the ledger from its backup"
+                )
             self._entries.append(entry)
-            self._head, self._offset = hashlib.sha256(line).hexdigest(), self._offset + len(line) + 1
-        if head is None and len(self._entries) > 1:  # only the very first line can be older than its head
+            self._head = hashlib.sha256(line).hexdigest()
+            self._offset = self._offset + len(line) + 1
+        if (
+            head is None and len(self._entries) > 1
+        ):  # only the very first line can be older than its head
             raise LedgerError(f"{self._headfile} is missing; restore it from its backup")
         try:
             count, digest = f"0 {START}".split() if head is None else head.split()
-            here = self._head if int(count) == len(self._entries) else self._entries[int(count)]["prev"]
+            here = (
+                self._head
+                if int(count) == len(self._entries)
+                else self._entries[int(count)]["prev"]
+            )
         except (ValueError, IndexError):
-            raise LedgerError(f"{self.path}: the ledger does not reach its recorded head; restore it from its backup") from None
+            raise LedgerError(
+                f"{self.path}: the ledger does not reach its recorded head; restore it from its backup"
+            ) from None
         if here != digest:
-            raise LedgerError(f"{self.path}: the ledger does not match its recorded head; restore it from its backup")
+            raise LedgerError(
+                f"{self.path}: the ledger does not match its recorded head; restore it from its backup"
+            )
 
     def _writable(self) -> None:
         if not self._own:
-            raise LedgerError(f"{self.path}: the ledger may be read here, not written; no record is read without it")
+            raise LedgerError(
+                f"{self.path}: the ledger may be read here, not written; no record is read without it"
+            )
 
     def _append(self, kind: str, **fields: Any) -> int:
         self._writable()
         number = len(self._entries)
         entry = {"n": number, "kind": kind, **fields, "prev": self._head}
         line = json.dumps(entry, separators=(",", ":")).encode()
-        head, fresh = hashlib.sha256(line).hexdigest(), self._headfile.with_name(self._headfile.name + ".new")
+        head = hashlib.sha256(line).hexdigest()
+        fresh = self._headfile.with_name(self._headfile.name + ".new")
         try:
             # Unbuffered: a buffer would be written out once more on closing, after the truncation below.
             with open(self.path, "ab", buffering=0) as file, open(fresh, "wb", buffering=0) as new:
@@ -369,12 +438,17 @@ class Ledger:
                     _write(new, f"{number + 1} {head}\n".encode())
                     fresh.replace(self._headfile)
                 except OSError:
-                    os.ftruncate(file.fileno(), self._offset)  # the caller hears of it and reads nothing, so nothing is charged
+                    os.ftruncate(
+                        file.fileno(), self._offset
+                    )  # the caller hears of it and reads nothing, so nothing is charged
                     raise
         except OSError as error:
-            raise LedgerError(f"{self.path}: the ledger cannot be written ({error.strerror}); no record is read without it") from None
+            raise LedgerError(
+                f"{self.path}: the ledger cannot be written ({error.strerror}); no record is read without it"
+            ) from None
         self._entries.append(entry)
-        self._head, self._offset = head, self._offset + len(line) + 1
+        self._head = head
+        self._offset = self._offset + len(line) + 1
         return number
 
 

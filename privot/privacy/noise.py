@@ -27,7 +27,8 @@ class Secret:
 
     def __init__(self, insecure_seed: int | None = None):
         self.insecure = insecure_seed is not None
-        self._seed, self._count = insecure_seed, 0
+        self._seed = insecure_seed
+        self._count = 0
 
     def _bytes(self, count: int) -> bytearray:
         if self._seed is None:
@@ -39,7 +40,9 @@ class Secret:
         """Float64 in (0, 1], on the 53-bit lattice: [count]."""
         if count == 0:
             return torch.empty(0, dtype=torch.float64, device=device)
-        bits = sent(torch.frombuffer(self._bytes(8 * count), dtype=torch.int64), torch.device(device))
+        bits = sent(
+            torch.frombuffer(self._bytes(8 * count), dtype=torch.int64), torch.device(device)
+        )
         return ((bits >> 11 & (1 << 53) - 1).double() + 1) * 2.0**-53
 
     def normal(self, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
@@ -49,8 +52,11 @@ class Secret:
         # privacy: of 53 bits alone, rare radii would be farther apart than the grid, and an answer would tell of which total it is. So
         # the distance to the nearer end of (0, 1) has 53 bits more: however rare a radius is, it is as fine as float64.
         end = torch.minimum(radius - 2.0**-53, 1 - radius) + rest * 2.0**-53
-        radius, angle = (-2 * torch.where(radius > 0.5, (-end).log1p(), end.log())).sqrt(), 2 * math.pi * angle
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])[: math.prod(shape)].view(shape)
+        radius = (-2 * torch.where(radius > 0.5, (-end).log1p(), end.log())).sqrt()
+        angle = 2 * math.pi * angle
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[: math.prod(shape)].view(
+            shape
+        )
 
     def order(self, count: int) -> Tensor:
         """A uniform permutation of ``range(count)``; ties among 53-bit keys have probability below count² 2^-54."""
@@ -61,11 +67,15 @@ class Secret:
 
         Digits are compared until they differ, a byte first, so the law is exact to 2^-197 and takes little more than a byte each.
         """
-        drawn = np.frombuffer(self._bytes(count), np.uint8)  # NumPy finds the few ties ten times as fast as torch
-        heads, tied = drawn < words[0], np.flatnonzero(drawn == words[0])
+        drawn = np.frombuffer(
+            self._bytes(count), np.uint8
+        )  # NumPy finds the few ties ten times as fast as torch
+        heads = drawn < words[0]
+        tied = np.flatnonzero(drawn == words[0])
         for word in words[1:]:
             bits = np.frombuffer(self._bytes(8 * len(tied)), np.int64) & (1 << 63) - 1
-            heads[tied], tied = bits < word, tied[bits == word]
+            heads[tied] = bits < word
+            tied = tied[bits == word]
         return torch.from_numpy(heads)
 
     def laplace(self, shape: tuple[int, ...], digits: int) -> Tensor:
@@ -138,4 +148,6 @@ def noisy(steps: Tensor, noise_std: float, grid: float, secret: Secret) -> Tenso
     if noise_std:
         noise = (secret.normal(tuple(steps.shape), steps.device) * (noise_std / grid)).round()
         steps = steps + noise.to(steps.dtype)
-    return steps.double() * grid + 0.0  # privacy: else a total of -0.0, and no other, could come out as -0.0, and its sign would tell
+    return (
+        steps.double() * grid + 0.0
+    )  # privacy: else a total of -0.0, and no other, could come out as -0.0, and its sign would tell

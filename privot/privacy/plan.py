@@ -30,7 +30,9 @@ class Budget:
         if not self.epsilon > 0:
             raise SettingError(f"epsilon={self.epsilon:g}: give a number above 0, such as 1")
         if not 0 < self.delta < 1:
-            raise SettingError(f"delta={self.delta:g}: give a probability well under 1/size, such as 1e-5")
+            raise SettingError(
+                f"delta={self.delta:g}: give a probability well under 1/size, such as 1e-5"
+            )
 
     def allows(self, cost: Cost) -> bool:
         return cost.epsilon(self.delta) <= self.epsilon
@@ -50,7 +52,9 @@ class Risk:
 
     def __post_init__(self) -> None:
         if not 0 < self.fpr < self.tpr < 1:
-            raise SettingError(f"max-tpr {self.tpr:g}@{self.fpr:g}: 0 < false-positive rate < true-positive rate < 1 is needed")
+            raise SettingError(
+                f"max-tpr {self.tpr:g}@{self.fpr:g}: 0 < false-positive rate < true-positive rate < 1 is needed"
+            )
         Budget(1.0, self.delta)
 
     def allows(self, cost: Cost) -> bool:
@@ -85,12 +89,18 @@ class Stage:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise PlanError(f"steps={self.steps}: a whole number of at least 1 is needed")
         if self.law != "gaussian" and (self.law not in LAWS or self.sampling != Full()):
-            raise PlanError(f"stage {self.name}: noise of the law {self.law} has no proof on such draws")
+            raise PlanError(
+                f"stage {self.name}: noise of the law {self.law} has no proof on such draws"
+            )
 
     def event(self) -> dpa.DpEvent:
         if self.noise == 0:  # a draw without noise is the records themselves
             return dpa.NonPrivateDpEvent()
-        one = self.sampling.event(self.noise) if self.law == "gaussian" else LAWS[self.law](self.noise)
+        one = (
+            self.sampling.event(self.noise)
+            if self.law == "gaussian"
+            else LAWS[self.law](self.noise)
+        )
         return one if self.steps == 1 else dpa.SelfComposedDpEvent(one, self.steps)
 
 
@@ -112,7 +122,9 @@ class Plan:
         for stage in self.stages:
             if self.neighbours not in stage.sampling.neighbours:
                 kind = type(stage.sampling).__name__
-                raise PlanError(f"stage {stage.name}: {kind} sampling has no proof under {self.neighbours} neighbours")
+                raise PlanError(
+                    f"stage {stage.name}: {kind} sampling has no proof under {self.neighbours} neighbours"
+                )
         if len({stage.name for stage in self.stages}) < len(self.stages):
             raise PlanError("two stages of a plan have the same name")
 
@@ -125,7 +137,12 @@ class Plan:
 
     def scaled(self, factor: float) -> Plan:
         """The same plan with every noise multiplied."""
-        return dataclasses.replace(self, stages=tuple(dataclasses.replace(stage, noise=stage.noise * factor) for stage in self.stages))
+        return dataclasses.replace(
+            self,
+            stages=tuple(
+                dataclasses.replace(stage, noise=stage.noise * factor) for stage in self.stages
+            ),
+        )
 
     def replaced(self) -> Plan:
         """The plan counted under replace-one.
@@ -148,12 +165,18 @@ class Plan:
         """The least noise, in this plan's proportions, that stays inside the wall; found from outside, never rounded inwards."""
         if isinstance(wall, Budget) and wall.epsilon == math.inf:
             return self.scaled(0.0)
-        if self.cost(roughly=True).mu is not None:  # a Gaussian costs microseconds to judge, a PLD a second
+        if (
+            self.cost(roughly=True).mu is not None
+        ):  # a Gaussian costs microseconds to judge, a PLD a second
             return self.scaled(self._least(wall, 1.0, 2.0, 1 + 1e-10))
-        near = self._least(wall, 1.0, 2.0, 1.001, roughly=True)  # not far above what the fine grid allows
+        near = self._least(
+            wall, 1.0, 2.0, 1.001, roughly=True
+        )  # not far above what the fine grid allows
         return self.scaled(self._least(wall, near, 1.001, 1 + 1e-4))
 
-    def _least(self, wall: Wall, start: float, stride: float, within: float, roughly: bool = False) -> float:
+    def _least(
+        self, wall: Wall, start: float, stride: float, within: float, roughly: bool = False
+    ) -> float:
         """The least factor on all noise that the wall allows, sought from ``start`` in growing strides, then halved."""
 
         def allowed(factor: float) -> bool:
@@ -168,7 +191,9 @@ class Plan:
         if inside == outside:  # allowed where it began, so less may do
             outside = start / stride
             while outside > 1e-6 and allowed(outside):
-                inside, outside, step = outside, outside / step, min(2.0, step * step)
+                inside = outside
+                outside = outside / step
+                step = min(2.0, step * step)
         while inside / outside > within:
             middle = math.sqrt(inside * outside)
             inside, outside = (middle, outside) if allowed(middle) else (inside, middle)
@@ -176,8 +201,14 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the manifest; `from_json` gives the same plan back."""
-        kinds = [{"kind": type(stage.sampling).__name__.lower(), **vars(stage.sampling)} for stage in self.stages]
-        stages = [{**vars(stage), "sampling": kind} for stage, kind in zip(self.stages, kinds, strict=True)]
+        kinds = [
+            {"kind": type(stage.sampling).__name__.lower(), **vars(stage.sampling)}
+            for stage in self.stages
+        ]
+        stages = [
+            {**vars(stage), "sampling": kind}
+            for stage, kind in zip(self.stages, kinds, strict=True)
+        ]
         for each in stages:
             if each["law"] == "gaussian":  # of older plans nothing else is said
                 del each["law"]
@@ -189,5 +220,7 @@ class Plan:
             stages = []
             for each in value["stages"]:
                 sampling = dict(each["sampling"])
-                stages.append(Stage(**{**each, "sampling": SAMPLERS[sampling.pop("kind")](**sampling)}))
+                stages.append(
+                    Stage(**{**each, "sampling": SAMPLERS[sampling.pop("kind")](**sampling)})
+                )
             return cls(tuple(stages), Neighbours(value["neighbours"]))

@@ -66,7 +66,9 @@ class Fixed:
 
     def __post_init__(self) -> None:
         if not isinstance(self.drawn, int) or not 0 < self.drawn <= self.size:
-            raise PlanError(f"drawn={self.drawn}: between 1 and the data set's size {self.size} is needed")
+            raise PlanError(
+                f"drawn={self.drawn}: between 1 and the data set's size {self.size} is needed"
+            )
 
     def draw(self, count: int, secret: Secret) -> Tensor | None:
         if count != self.size:
@@ -74,7 +76,9 @@ class Fixed:
         return secret.order(count)[: self.drawn].sort().values
 
     def event(self, noise: float) -> dpa.DpEvent:
-        return dpa.SampledWithoutReplacementDpEvent(self.size, self.drawn, dpa.GaussianDpEvent(noise))
+        return dpa.SampledWithoutReplacementDpEvent(
+            self.size, self.drawn, dpa.GaussianDpEvent(noise)
+        )
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privot.data.records import Public, Sensitive
-from privot.measures.reading import Reading
+from privot.audit.result import Attack
+from privot.data.dataset import Public, Sensitive
+from privot.measures.result import Reading
 from privot.privacy.ledger import Ledger
 from privot.release import Guarantee, Release
-from privot.report import cards, facts, folder
-from privot.report.attack import Attack
+from privot.report import context, data_card, output_folder
 from privot.report.comparison import compare
-from privot.report.history import history
-from privot.report.nearest import study
-from privot.report.page import page
-from privot.report.pictures import film, grid, sample_table
+from privot.report.html import page
+from privot.report.images import film, grid, sample_table
+from privot.report.ledger_history import history
+from privot.report.nearest_records import study
 
 __all__ = ["Attack", "Owner", "Written", "compare", "write"]
 
@@ -40,7 +40,9 @@ class Written:
 
     files: tuple[Path, ...]
     broken: bool
-    left_out: int  # readings and attacks that are not publishable and found no internal face to stand on
+    left_out: (
+        int  # readings and attacks that are not publishable and found no internal face to stand on
+    )
 
 
 def write(
@@ -63,25 +65,27 @@ def write(
 
     >>> import tempfile, torch
     >>> from privot import NoGuarantee, Spec
-    >>> from privot.product import Product
+    >>> from privot.release.artifact import Product
     >>> release = Release(Product.set(torch.rand(4, 1, 8, 8), torch.arange(4) % 2), NoGuarantee("made by hand"), Spec((1, 8, 8), 2), {})
     >>> [path.name for path in write(release, Path(tempfile.mkdtemp()) / "report", name="toy").files]
     ['report.html', 'report.json', 'registry.yaml', 'README.md']
     """
-    out = folder.check(Path(out), *PUBLIC)
+    out = output_folder.check(Path(out), *PUBLIC)
     aside = out.with_name(f"{out.name}-internal")
     if owner:
-        folder.check(aside, *INTERNAL)
-    known, rows, frames = facts.known(release, name), grid(release), film(release)
+        output_folder.check(aside, *INTERNAL)
+    known = context.known(release, name)
+    rows = grid(release)
+    frames = film(release)
     table = sample_table(release)
-    shown = facts.public(known, readings, attacks)
+    shown = context.public(known, readings, attacks)
     files = {
         "report.html": page(shown, rows, film=frames, table=table),
         "report.json": _json(shown),
-        "registry.yaml": cards.yaml(cards.registry(shown)).encode(),
-        "README.md": cards.card(shown).encode(),
+        "registry.yaml": data_card.yaml(data_card.registry(shown)).encode(),
+        "README.md": data_card.card(shown).encode(),
     }
-    whole = facts.face(known, "internal", readings, attacks)
+    whole = context.face(known, "internal", readings, attacks)
     inside: dict[str, bytes] = {}
     if owner:
         pairs: list[dict[str, Any]] = []
@@ -90,13 +94,21 @@ def write(
         if owner.ledger is not None:
             delta = release.guarantee.delta if isinstance(release.guarantee, Guarantee) else 1e-5
             whole["history"] = history(owner.ledger, delta, str(shown["ledger"].get("head")))
-        inside = {"internal.html": page(whole, rows, pairs, frames, table), "internal.json": _json(whole)}
+        inside = {
+            "internal.html": page(whole, rows, pairs, frames, table),
+            "internal.json": _json(whole),
+        }
     hidden = whole["broken"] and not shown["broken"]
     if hidden:
-        folder.remove(out, *PUBLIC)
-    private = folder.replace(aside, inside, *INTERNAL, private=True) if owner else []
-    public = [] if hidden else folder.replace(out, files, *PUBLIC)
-    left = 0 if owner else sum(not each.publishable for each in readings) + sum(not each.publishable for each in attacks)
+        output_folder.remove(out, *PUBLIC)
+    private = output_folder.replace(aside, inside, *INTERNAL, private=True) if owner else []
+    public = [] if hidden else output_folder.replace(out, files, *PUBLIC)
+    left = (
+        0
+        if owner
+        else sum(not each.publishable for each in readings)
+        + sum(not each.publishable for each in attacks)
+    )
     return Written((*public, *private), whole["broken"], left)
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from privot.errors import ReleaseError
-from privot.measures.reading import Reading
-from privot.measures.subject import Subject
+from privot.measures.result import Reading
+from privot.measures.samples import Subject
+from privot.progress import jsonable
 from privot.release import Guarantee
-from privot.report import charts, folder
-from privot.report.page import render
-from privot.report.pictures import BYTES, CLASSES, columns, labelled, uri
-from privot.report.spending import recorded
+from privot.report import charts, output_folder
+from privot.report.formatting import clean, measured, number
+from privot.report.html import render
+from privot.report.images import BYTES, CLASSES, columns, labelled, uri
+from privot.report.privacy_curves import recorded
 from privot.report.statement import verdict
 from privot.report.utility import row
-from privot.report.words import clean, measured, number
-from privot.show import jsonable
 
 FILES = frozenset({"comparison.html", "comparison.json"})
 FOREIGN = "foreign: no certificate"
@@ -36,14 +36,28 @@ def compare(subjects: Sequence[Measured], out: Path) -> Path:
     points = [
         (each["name"], float(each["epsilon"]), each["accuracy"])
         for each in facts["subjects"]
-        if each["epsilon"] is not None and each["accuracy"] is not None and 0 < float(each["epsilon"]) < math.inf
+        if each["epsilon"] is not None
+        and each["accuracy"] is not None
+        and 0 < float(each["epsilon"]) < math.inf
     ]
-    chart = charts.scatter([each[1:] for each in points], lambda value: f"{100 * value:.0f} %") if points else None
+    chart = (
+        charts.scatter([each[1:] for each in points], lambda value: f"{100 * value:.0f} %")
+        if points
+        else None
+    )
     grids = [_grid(each, BYTES // len(subjects)) for each, _ in subjects]
-    html = render("comparison.html.j2", "Comparison", f=facts, grids=grids, chart=chart, points=points)
+    html = render(
+        "comparison.html.j2", "Comparison", f=facts, grids=grids, chart=chart, points=points
+    )
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     private = not all(each.publishable for _, readings in subjects for each in readings)
-    return folder.replace(out, {"comparison.html": html, "comparison.json": text}, FILES, "comparison.json", private=private)[0]
+    return output_folder.replace(
+        out,
+        {"comparison.html": html, "comparison.json": text},
+        FILES,
+        "comparison.json",
+        private=private,
+    )[0]
 
 
 def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
@@ -51,8 +65,12 @@ def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
     for each, readings in subjects:
         claim = each.guarantee
         if each.release and isinstance(claim, Guarantee):
-            recorded(each.release, clean(each.name, 60))  # a promise that nothing proves is not shown beside others
-        power = next((reading.value for reading in readings if reading.name == "cnn_accuracy"), None)
+            recorded(
+                each.release, clean(each.name, 60)
+            )  # a promise that nothing proves is not shown beside others
+        power = next(
+            (reading.value for reading in readings if reading.name == "cnn_accuracy"), None
+        )
         held.append(
             {
                 "name": clean(each.name, 60),
@@ -70,18 +88,27 @@ def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
     return jsonable(
         {
             "privot": {"comparison": 1},
-            "internal": any(not reading.publishable for _, readings in subjects for reading in readings),
+            "internal": any(
+                not reading.publishable for _, readings in subjects for reading in readings
+            ),
             "relations": sorted(relations),
             "deltas": sorted({each["delta"] for each in held if each["delta"] is not None}),
             "subjects": held,
-            "measures": [_measure(name, subjects) for name in dict.fromkeys(each.name for _, readings in subjects for each in readings)],
+            "measures": [
+                _measure(name, subjects)
+                for name in dict.fromkeys(
+                    each.name for _, readings in subjects for each in readings
+                )
+            ],
         }
     )
 
 
 def _measure(name: str, subjects: Sequence[Measured]) -> dict[str, Any]:
     """A row: one cell a subject, the best of them by the readings' own word, and whether all were measured alike."""
-    found = [next((each for each in readings if each.name == name), None) for _, readings in subjects]
+    found = [
+        next((each for each in readings if each.name == name), None) for _, readings in subjects
+    ]
     there = [each for each in found if each is not None]
     same = len({(each.ruler, each.reference, each.better) for each in there}) == 1
     alike = same and len({(each.samples, each.count) for each in there}) == 1
@@ -102,16 +129,37 @@ def _measure(name: str, subjects: Sequence[Measured]) -> dict[str, Any]:
         else None
         for each in found
     ]
-    apart = "" if alike else "on different numbers of images or records" if same else "with different rulers"
-    return {"name": clean(name, 60), "better": clean(there[0].better, 20), "comparable": alike, "apart": apart, "cells": cells}
+    apart = (
+        ""
+        if alike
+        else "on different numbers of images or records"
+        if same
+        else "with different rulers"
+    )
+    return {
+        "name": clean(name, 60),
+        "better": clean(there[0].better, 20),
+        "comparable": alike,
+        "apart": apart,
+        "cells": cells,
+    }
 
 
 def _grid(subject: Subject, budget: int) -> list[dict[str, Any]]:
     labels = subject.labels.unique().tolist()[:CLASSES]
     across = min(5, columns(tuple(subject.images.shape[1:]), max(1, len(labels)), budget))
-    names = subject.class_names if subject.class_names and labels and len(subject.class_names) > max(labels) else None
+    names = (
+        subject.class_names
+        if subject.class_names and labels and len(subject.class_names) > max(labels)
+        else None
+    )
     rows = []
     for label in labels:
         chosen = (subject.labels == label).nonzero().flatten()[:across]
-        rows.append({"name": labelled(names, int(label)), "images": [uri(image) for image in subject.images[chosen].float()]})
+        rows.append(
+            {
+                "name": labelled(names, int(label)),
+                "images": [uri(image) for image in subject.images[chosen].float()],
+            }
+        )
     return rows

@@ -8,7 +8,7 @@ from typing import Any
 
 from privot.data.spec import Spec
 from privot.release import Guarantee, NoGuarantee
-from privot.report.words import clean, percent, share, up
+from privot.report.formatting import clean, percent, share, up
 
 NEIGHBOURS = {
     "replace": "Two data sets are neighbours when one record of the first is another in the second; both have the same number of records.",
@@ -44,11 +44,14 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
     factor = math.exp(min(claim.epsilon, 700))
     times = f"{up(factor, 3)} times" if factor < 1e6 else "more than a million times"
     rest = f", plus {up(claim.delta)} ({share(claim.delta)})" if claim.delta else ""
-    attack, found = "membership attack finds", "the records that were used"
+    attack = "membership attack finds"
+    found = "the records that were used"
     if claim.neighbours == "local":
-        attack, found = "test whether a given record was sent finds", "the times that it was"
+        attack = "test whether a given record was sent finds"
+        found = "the times that it was"
     elif claim.neighbours == "client":
-        attack, found = "test whether an owner holds given records finds", "the owners that do"
+        attack = "test whether an owner holds given records finds"
+        found = "the owners that do"
     promise = [
         f"The unit of privacy is {clean(claim.unit, 40)}.",
         f"Whatever someone looks for in this release has at most {times} (e to the power epsilon) the probability that it would have on a "
@@ -57,8 +60,14 @@ def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
         f"{_listed(map(percent, claim.max_tpr.values()))} of {found}.",
     ]
     if claim.epsilon > 10:
-        promise.append("An epsilon above 10 promises little by itself. Read the curve of attack power below before relying on it.")
-    same = " Class sizes are declared, so a neighbour keeps the label." if spec.class_sizes is not None else ""
+        promise.append(
+            "An epsilon above 10 promises little by itself. Read the curve of attack power below before relying on it."
+        )
+    same = (
+        " Class sizes are declared, so a neighbour keeps the label."
+        if spec.class_sizes is not None
+        else ""
+    )
     return {
         "promise": promise,
         "neighbours": NEIGHBOURS[claim.neighbours] + same,
@@ -82,8 +91,18 @@ def _outside(claim: Guarantee, spec: Spec) -> list[str]:
     declared += ["the number of records of each class"] if spec.class_sizes is not None else []
     declared += ["the number of owners"] if spec.owners is not None else []
     local = claim.neighbours == "local"
-    word = ["That what was sent is what its channel makes: a server has the word of those who sent it, and their ledgers."] if local else []
-    several = [f"People with several records: the unit is {clean(claim.unit, 40)}."] if claim.unit == "one record" else []
+    word = (
+        [
+            "That what was sent is what its channel makes: a server has the word of those who sent it, and their ledgers."
+        ]
+        if local
+        else []
+    )
+    several = (
+        [f"People with several records: the unit is {clean(claim.unit, 40)}."]
+        if claim.unit == "one record"
+        else []
+    )
     return [
         "Facts about the population: what holds with or without any one record may be learned, also about people who are in the data.",
         *several,

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from privot.measures.reading import Reading
-from privot.report.words import clean
+from privot.measures.result import Reading
+from privot.report.formatting import clean
 
 PAID = "through the gate at epsilon"  # so a ruler says that its number was bought
 
@@ -20,7 +20,7 @@ PAID = "through the gate at epsilon"  # so a ruler says that its number was boug
 @cache
 def published() -> dict[str, list[dict[str, Any]]]:
     """Known figures: ``real`` (trained on real data) and ``figures`` (private methods)."""
-    return tomllib.loads(Path(__file__).with_name("published.toml").read_text())
+    return tomllib.loads(Path(__file__).with_name("published_results.toml").read_text())
 
 
 def beside(data: str, epsilon: float | None, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -33,13 +33,24 @@ def beside(data: str, epsilon: float | None, names: Sequence[str]) -> list[dict[
     """
     if epsilon is None:
         return []
-    rows = [row for row in published()["figures"] if row["data"] == data and any(name in row["figures"] for name in names)]
+    rows = [
+        row
+        for row in published()["figures"]
+        if row["data"] == data and any(name in row["figures"] for name in names)
+    ]
     levels = {row["epsilon"] for row in rows if math.isinf(row["epsilon"]) == math.isinf(epsilon)}
     if not levels:
         return []
-    level = epsilon if math.isinf(epsilon) else min(levels, key=lambda each: (abs(math.log(each / max(epsilon, 1e-9))), each))
+    level = (
+        epsilon
+        if math.isinf(epsilon)
+        else min(levels, key=lambda each: (abs(math.log(each / max(epsilon, 1e-9))), each))
+    )
     kept = [row for row in rows if row["epsilon"] == level]
-    return [{**row, "figures": {name: value for name, value in row["figures"].items() if name in names}} for row in kept]
+    return [
+        {**row, "figures": {name: value for name, value in row["figures"].items() if name in names}}
+        for row in kept
+    ]
 
 
 def ceiling(data: str) -> dict[str, Any]:
@@ -60,16 +71,32 @@ def placeless(reference: str) -> str:
 
 def row(reading: Reading) -> dict[str, Any]:
     """A reading as facts: text that can be shown, and ``paid``: bought on sensitive data, at the price that its ruler names."""
-    held = {key: clean(value, 400) if isinstance(value, str) and value else value for key, value in dataclasses.asdict(reading).items()}
+    held = {
+        key: clean(value, 400) if isinstance(value, str) and value else value
+        for key, value in dataclasses.asdict(reading).items()
+    }
     del held["seconds"]  # says something of the machine, nothing of the release
-    return {**held, "name": clean(reading.name, 60), "reference": clean(placeless(reading.reference), 60), "paid": PAID in reading.ruler}
+    return {
+        **held,
+        "name": clean(reading.name, 60),
+        "reference": clean(placeless(reading.reference), 60),
+        "paid": PAID in reading.ruler,
+    }
 
 
 def utility(readings: Sequence[Reading], data: str, epsilon: float | None) -> dict[str, Any]:
     """All that the page says about use."""
     names = list(dict.fromkeys(reading.name for reading in readings))
     top = ceiling(data)
-    rows = [{**row(reading), "real_data": top.get("figures", {}).get(reading.name)} for reading in readings]
+    rows = [
+        {**row(reading), "real_data": top.get("figures", {}).get(reading.name)}
+        for reading in readings
+    ]
     others = beside(data, epsilon, names)
     columns = [name for name in names if any(name in row["figures"] for row in others)]
-    return {"readings": rows, "published": others, "published_measures": columns, "real_data_source": top.get("source", "")}
+    return {
+        "readings": rows,
+        "published": others,
+        "published_measures": columns,
+        "real_data_source": top.get("source", ""),
+    }

@@ -8,9 +8,9 @@ With :math:`e^{-c/t}` the law of a noise, W is least in x where x is what the no
 2024). It is not debiased, on purpose: the debiased divergence is least where x is as noisy as y.
 
 The least of each row and then of each column is taken off the cost first: potentials are then a few temperatures where costs may be
-hundreds, and single precision knows weights to 1e-6 where the size of the potentials would leave 3e-5. Sweeps (`privot.transport.sweeping`)
+hundreds, and single precision knows weights to 1e-6 where the size of the potentials would leave 3e-5. Sweeps (`privot.transport.sinkhorn_iterations`)
 are done by products, or by logarithms where the range of the numbers is passed; on a GPU one kernel does half a sweep. With a check a
-stride of them begins where the last ones lead (`privot.transport.extrapolation`).
+stride of them begins where the last ones lead (`privot.transport.anderson`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from privot.transport.absolute import fused
-from privot.transport.extrapolation import Extrapolation
-from privot.transport.sweeping import LEAST, STRIDE, Logarithms, Products, Stride, Way
+from privot.transport.anderson import Extrapolation
+from privot.transport.costs import fused
+from privot.transport.sinkhorn_iterations import LEAST, STRIDE, Logarithms, Products, Stride, Way
 
 MOST = 1000  # sweeps
 TOLERANCE = 1e-6  # relative, of the weights of the points
@@ -48,8 +48,11 @@ class Settled(NamedTuple):
 
     def plan(self, scaled: Tensor) -> Tensor:
         """For the cost over the temperature: [..., n, m]."""
-        (n, m), (first, second) = scaled.shape[-2:], self.found
-        exponents = _less(scaled, *self.taken).neg_().add_(first[..., :, None]).add_(second[..., None, :])
+        (n, m) = scaled.shape[-2:]
+        (first, second) = self.found
+        exponents = (
+            _less(scaled, *self.taken).neg_().add_(first[..., :, None]).add_(second[..., None, :])
+        )
         return exponents.clamp_(min=LEAST).exp_().div_(n * m)
 
 
@@ -67,10 +70,20 @@ def sweeps(epsilon: float, tolerance: float = TOLERANCE, most: int = 50) -> int:
     (5, 10, 28, 50)
     """
     shrink = 2 * math.log(math.tanh(epsilon / 2)) if epsilon < 30 else 0.0
-    return min(most, math.ceil(math.log(tolerance / (2 * epsilon)) / shrink)) if shrink and tolerance < 2 * epsilon else most
+    return (
+        min(most, math.ceil(math.log(tolerance / (2 * epsilon)) / shrink))
+        if shrink and tolerance < 2 * epsilon
+        else most
+    )
 
 
-def settle(cost: Tensor, temperature: float, count: int | None = None, tolerance: float = TOLERANCE, most: int = MOST) -> Settled:
+def settle(
+    cost: Tensor,
+    temperature: float,
+    count: int | None = None,
+    tolerance: float = TOLERANCE,
+    most: int = MOST,
+) -> Settled:
     """The potentials of ``cost`` [..., n, m]; they carry no gradient.
 
     With a ``count`` of sweeps the host is asked nothing, so that a CUDA graph can hold it. Without one it looks at the error at every
@@ -84,22 +97,33 @@ def settle(cost: Tensor, temperature: float, count: int | None = None, tolerance
     reduced = scaled - rows[..., :, None]
     columns = reduced.amin(-2)
     reduced.sub_(columns[..., None, :])  # every row and every column of the kernel has a 1 now
-    tolerance, asking = max(tolerance, 32 * torch.finfo(scaled.dtype).eps), count is None or not scaled.is_cuda
-    stride, done = _swept(_way(reduced, count, asking), torch.zeros_like(columns), count, tolerance, most)
+    tolerance = max(tolerance, 32 * torch.finfo(scaled.dtype).eps)
+    asking = count is None or not scaled.is_cuda
+    stride, done = _swept(
+        _way(reduced, count, asking), torch.zeros_like(columns), count, tolerance, most
+    )
     if asking and stride.error.isnan():  # products passed the range of the numbers
-        stride, done = _swept(Logarithms(reduced), torch.zeros_like(columns), count, tolerance, most)
+        stride, done = _swept(
+            Logarithms(reduced), torch.zeros_like(columns), count, tolerance, most
+        )
     return Settled((rows, columns), (stride.first, stride.second), stride.error, done)
 
 
 def _way(reduced: Tensor, count: int | None, asking: bool) -> Way:
     if not fused(reduced) or reduced.ndim > 2:
         return Products(reduced, asking)
-    from privot.transport.fused_sinkhorn import Strides, Sweeping
+    from privot.transport.kernels.sinkhorn import Strides, Sweeping
 
-    return Sweeping(reduced) if count is not None else Strides.of(reduced.shape, reduced.device, STRIDE).begin(reduced)
+    return (
+        Sweeping(reduced)
+        if count is not None
+        else Strides.of(reduced.shape, reduced.device, STRIDE).begin(reduced)
+    )
 
 
-def _swept(way: Way, second: Tensor, count: int | None, tolerance: float, most: int) -> tuple[Stride, int]:
+def _swept(
+    way: Way, second: Tensor, count: int | None, tolerance: float, most: int
+) -> tuple[Stride, int]:
     """The last stride from ``second`` on, and the number of sweeps.
 
     With a check, a stride begins where the last ones lead. If after it the error is no smaller or the dual's value is lower, it is taken
@@ -107,21 +131,36 @@ def _swept(way: Way, second: Tensor, count: int | None, tolerance: float, most: 
     """
     if count is not None:
         return way.stride(second, count), count
-    steps, back, last, highest, done, wait, again = Extrapolation(second), None, math.inf, -math.inf, 0, 1, 0
+    steps = Extrapolation(second)
+    back = None
+    last = math.inf
+    highest = -math.inf
+    done = 0
+    wait = 1
+    again = 0
     while True:
         stride = way.stride(second, times := min(STRIDE, most - done))
         done += times
-        far, least, value = steps.look(second, stride.second, stride.error, stride.rounding, stride.value)
+        far, least, value = steps.look(
+            second, stride.second, stride.error, stride.rounding, stride.value
+        )
         if far <= max(tolerance, least) or done == most or (back is None and math.isnan(far)):
             return stride, done
         if back is not None and not (far < last and value >= highest):
             steps.forget()
-            second, back, wait = back, None, 2 * wait
+            second = back
+            back = None
+            wait = 2 * wait
             again = done + wait * STRIDE
             continue
-        wait, last = wait if back is None else 1, far
-        highest = value - 8 * max(least, torch.finfo(second.dtype).eps)  # rounding may lower it by so much
-        leap = steps.ahead() if done >= again and done + STRIDE < most else None  # the last stride is one that cannot fail
+        wait = wait if back is None else 1
+        last = far
+        highest = value - 8 * max(
+            least, torch.finfo(second.dtype).eps
+        )  # rounding may lower it by so much
+        leap = (
+            steps.ahead() if done >= again and done + STRIDE < most else None
+        )  # the last stride is one that cannot fail
         second, back = (stride.second, None) if leap is None else (leap, stride.second)
 
 
@@ -139,7 +178,13 @@ class _Envelope(torch.autograd.Function):
         return upstream[..., None, None] * ctx.saved_tensors[0], None, None
 
 
-def entropic(cost: Tensor, temperature: float, count: int | None = None, tolerance: float = TOLERANCE, most: int = MOST) -> Tensor:
+def entropic(
+    cost: Tensor,
+    temperature: float,
+    count: int | None = None,
+    tolerance: float = TOLERANCE,
+    most: int = MOST,
+) -> Tensor:
     """The loss W of ``cost`` [..., n, m]: [...]. Its gradient is that of the cost under the plan (the envelope theorem).
 
     >>> cost = torch.tensor([[0.0, 4.0], [4.0, 0.0]], requires_grad=True)

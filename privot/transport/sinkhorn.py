@@ -34,7 +34,8 @@ def squared_euclidean(x: Tensor, y: Tensor, absolute: float = 0.0) -> Tensor:
     """
     # about a common centre, and by products of matrices: differences of all pairs would be dim times as large
     centre = y.detach().mean(-2, keepdim=True)
-    left, right = x - centre, y - centre
+    left = x - centre
+    right = y - centre
     lengths = left.square().sum(-1)[..., :, None] + right.square().sum(-1)[..., None, :]
     cost = (lengths - 2 * left @ right.mT).clamp(min=0)
     return cost + absolute * torch.cdist(x, y, p=1) if absolute else cost
@@ -46,7 +47,11 @@ def even(cost: Tensor, dim: int) -> Tensor:
 
 
 def potentials(
-    cost: Tensor, blur: float, first: Tensor | None = None, second: Tensor | None = None, iterations: int = ITERATIONS
+    cost: Tensor,
+    blur: float,
+    first: Tensor | None = None,
+    second: Tensor | None = None,
+    iterations: int = ITERATIONS,
 ) -> Potentials:
     """The dual functions of ``cost`` [..., n, m], for weights ``first`` [..., n] and ``second`` [..., m] (None: equal; zero: not there).
 
@@ -59,27 +64,42 @@ def potentials(
     """
     cost = cost.detach()
     # zero weight: the logarithm is -inf, and the point takes part in no sum
-    left, right = ((even(cost, dim) if w is None else w).detach().to(cost).log() for w, dim in ((first, -2), (second, -1)))
+    left, right = (
+        (even(cost, dim) if w is None else w).detach().to(cost).log()
+        for w, dim in ((first, -2), (second, -1))
+    )
     top = cost.amax((-2, -1)).clamp(min=blur)[..., None]  # [..., 1]
     falling = max(1, iterations - int(SETTLING * iterations))
-    f, g = torch.zeros_like(cost[..., :, 0]), torch.zeros_like(cost[..., 0, :])
+    f = torch.zeros_like(cost[..., :, 0])
+    g = torch.zeros_like(cost[..., 0, :])
     for step in range(iterations):
         temperature = top * (blur / top) ** min(1.0, step / max(1, falling - 1))
-        new_f, new_g = soft_minimum(cost, g, right, temperature), soft_minimum(cost.mT, f, left, temperature)
+        new_f = soft_minimum(cost, g, right, temperature)
+        new_g = soft_minimum(cost.mT, f, left, temperature)
         f, g = (new_f, new_g) if step == 0 else ((f + new_f) / 2, (g + new_g) / 2)
     return Potentials(f, g)
 
 
-def soft_minimum(cost: Tensor, other: Tensor, weights: Tensor, temperature: Tensor | float) -> Tensor:
+def soft_minimum(
+    cost: Tensor, other: Tensor, weights: Tensor, temperature: Tensor | float
+) -> Tensor:
     r"""The best answer to a dual function: :math:`-t \log \sum_j w_j \exp((g_j - c_{ij}) / t)`, with weights as logarithms: [..., n].
 
     ``cost`` [..., n, m], ``other`` and ``weights`` [..., m], ``temperature`` a number or [..., 1].
     """
     wide = temperature[..., None] if isinstance(temperature, Tensor) else temperature
-    return -temperature * torch.logsumexp((other[..., None, :] - cost) / wide + weights[..., None, :], -1)
+    return -temperature * torch.logsumexp(
+        (other[..., None, :] - cost) / wide + weights[..., None, :], -1
+    )
 
 
-def plan(cost: Tensor, blur: float, first: Tensor | None = None, second: Tensor | None = None, iterations: int = ITERATIONS) -> Tensor:
+def plan(
+    cost: Tensor,
+    blur: float,
+    first: Tensor | None = None,
+    second: Tensor | None = None,
+    iterations: int = ITERATIONS,
+) -> Tensor:
     """How much of each point of the first side goes to each of the second: [..., n, m]. Rows sum to ``first`` exactly.
 
     Columns sum to ``second`` as far as the iterations have got.
@@ -87,12 +107,22 @@ def plan(cost: Tensor, blur: float, first: Tensor | None = None, second: Tensor 
     >>> plan(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), blur=0.1).sum(1)
     tensor([0.5000, 0.5000])
     """
-    first, second = ((even(cost, dim) if w is None else w).to(cost) for w, dim in ((first, -2), (second, -1)))
+    first, second = (
+        (even(cost, dim) if w is None else w).to(cost) for w, dim in ((first, -2), (second, -1))
+    )
     _, g = potentials(cost, blur, first, second, iterations)
-    return first[..., :, None] * ((g[..., None, :] - cost.detach()) / blur + second.log()[..., None, :]).softmax(-1)
+    return first[..., :, None] * (
+        (g[..., None, :] - cost.detach()) / blur + second.log()[..., None, :]
+    ).softmax(-1)
 
 
-def transport(cost: Tensor, blur: float, first: Tensor | None = None, second: Tensor | None = None, iterations: int = ITERATIONS) -> Tensor:
+def transport(
+    cost: Tensor,
+    blur: float,
+    first: Tensor | None = None,
+    second: Tensor | None = None,
+    iterations: int = ITERATIONS,
+) -> Tensor:
     r"""The entropic transport cost :math:`W(a, b)`: [...]. Its gradient is that of the cost at the plan.
 
     The envelope theorem: at the optimum the potentials' own change does not move the value, so it is not followed. Only ``cost`` carries
@@ -101,20 +131,28 @@ def transport(cost: Tensor, blur: float, first: Tensor | None = None, second: Te
     >>> transport(torch.tensor([[0.0, 4.0], [4.0, 0.0]]) + 1, blur=0.01)
     tensor(1.0069)
     """
-    first, second = ((even(cost, dim) if w is None else w).to(cost) for w, dim in ((first, -2), (second, -1)))
+    first, second = (
+        (even(cost, dim) if w is None else w).to(cost) for w, dim in ((first, -2), (second, -1))
+    )
     f, g = potentials(cost, blur, first, second, iterations)
     settled = cost.detach()
     # Each potential with the other's best answer to it is a lower bound that is flat at the optimum, so an error of the potentials enters
     # squared; the mean of both is used, and the plan of each has the weights of its own side exactly.
     rows = (g[..., None, :] - settled) / blur + second.log()[..., None, :]
     columns = (f[..., :, None] - settled) / blur + first.log()[..., :, None]
-    value = (first * (f - blur * rows.logsumexp(-1))).sum(-1) / 2 + (second * (g - blur * columns.logsumexp(-2))).sum(-1) / 2
-    weights = (first[..., :, None] * rows.softmax(-1) + second[..., None, :] * columns.softmax(-2)) / 2
+    value = (first * (f - blur * rows.logsumexp(-1))).sum(-1) / 2 + (
+        second * (g - blur * columns.logsumexp(-2))
+    ).sum(-1) / 2
+    weights = (
+        first[..., :, None] * rows.softmax(-1) + second[..., None, :] * columns.softmax(-2)
+    ) / 2
     moved = (weights * cost).sum((-2, -1))
     return value.detach() + (moved - moved.detach())
 
 
-def divergence(x: Tensor, y: Tensor, blur: float, absolute: float = 0.0, iterations: int = ITERATIONS) -> Tensor:
+def divergence(
+    x: Tensor, y: Tensor, blur: float, absolute: float = 0.0, iterations: int = ITERATIONS
+) -> Tensor:
     """The debiased Sinkhorn divergence 2 W(x, y) - W(x, x) - W(y, y) of equally weighted points: [..., n, dim], [..., m, dim] to [...].
 
     Zero where both are equal, and above zero otherwise. It is that of Feydy et al. (2019) times 2.
@@ -123,12 +161,20 @@ def divergence(x: Tensor, y: Tensor, blur: float, absolute: float = 0.0, iterati
     True
     """
     across, left, right = (
-        transport(squared_euclidean(*pair, absolute), blur, iterations=iterations) for pair in ((x, y), (x, x), (y, y))
-    )  # fmt: skip
+        transport(squared_euclidean(*pair, absolute), blur, iterations=iterations)
+        for pair in ((x, y), (x, x), (y, y))
+    )
     return 2 * across - left - right
 
 
-def semi_debiased(x: Tensor, other: Tensor, y: Tensor, blur: float, absolute: float = 0.0, iterations: int = ITERATIONS) -> Tensor:
+def semi_debiased(
+    x: Tensor,
+    other: Tensor,
+    y: Tensor,
+    blur: float,
+    absolute: float = 0.0,
+    iterations: int = ITERATIONS,
+) -> Tensor:
     """The loss of DP-Sinkhorn (Cao et al. 2021), 2 W(x, y) - W(x, other), where ``other`` is ``x`` with a part of it drawn anew.
 
     A plan to another draw costs what a perfect generator's draws cost, and taking that away leaves no reason to shrink. The less of
@@ -138,5 +184,8 @@ def semi_debiased(x: Tensor, other: Tensor, y: Tensor, blur: float, absolute: fl
     >>> semi_debiased(x, x, y, blur=0.01)
     tensor(2.)
     """
-    across, within = (transport(squared_euclidean(x, each, absolute), blur, iterations=iterations) for each in (y, other))
+    across, within = (
+        transport(squared_euclidean(x, each, absolute), blur, iterations=iterations)
+        for each in (y, other)
+    )
     return 2 * across - within

@@ -21,7 +21,9 @@ from torch import Tensor
 from privot.transport.sorting import HALF, ordered, rank
 
 ASCENTS = 8  # of a max-sliced distance; power iterations on an ever better plan, most of the gain is in the first few
-COUNTED, WHOLE = 12, 32  # bits of the keys that points are ranked by, see also HALF
+# bits of the keys that points are ranked by, see also HALF
+COUNTED = 12
+WHOLE = 32
 
 
 def haar(dim: int, bases: int, generator: torch.Generator) -> Tensor:
@@ -33,7 +35,9 @@ def haar(dim: int, bases: int, generator: torch.Generator) -> Tensor:
     >>> torch.dist(frame.T @ frame, 4 * torch.eye(3)) < 1e-12
     tensor(True)
     """
-    draws = torch.randn(bases, dim, dim, generator=generator, device=generator.device, dtype=torch.float64)
+    draws = torch.randn(
+        bases, dim, dim, generator=generator, device=generator.device, dtype=torch.float64
+    )
     q, r = torch.linalg.qr(draws)
     # without the signs of r's diagonal the factor q depends on how the factorisation chose them, and is not uniform
     signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
@@ -58,7 +62,9 @@ def stretch(targets: Tensor, count: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # what is kept must serve under autograd too
-def between(parts: int, count: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def between(
+    parts: int, count: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """For each middle of ``count`` equal parts of [0, 1]: which middle of ``parts`` is next below, and how far on it lies."""
     place = (torch.arange(count, dtype=torch.float64) + 0.5) * (parts / count) - 0.5
     low = place.floor().clamp(0, parts - 2).long()
@@ -78,7 +84,9 @@ def assigned(projected: Tensor, targets: Tensor, bits: int = WHOLE) -> Tensor:
     return torch.empty_like(projected).scatter_(-1, rank(projected.detach(), bits), wanted)
 
 
-def step(points: Tensor, frame: Tensor, targets: Tensor, rate: float = 1.0, bits: int = HALF) -> Tensor:
+def step(
+    points: Tensor, frame: Tensor, targets: Tensor, rate: float = 1.0, bits: int = HALF
+) -> Tensor:
     """One step of the flow: ``points`` [n, d] with ``frame`` [k, d] and ascending ``targets`` [k, m] to points [n, d].
 
     Many flows at once, one for each class: points [classes, n, d], targets [classes, k, m], one frame. On an orthonormal basis (k = d)
@@ -93,7 +101,9 @@ def step(points: Tensor, frame: Tensor, targets: Tensor, rate: float = 1.0, bits
         return pushed(points, remaining(points, frame, targets, bits), frame, rate)
 
 
-def measured_step(points: Tensor, frame: Tensor, targets: Tensor, rate: float = 1.0, bits: int = HALF) -> tuple[Tensor, Tensor]:
+def measured_step(
+    points: Tensor, frame: Tensor, targets: Tensor, rate: float = 1.0, bits: int = HALF
+) -> tuple[Tensor, Tensor]:
     """A ``step``, and the mean square of what was left to go before it: [n, d] and [], or [classes, n, d] and [classes].
 
     >>> measured_step(torch.zeros(1, 2), torch.eye(2), torch.tensor([[1.0], [3.0]]), rate=0.5)
@@ -111,8 +121,13 @@ def remaining(points: Tensor, frame: Tensor, targets: Tensor, bits: int = HALF) 
     follow; elsewhere it is 16.
     """
     projected = frame.to(points) @ points.mT
-    if bits == COUNTED and projected.is_cuda and projected.dtype == torch.float32 and find_spec("triton"):
-        from privot.transport.fused_sliced import counted
+    if (
+        bits == COUNTED
+        and projected.is_cuda
+        and projected.dtype == torch.float32
+        and find_spec("triton")
+    ):
+        from privot.transport.kernels.sliced import counted
 
         return counted(projected, targets)
     return assigned(projected, targets, bits).sub_(projected)
@@ -120,7 +135,8 @@ def remaining(points: Tensor, frame: Tensor, targets: Tensor, bits: int = HALF) 
 
 def pushed(points: Tensor, gaps: Tensor, frame: Tensor, rate: float) -> Tensor:
     """Points [..., n, d] moved by ``gaps`` [..., slices, n], each along its direction; d/k makes a tight frame's moves add up to one."""
-    scale, frame = rate * frame.shape[1] / frame.shape[0], frame.to(points)
+    scale = rate * frame.shape[1] / frame.shape[0]
+    frame = frame.to(points)
     if points.ndim == 2:
         return torch.addmm(points, gaps.mT, frame, alpha=scale)
     return torch.baddbmm(points, gaps.mT, frame.expand(len(points), -1, -1), alpha=scale)
@@ -140,7 +156,9 @@ def tensor_cores(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def target_loss(points: Tensor, frame: Tensor, targets: Tensor, p: float = 2, bits: int = WHOLE) -> Tensor:
+def target_loss(
+    points: Tensor, frame: Tensor, targets: Tensor, p: float = 2, bits: int = WHOLE
+) -> Tensor:
     """Mean over slices and points of |projection - its target|^p, differentiable in ``points`` [..., n, d]: [...].
 
     What a generator is trained by on quantiles ``targets`` [..., k, m] of a release. A small change leaves ranks as they are, so that
@@ -163,7 +181,9 @@ def sliced_distance(x: Tensor, y: Tensor, frame: Tensor, p: float = 2) -> Tensor
     return root(slices(x, y, frame, p).mean(-1), p)
 
 
-def max_sliced_distance(x: Tensor, y: Tensor, frame: Tensor, p: float = 2, ascents: int = ASCENTS) -> Tensor:
+def max_sliced_distance(
+    x: Tensor, y: Tensor, frame: Tensor, p: float = 2, ascents: int = ASCENTS
+) -> Tensor:
     r"""W_p along the worst direction found: ``x`` [n, d], ``y`` [m, d], ``frame`` [k, d] to [].
 
     From the worst of the frame it climbs ``ascents`` times, :math:`\theta \leftarrow \nabla W_p^p(\theta)` at unit length (for p = 2 a
@@ -177,7 +197,9 @@ def max_sliced_distance(x: Tensor, y: Tensor, frame: Tensor, p: float = 2, ascen
     still = x.detach(), y.detach()
     frame = frame.to(x).detach()
     values = slices(*still, frame, p)
-    best, direction = values.amax(), frame[values.argmax(keepdim=True)]  # [1, d]
+    # [1, d]
+    best = values.amax()
+    direction = frame[values.argmax(keepdim=True)]
     trial = direction
     for _ in range(ascents):
         with torch.enable_grad():
@@ -186,15 +208,18 @@ def max_sliced_distance(x: Tensor, y: Tensor, frame: Tensor, p: float = 2, ascen
         trial = torch.nn.functional.normalize(uphill, dim=-1)
         value = slices(*still, trial, p).sum()
         better = value > best  # decided on the device; the host is not asked
-        best, direction = torch.where(better, value, best), torch.where(better, trial, direction)
+        best = torch.where(better, value, best)
+        direction = torch.where(better, trial, direction)
     return root(slices(x, y, direction, p).sum(), p)
 
 
 def slices(x: Tensor, y: Tensor, frame: Tensor, p: float) -> Tensor:
     """W_p^p of each slice: [..., k]."""
     frame = frame.to(x)
-    one, two = ordered(frame @ x.mT), ordered(frame @ y.to(x).mT)
-    n, m = one.shape[-1], two.shape[-1]
+    one = ordered(frame @ x.mT)
+    two = ordered(frame @ y.to(x).mT)
+    n = one.shape[-1]
+    m = two.shape[-1]
     if n == m:
         return power(one - two, p).mean(-1)
     left, right, widths = overlaps(n, m, x.device, x.dtype)
@@ -203,7 +228,9 @@ def slices(x: Tensor, y: Tensor, frame: Tensor, p: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
-def overlaps(n: int, m: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def overlaps(
+    n: int, m: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """The intervals of [0, 1] on which both of two step functions, of ``n`` and of ``m`` steps, stay: which steps, and how wide.
 
     >>> [each.tolist() for each in overlaps(2, 4, torch.device("cpu"), torch.float64)]

@@ -44,7 +44,9 @@ def rank(values: Tensor, bits: int = 32) -> Tensor:
 
 def coarse(values: Tensor) -> Tensor:
     """Keys from -32767 to 32767 that ascend as the values of a row do: int16 [..., n]."""
-    low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)  # on a CPU faster than both at once
+    # on a CPU faster than both at once
+    low = values.amin(-1, keepdim=True)
+    high = values.amax(-1, keepdim=True)
     limits = torch.finfo(values.dtype)
     steps = (65_534 / (high - low).clamp(min=limits.tiny)).clamp(max=limits.max)
     # from the middle of the row: one that lies far from zero keeps its digits
@@ -58,8 +60,17 @@ def packed(values: Tensor) -> Tensor:
     """
     if values.shape[-1] > 2**SPARE:
         raise ValueError(f"{values.shape[-1]:,} values in a row; at most 2^{SPARE} can be ranked")
-    sound = values.nan_to_num(LARGEST, LARGEST, -LARGEST)  # in others the bits of a place would be lost: a run that diverged has such
-    keys = sound.double().view(torch.int64).bitwise_or_(torch.arange(values.shape[-1])).view(torch.float64).contiguous().numpy()
+    sound = values.nan_to_num(
+        LARGEST, LARGEST, -LARGEST
+    )  # in others the bits of a place would be lost: a run that diverged has such
+    keys = (
+        sound.double()
+        .view(torch.int64)
+        .bitwise_or_(torch.arange(values.shape[-1]))
+        .view(torch.float64)
+        .contiguous()
+        .numpy()
+    )
     by_rows(in_place, keys)
     return torch.from_numpy(keys).view(torch.int64)
 
@@ -128,19 +139,25 @@ def monotone(values: Tensor) -> Tensor:
     tensor([[1.0000, 2.5000, 2.5000, 5.0000]])
     """
     rows = values.detach().double().cpu().reshape(-1, values.shape[-1]).numpy()
-    means, sizes = np.zeros_like(rows), np.zeros(rows.shape, np.int64)  # of the pools of each row, in order
+    # of the pools of each row, in order
+    means = np.zeros_like(rows)
+    sizes = np.zeros(rows.shape, np.int64)
     top = np.full(len(rows), -1)  # each row's last pool
     for place in range(rows.shape[1]):
         top += 1
         who = np.arange(len(rows))
-        means[who, top], sizes[who, top] = rows[:, place], 1
+        means[who, top] = rows[:, place]
+        sizes[who, top] = 1
         who = who[top > 0]
         while len(who):
             last = top[who]
             who = who[means[who, last - 1] > means[who, last]]
             last = top[who]
-            left, right = sizes[who, last - 1], sizes[who, last]
-            means[who, last - 1] = (left * means[who, last - 1] + right * means[who, last]) / (left + right)
+            left = sizes[who, last - 1]
+            right = sizes[who, last]
+            means[who, last - 1] = (left * means[who, last - 1] + right * means[who, last]) / (
+                left + right
+            )
             sizes[who, last - 1] = left + right
             sizes[who, last] = 0
             top[who] -= 1

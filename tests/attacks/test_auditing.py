@@ -13,24 +13,26 @@ import torch
 
 import privot.privacy.gate as gate_module
 from privot import synthesis
-from privot.attacks import auditing
-from privot.attacks.auditing import SCORES, Audit
-from privot.audit import many_runs
+from privot.audit import many_runs, runner
+from privot.audit.result import read
+from privot.audit.runner import SCORES, Audit
 from privot.data import load
-from privot.data.records import Public, Sensitive
+from privot.data.dataset import Public, Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.methods import methods
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.product import Product
 from privot.release import NoGuarantee, Release
-from privot.report.attack import read
+from privot.release.artifact import Product
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
-CPU, SHAPE, CLASSES, COUNT = Runtime("cpu"), (1, 2, 2), 2, 12
+CPU = Runtime("cpu")
+SHAPE = (1, 2, 2)
+CLASSES = 2
+COUNT = 12
 # 12 runs a side that are counted can prove 0.12 of any mechanism, and only if all are told right: by chance once in 10^7 audits.
 WEAK = {"epsilon": 0.05, "runs": 24, "confidence": 0.999}
 
@@ -57,14 +59,21 @@ class Mean:
 
     def plan(self, spec):
         drawn = {"sampling": Poisson(0.5)} if self.sampled else {}
-        return Plan((Stage("sum", "sum", 1.0 if self.noise is None else self.noise, **drawn),), Neighbours(self.neighbours))
+        return Plan(
+            (Stage("sum", "sum", 1.0 if self.noise is None else self.noise, **drawn),),
+            Neighbours(self.neighbours),
+        )
 
     def forecast(self, spec, plan):
         return {}
 
     def fit(self, gate, streams, progress):
-        total = gate.sum("sum", pixels, bound=1.0, per_class=True).float().cpu().view(CLASSES, *SHAPE)
-        if self.public_noise:  # as a method that is not steady in its public seed: a start, a random net
+        total = (
+            gate.sum("sum", pixels, bound=1.0, per_class=True).float().cpu().view(CLASSES, *SHAPE)
+        )
+        if (
+            self.public_noise
+        ):  # as a method that is not steady in its public seed: a start, a random net
             total = total + 100 * torch.randn(total.shape, generator=streams.generator("start"))
         return Product.set(total, torch.arange(CLASSES))
 
@@ -94,19 +103,32 @@ def silenced(monkeypatch):
 
 def quietened(monkeypatch, share):
     real = gate_module.noisy
-    monkeypatch.setattr(gate_module, "noisy", lambda total, std, *more: real(total, std * share, *more))
+    monkeypatch.setattr(
+        gate_module, "noisy", lambda total, std, *more: real(total, std * share, *more)
+    )
 
 
 def records(kind=Sensitive, spec=None, dtype=np.float32):
     images = np.random.default_rng(0).random((COUNT, *SHAPE), np.float32) / 2
     images = images if dtype is np.float32 else (images * 255).round().astype(dtype)
-    return kind(images, np.arange(COUNT) % CLASSES, spec or Spec(SHAPE, CLASSES, COUNT, (6, 6)), name="few")
+    return kind(
+        images, np.arange(COUNT) % CLASSES, spec or Spec(SHAPE, CLASSES, COUNT, (6, 6)), name="few"
+    )
 
 
 @pytest.fixture
 def audit(tmp_path):
     def make(**given):
-        return Audit(**{"folder": tmp_path / "audit", "box": records(), "method": "mean", "kind": "orthogonal", **WEAK, **given})
+        return Audit(
+            **{
+                "folder": tmp_path / "audit",
+                "box": records(),
+                "method": "mean",
+                "kind": "orthogonal",
+                **WEAK,
+                **given,
+            }
+        )
 
     return make
 
@@ -117,9 +139,15 @@ def audit(tmp_path):
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace"])
 def test_a_claim_without_its_noise_is_broken(audit, monkeypatch, neighbours):
     silenced(monkeypatch)
-    found = audit(settings={"neighbours": neighbours}, box=records(spec=Spec(SHAPE, CLASSES))).run(CPU)
+    found = audit(settings={"neighbours": neighbours}, box=records(spec=Spec(SHAPE, CLASSES))).run(
+        CPU
+    )
     assert found.status == "broken"
-    assert found.proved == found.ceiling == pytest.approx(many_runs([1.0] * 24, [0.0] * 24, 1e-5, 0.999).ceiling)
+    assert (
+        found.proved
+        == found.ceiling
+        == pytest.approx(many_runs([1.0] * 24, [0.0] * 24, 1e-5, 0.999).ceiling)
+    )
     assert found.claimed == pytest.approx(0.05, rel=1e-6)
     assert not found.publishable
 
@@ -145,19 +173,31 @@ def test_noise_of_the_public_seed_is_no_noise(audit, monkeypatch):
     monkeypatch.setattr(
         gate_module,
         "noisy",
-        lambda total, std, grid, _: total * grid + std * torch.randn(total.shape, generator=torch.Generator().manual_seed(0)),
+        lambda total, std, grid, _: (
+            total * grid
+            + std * torch.randn(total.shape, generator=torch.Generator().manual_seed(0))
+        ),
     )
     assert audit().run(CPU).broken
 
 
 def test_the_public_seed_is_the_same_in_both_worlds(audit, monkeypatch):
     """What it does to a release drowns the noise a hundred times over, and must neither hide a record nor pass for one."""
-    seen, real = [], auditing.synthesize
-    monkeypatch.setattr(auditing, "synthesize", lambda *given, **more: seen.append(more["seed"]) or real(*given, **more))
+    seen = []
+    real = runner.synthesize
+    monkeypatch.setattr(
+        runner,
+        "synthesize",
+        lambda *given, **more: seen.append(more["seed"]) or real(*given, **more),
+    )
     assert audit(settings={"public_noise": True}, seed=3).run(CPU).status == "holds"
     assert seen == [3] * 48
     silenced(monkeypatch)
-    assert audit(settings={"public_noise": True}, folder=audit().folder.with_name("two")).run(CPU).broken
+    assert (
+        audit(settings={"public_noise": True}, folder=audit().folder.with_name("two"))
+        .run(CPU)
+        .broken
+    )
 
 
 def test_who_claims_nothing_is_never_broken(audit, monkeypatch, tmp_path):
@@ -166,7 +206,9 @@ def test_who_claims_nothing_is_never_broken(audit, monkeypatch, tmp_path):
     assert found.proved == found.ceiling > 0.1  # though all is proved
     gaussian = audit(epsilon=math.inf, gaussian=True, folder=tmp_path / "gaussian").run(CPU)
     assert (gaussian.status, gaussian.wall) == ("no claim", "epsilon at delta 1e-05")
-    subset = audit(method="real-subset", settings={"per_class": 3}, epsilon=None, folder=tmp_path / "subset").run(CPU)
+    subset = audit(
+        method="real-subset", settings={"per_class": 3}, epsilon=None, folder=tmp_path / "subset"
+    ).run(CPU)
     assert (subset.status, subset.claimed) == ("no claim", None)
 
 
@@ -180,16 +222,40 @@ def test_a_higher_score_means_that_the_canary_is_there(kind, score):
     """On a release that holds the class as it is, and the same with the canary in it; for any canary, brighter or darker than most."""
     box = load("digits", public=True)
     for seed in range(8):
-        audit = Audit(folder=None, box=box, method="real-subset", settings={"per_class": 1}, kind=kind, score=score, seed=seed)
+        audit = Audit(
+            folder=None,
+            box=box,
+            method="real-subset",
+            settings={"per_class": 1},
+            kind=kind,
+            score=score,
+            seed=seed,
+        )
         kept, planted = audit._parts()
         shown = [torch.from_numpy(kept.images[kept.labels == int(planted.labels[0])])]
         shown.append(torch.cat([shown[0], planted.images]))
-        one, two = (Release(Product.set(each, planted.labels.expand(len(each)).clone()), NoGuarantee(""), box.spec, {}) for each in shown)
+        one, two = (
+            Release(
+                Product.set(each, planted.labels.expand(len(each)).clone()),
+                NoGuarantee(""),
+                box.spec,
+                {},
+            )
+            for each in shown
+        )
         assert audit._scores(two, kept, planted, CPU)[0] > audit._scores(one, kept, planted, CPU)[0]
 
 
 def test_scores_of_a_generator_are_of_the_canary_s_class(audit, tmp_path):
-    tiny = {"features": 20, "steps": 2, "hidden": 4, "waves": 2, "code": 2, "batch": 2, "neighbours": "add-remove"}
+    tiny = {
+        "features": 20,
+        "steps": 2,
+        "hidden": 4,
+        "waves": 2,
+        "code": 2,
+        "batch": 2,
+        "neighbours": "add-remove",
+    }
     assert audit(method="merf", settings=tiny, runs=4, epsilon=1.0).run(CPU).status == "holds"
     assert len({each["scores"][0] for each in map(json.loads, lines(tmp_path / "audit"))}) > 1
 
@@ -232,22 +298,32 @@ def test_where_an_owner_is_protected_all_it_has_of_the_class_makes_room(audit):
     place = np.flatnonzero((without._images != within._images).any((1, 2, 3)))
     owners = box._owners_by(np.arange(COUNT))
     [owner] = {*without._owners[place]}
-    assert np.array_equal(place, np.flatnonzero((without._owners == owner) & (without._labels == int(planted.labels[0]))))
+    assert np.array_equal(
+        place,
+        np.flatnonzero((without._owners == owner) & (without._labels == int(planted.labels[0]))),
+    )
     assert np.array_equal(without._owners, owners)
 
 
 def test_bytes_stay_bytes(audit):
     for neighbours in ("add-remove", "replace"):
-        without, within, planted = worlds(audit(settings={"neighbours": neighbours}, box=records(dtype=np.uint8)))
+        without, within, planted = worlds(
+            audit(settings={"neighbours": neighbours}, box=records(dtype=np.uint8))
+        )
         assert without._images.dtype == within._images.dtype == np.uint8
-        assert (within._images == (planted.images[0].numpy() * 255).round()).all((1, 2, 3)).sum() == 1
+        assert (within._images == (planted.images[0].numpy() * 255).round()).all(
+            (1, 2, 3)
+        ).sum() == 1
     assert audit(box=records(dtype=np.uint8)).run(CPU).status == "holds"
 
 
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace"])
 def test_a_canary_made_of_a_record_is_in_one_world_alone(audit, neighbours):
     without, within, planted = worlds(audit(kind="clean", settings={"neighbours": neighbours}))
-    held = [np.isclose(each._images, planted.images[0].numpy(), atol=1e-6).all((1, 2, 3)).sum() for each in (without, within)]
+    held = [
+        np.isclose(each._images, planted.images[0].numpy(), atol=1e-6).all((1, 2, 3)).sum()
+        for each in (without, within)
+    ]
     assert held == [0, 1]
     assert len(without._labels) == COUNT - 1
     if neighbours == "replace":
@@ -277,8 +353,11 @@ def lines(folder):
 
 
 def test_no_run_is_done_twice(audit, monkeypatch):
-    made, real = [], auditing.synthesize
-    monkeypatch.setattr(auditing, "synthesize", lambda *given, **more: made.append(1) or real(*given, **more))
+    made = []
+    real = runner.synthesize
+    monkeypatch.setattr(
+        runner, "synthesize", lambda *given, **more: made.append(1) or real(*given, **more)
+    )
     mine = audit(runs=4)
     with pytest.raises(Killed):
         mine.run(CPU, until(3))
@@ -342,7 +421,9 @@ def test_the_folder_is_for_one_audit_alone(audit, tmp_path):
     (tmp_path / "audit" / "letters").touch()
     with pytest.raises(SettingError, match="holds something else"):
         audit().run(CPU)
-    assert [each.name for each in (tmp_path / "audit").iterdir()] == ["letters"]  # nothing of ours was left there
+    assert [each.name for each in (tmp_path / "audit").iterdir()] == [
+        "letters"
+    ]  # nothing of ours was left there
     (tmp_path / "audit" / "letters").unlink()
     with open(tmp_path / "audit" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -356,7 +437,14 @@ def test_the_folder_is_for_one_audit_alone(audit, tmp_path):
 
 def test_one_run_with_many_canaries(tmp_path):
     box = load("digits")
-    given = {"box": box, "method": "private-set", "epsilon": 0.5, "canaries": 60, "kind": "orthogonal", "score": "mean"}
+    given = {
+        "box": box,
+        "method": "private-set",
+        "epsilon": 0.5,
+        "canaries": 60,
+        "kind": "orthogonal",
+        "score": "mean",
+    }
     given["confidence"] = 1 - 1e-6  # all of 30 guesses right would refute it
     tiny = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
     found = Audit(**given, folder=tmp_path / "one", settings=tiny).run(CPU)
@@ -373,7 +461,10 @@ def test_one_run_tells_who_was_there_if_nothing_hides_it(audit):
     assert found.proved == found.ceiling > 1.3
     assert found.wall == "epsilon at delta 1e-05"
     # the same guesses prove more where the mechanism is known to be Gaussian
-    assert replace(one, gaussian=True).bound(one._done(), NoGuarantee("none")).epsilon > found.proved + 1
+    assert (
+        replace(one, gaussian=True).bound(one._done(), NoGuarantee("none")).epsilon
+        > found.proved + 1
+    )
 
 
 # In the report
@@ -382,14 +473,22 @@ def test_one_run_tells_who_was_there_if_nothing_hides_it(audit):
 def test_what_an_audit_tells_is_read_by_the_report(audit, tmp_path):
     one = audit()
     one.run(CPU)
-    told, path = one.to_json(), tmp_path / "verdict.json"
+    told = one.to_json()
+    path = tmp_path / "verdict.json"
     path.write_text(json.dumps(told))
     [attack] = read(path)
     assert attack.verdict.endswith(told["sentence"])
     assert not attack.refuted
     assert attack.lower[0] <= attack.tpr[0]
-    assert (attack.fpr[0], attack.publishable) == (one.bound(one._done(), NoGuarantee("none")).highest_fpr, told["publishable"])
-    assert told["audited"] == {"method": "mean", "settings": one.plan()["settings"], "claimed": told["claimed"]}
+    assert (attack.fpr[0], attack.publishable) == (
+        one.bound(one._done(), NoGuarantee("none")).highest_fpr,
+        told["publishable"],
+    )
+    assert told["audited"] == {
+        "method": "mean",
+        "settings": one.plan()["settings"],
+        "claimed": told["claimed"],
+    }
 
 
 def test_coins_are_fair_and_each_its_own(audit):
@@ -397,7 +496,9 @@ def test_coins_are_fair_and_each_its_own(audit):
     drawn = np.array([mine._included(0) for _ in range(200)])
     assert drawn.shape == (200, 50)
     assert abs(drawn.mean() - 0.5) < 6 * 0.5 / 100
-    assert drawn.sum(1).std() == pytest.approx(math.sqrt(50) / 2, rel=0.35)  # exact halves would have 0, one throw for all 25
+    assert drawn.sum(1).std() == pytest.approx(
+        math.sqrt(50) / 2, rel=0.35
+    )  # exact halves would have 0, one throw for all 25
     kept, planted = mine._parts()
     world = mine._world(kept, planted, drawn[0])
     assert len(world._labels) == COUNT + drawn[0].sum()
@@ -410,7 +511,10 @@ def test_coins_are_fair_and_each_its_own(audit):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"canaries": 20, "settings": {"neighbours": "replace"}}, "private as to replace: one run needs records that come and go"),
+        (
+            {"canaries": 20, "settings": {"neighbours": "replace"}},
+            "private as to replace: one run needs records that come and go",
+        ),
         ({"canaries": 1}, "2 and more, canaries"),
         ({"runs": 3}, "at least 4 runs"),
         ({"score": "guess"}, "mean, nearest"),
@@ -419,7 +523,10 @@ def test_coins_are_fair_and_each_its_own(audit):
         ({"canaries": 5}, "no more orthogonal"),
         ({"kind": "clean", "canaries": COUNT}, "taken from the records"),
         ({"epsilon": None}, "no budget"),
-        ({"gaussian": True, "epsilon": None, "settings": {"sampled": True, "noise": 2.0}}, "a Gaussian reading cannot judge"),
+        (
+            {"gaussian": True, "epsilon": None, "settings": {"sampled": True, "noise": 2.0}},
+            "a Gaussian reading cannot judge",
+        ),
         ({"method": "dp-sinkhorn", "epsilon": 5.0}, "none is declared, and then: dp-sinkhorn"),
     ],
     ids=str,

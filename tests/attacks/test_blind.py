@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from privot.attacks.blind import blind
+from privot.attacks.membership.blind_baseline import blind
 from privot.audit import roc
 from privot.data import load
-from privot.data.records import Records
+from privot.data.dataset import Records
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -15,14 +15,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def halves(seed, count=700):
     images, labels = load("digits", public=True).records()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    return [Records(images[each], labels[each]) for each in (order[:count], order[count : 2 * count])]
+    return [
+        Records(images[each], labels[each]) for each in (order[:count], order[count : 2 * count])
+    ]
 
 
 def test_halves_of_one_set_are_not_told_apart():
     """The chance is that of two tests, doubled, so under one in a hundred at most once in a hundred: 4 of 12 have 5e-6."""
     found = [blind(*halves(seed), 10, seed) for seed in range(12)]
     assert sum(each.chance < 0.01 for each in found) < 4
-    assert np.mean([roc(each.members, each.others).auc for each in found]) == pytest.approx(0.5, abs=0.04)
+    assert np.mean([roc(each.members, each.others).auc for each in found]) == pytest.approx(
+        0.5, abs=0.04
+    )
 
 
 @pytest.mark.parametrize("change", ["brighter", "moved", "labels"])

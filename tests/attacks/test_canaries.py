@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from privot.attacks import controls
-from privot.attacks.membership.canaries import GIVEN, KINDS, MADE, canaries, coins
-from privot.data.records import Sensitive
+from privot.attacks.membership import controls
+from privot.audit.canaries import GIVEN, KINDS, MADE, canaries, coins
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 
@@ -14,12 +14,20 @@ SPECS = [Spec((1, 8, 8), 10), Spec((1, 28, 28), 10), Spec((3, 32, 32), 2)]
 
 
 def made(kind, spec=SPECS[0], count=40, seed=0):
-    return canaries(kind, spec, count, torch.Generator().manual_seed(seed), *(CANDIDATES if kind in GIVEN else ()))
+    return canaries(
+        kind,
+        spec,
+        count,
+        torch.Generator().manual_seed(seed),
+        *(CANDIDATES if kind in GIVEN else ()),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_canaries_are_by_the_seed(kind):
-    one, two, other = made(kind), made(kind), made(kind, seed=1)
+    one = made(kind)
+    two = made(kind)
+    other = made(kind, seed=1)
     assert torch.equal(one.images, two.images)
     assert torch.equal(one.labels, two.labels)
     assert not torch.equal(one.images, other.images)
@@ -37,15 +45,23 @@ def test_clean_ones_are_records_and_mislabelled_ones_too_but_for_the_label():
     known = {image.numpy().tobytes(): int(label) for image, label in zip(*CANDIDATES, strict=True)}
     for kind in GIVEN:
         found = made(kind)
-        right = [known[image.numpy().tobytes()] == int(label) for image, label in zip(*found, strict=True)]
+        right = [
+            known[image.numpy().tobytes()] == int(label)
+            for image, label in zip(*found, strict=True)
+        ]
         assert all(right) if kind == "clean" else not any(right)
         assert found.labels.max() < 10
 
 
 def test_mislabelled_ones_go_to_every_other_class():
-    images, labels = torch.zeros(9000, 1, 8, 8), torch.full((9000,), 3)
-    found = canaries("mislabelled", SPECS[0], 9000, torch.Generator().manual_seed(0), images, labels)
-    assert torch.bincount(found.labels, minlength=10).tolist() == pytest.approx([1000, 1000, 1000, 0, *[1000] * 6], abs=120)
+    images = torch.zeros(9000, 1, 8, 8)
+    labels = torch.full((9000,), 3)
+    found = canaries(
+        "mislabelled", SPECS[0], 9000, torch.Generator().manual_seed(0), images, labels
+    )
+    assert torch.bincount(found.labels, minlength=10).tolist() == pytest.approx(
+        [1000, 1000, 1000, 0, *[1000] * 6], abs=120
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "x".join(map(str, spec.shape)))
@@ -55,7 +71,9 @@ def test_orthogonal_ones_are_orthogonal_and_large(spec):
     lengths = products.diagonal()
     assert (products - lengths.diag()).abs().max() < 1e-5 * lengths.min()
     assert apart.abs().amax(1).min() > 0.4999  # to black or white
-    assert lengths.min() > 0.1 * spec.pixels / 4  # a tenth of what any image can have about mid-grey
+    assert (
+        lengths.min() > 0.1 * spec.pixels / 4
+    )  # a tenth of what any image can have about mid-grey
 
 
 def test_coins_are_fair_and_independent():
@@ -63,7 +81,9 @@ def test_coins_are_fair_and_independent():
     thrown = coins(40_000)
     assert thrown.mean() == pytest.approx(0.5, abs=0.015)
     assert (thrown[1:] == thrown[:-1]).mean() == pytest.approx(0.5, abs=0.015)
-    assert (coins(40_000) == thrown).mean() == pytest.approx(0.5, abs=0.015)  # and others every time
+    assert (coins(40_000) == thrown).mean() == pytest.approx(
+        0.5, abs=0.015
+    )  # and others every time
 
 
 def test_what_cannot_be_is_refused():

@@ -11,26 +11,32 @@ from torch import nn
 from torch.func import vjp
 from torch.nn import functional as F
 
-from privot.attacks.inversion.boxed import boxed
-from privot.attacks.inversion.certificate import Certificate, certify
-from privot.attacks.inversion.closed_form import doubled
-from privot.attacks.inversion.defences import Clipped, Noise, Pruned, Quantised
-from privot.attacks.inversion.nets import drawn, lenet
-from privot.attacks.inversion.refining import refine
-from privot.attacks.inversion.victims import Found, Problem, gradients
+from privot.attacks.inversion.box_least_squares import boxed
+from privot.attacks.inversion.cramer_rao import Certificate, certify
+from privot.attacks.inversion.defenses import Clipped, Noise, Pruned, Quantised
+from privot.attacks.inversion.gauss_newton import refine
+from privot.attacks.inversion.models import drawn, lenet
+from privot.attacks.inversion.problem import Found, Problem, gradients
+from privot.attacks.inversion.rgap import doubled
 from privot.data import load
 from privot.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SHAPE, COUNT = (1, 8, 8), 6
+SHAPE = (1, 8, 8)
+COUNT = 6
 
 
 @cache
 def made():
     """Six digits, a LeNet each: (problem, images, labels, certificate)."""
     images, labels = (each[:COUNT] for each in load("digits", public=True).records())
-    images, labels, net = images.double()[:, None], labels[:, None], lenet(SHAPE, 10)
-    weights = {name: each.double() for name, each in drawn(net, COUNT, torch.Generator().manual_seed(0), 0.5).items()}
+    images = images.double()[:, None]
+    labels = labels[:, None]
+    net = lenet(SHAPE, 10)
+    weights = {
+        name: each.double()
+        for name, each in drawn(net, COUNT, torch.Generator().manual_seed(0), 0.5).items()
+    }
     problem = Problem.of(net, F.cross_entropy, images, labels, weights)
     return problem, images, labels, certify(problem, images, labels)
 
@@ -42,9 +48,11 @@ def flat(problem, images, labels):
 
 def differences(problem, images, labels):
     """The Jacobian [entries, values] of one victim's update, by central differences."""
-    size, step = images.numel(), 1e-4
+    size = images.numel()
+    step = 1e-4
     moved = (step * torch.eye(size, dtype=torch.float64)).view(size, *images.shape[1:])
-    many, known = problem.pick(torch.zeros(size, dtype=torch.long)), labels.expand(size, -1)
+    many = problem.pick(torch.zeros(size, dtype=torch.long))
+    known = labels.expand(size, -1)
     return ((flat(many, images + moved, known) - flat(many, images - moved, known)) / (2 * step)).T
 
 
@@ -73,10 +81,16 @@ def test_the_information_is_that_of_the_jacobian():
 def test_the_best_attack_is_as_good_as_predicted():
     problem, images, labels, found = made()
     which = torch.arange(COUNT).repeat(4)
-    noise_std = torch.tensor([1e-3, 1e-2], dtype=torch.float64).repeat_interleave(2 * COUNT)[:, None]
-    many, truth, known = problem.pick(which), images[which], labels[which]
+    noise_std = torch.tensor([1e-3, 1e-2], dtype=torch.float64).repeat_interleave(2 * COUNT)[
+        :, None
+    ]
+    many = problem.pick(which)
+    truth = images[which]
+    known = labels[which]
     clean = flat(many, truth, known)
-    seen = clean + noise_std * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    seen = clean + noise_std * torch.randn(
+        clean.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     guess = attacked(many, known, seen, truth, found.information[which])
     error = (guess - truth).square().flatten(1).mean(1).view(2, 2, COUNT)
     for level, ours in zip((1e-3, 1e-2), error, strict=True):
@@ -90,8 +104,16 @@ def test_steps_of_gauss_and_newton_get_there_from_where_a_search_ends():
     generator = torch.Generator().manual_seed(4)
     start = images + 0.1 * torch.randn(images.shape, generator=generator, dtype=torch.float64)
     for noise_std in (1e-3, 1e-2):
-        update = {name: u + noise_std * torch.randn(u.shape, generator=generator, dtype=u.dtype) for name, u in problem.update.items()}
-        begun = Found(start, labels, torch.zeros(COUNT, dtype=torch.long), torch.zeros(COUNT, dtype=torch.float64))
+        update = {
+            name: u + noise_std * torch.randn(u.shape, generator=generator, dtype=u.dtype)
+            for name, u in problem.update.items()
+        }
+        begun = Found(
+            start,
+            labels,
+            torch.zeros(COUNT, dtype=torch.long),
+            torch.zeros(COUNT, dtype=torch.float64),
+        )
         ended = refine(replace(problem, update=update), begun)
         error = (ended.images - images).square().flatten(1).mean(1)
         assert abs((error / found.mse(noise_std)).mean() - 1) < 0.3
@@ -100,7 +122,9 @@ def test_steps_of_gauss_and_newton_get_there_from_where_a_search_ends():
 
 def test_without_the_box_it_is_the_bound_of_cramer_and_rao():
     problem, images, labels, found = made()
-    generator, ratios, noise_std = torch.Generator().manual_seed(2), [], 1e-4
+    generator = torch.Generator().manual_seed(2)
+    ratios = []
+    noise_std = 1e-4
     value, pull = vjp(lambda x: flat(problem, x, labels), images)
     for _ in range(40):  # one Newton step from the truth, which at this noise is all there is
         drawn = noise_std * torch.randn(value.shape, generator=generator, dtype=torch.float64)
@@ -120,12 +144,17 @@ def test_the_noise_for_a_target():
 def test_clipping_loses_the_length_and_no_more():
     problem, images, labels, found = made()
     value, pull = vjp(lambda x: flat(problem, x, labels), images)
-    norms, bound = value.norm(dim=1), 0.5
+    norms = value.norm(dim=1)
+    bound = 0.5
     assert (norms > bound).all()
     along = pull(value / norms[:, None])[0].flatten(1)  # J^T of the direction
-    expected = (bound / norms).square()[:, None, None] * (found.information - along[:, :, None] * along[:, None])
+    expected = (bound / norms).square()[:, None, None] * (
+        found.information - along[:, :, None] * along[:, None]
+    )
     clipped = certify(problem, images, labels, Clipped(bound))
-    assert torch.allclose(clipped.information, expected, rtol=1e-6, atol=1e-9 * expected.abs().max())
+    assert torch.allclose(
+        clipped.information, expected, rtol=1e-6, atol=1e-9 * expected.abs().max()
+    )
     assert (clipped.unbiased(1e-3) > found.unbiased(1e-3)).all()
     same = certify(problem, images, labels, Clipped(float(norms.max()) * 2))
     assert torch.allclose(same.information, found.information)
@@ -133,12 +162,16 @@ def test_clipping_loses_the_length_and_no_more():
 
 def test_other_defences():
     problem, images, labels, found = made()
-    assert torch.allclose(certify(problem, images, labels, Noise(0.1)).information, found.information)
+    assert torch.allclose(
+        certify(problem, images, labels, Noise(0.1)).information, found.information
+    )
     pruned = certify(problem, images, labels, Pruned(0.5))
     assert (pruned.unbiased(1e-3) > found.unbiased(1e-3)).all()
     spread = Quantised(8).spread(problem.update)
     rounded = certify(problem, images, labels, Quantised(8), spread=spread)
-    smallest, largest = (getattr(torch.stack(list(spread.values())), name)(0).values for name in ("min", "max"))
+    smallest, largest = (
+        getattr(torch.stack(list(spread.values())), name)(0).values for name in ("min", "max")
+    )
     assert (rounded.unbiased(1.0) > found.unbiased(smallest)).all()
     assert (rounded.unbiased(1.0) < found.unbiased(largest)).all()
 
@@ -162,14 +195,19 @@ def test_images_behind_one_update_are_unknown_together():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10)).double()
     _, images, labels, _ = made()
-    pairs, both = images.view(3, 2, *SHAPE), labels.view(3, 2)
-    found = certify(problem := Problem.of(net, F.cross_entropy, pairs, both), pairs, both, portion=50)
+    pairs = images.view(3, 2, *SHAPE)
+    both = labels.view(3, 2)
+    found = certify(
+        problem := Problem.of(net, F.cross_entropy, pairs, both), pairs, both, portion=50
+    )
     assert found.information.shape == (3, 128, 128)
     one = problem.pick(torch.tensor([1]))
     jacobian = differences(one, pairs[1:2], both[1:2])
     assert torch.allclose(found.information[1], jacobian.T @ jacobian, atol=1e-7)
     alone = certify(Problem.of(net, F.cross_entropy, images, labels), images, labels)
-    assert found.unbiased(1e-3).mean() > 4 * alone.unbiased(1e-3).mean()  # half the signal each, and each hides the other
+    assert (
+        found.unbiased(1e-3).mean() > 4 * alone.unbiased(1e-3).mean()
+    )  # half the signal each, and each hides the other
 
 
 def test_the_box_against_a_solver():
@@ -179,16 +217,25 @@ def test_the_box_against_a_solver():
     found = boxed(factor.mT @ factor, aim, (0.0, 1.0), 2000)
     for victim in range(2):
         for draw in range(3):
-            expected = lsq_linear(factor[victim].numpy(), (factor[victim] @ aim[victim, :, draw]).numpy(), (0, 1), tol=1e-12).x
+            expected = lsq_linear(
+                factor[victim].numpy(),
+                (factor[victim] @ aim[victim, :, draw]).numpy(),
+                (0, 1),
+                tol=1e-12,
+            ).x
             assert np.abs(found[victim, :, draw].numpy() - expected).max() < 1e-5
 
 
 def test_float32_updates_and_other_boxes():
     problem, images, labels, found = made()
     single = replace(
-        problem, weights={n: w.float() for n, w in problem.weights.items()}, update={n: u.float() for n, u in problem.update.items()}
+        problem,
+        weights={n: w.float() for n, w in problem.weights.items()},
+        update={n: u.float() for n, u in problem.update.items()},
     )
-    assert torch.allclose(certify(single, images.float(), labels).unbiased(1.0), found.unbiased(1.0), rtol=1e-3)
+    assert torch.allclose(
+        certify(single, images.float(), labels).unbiased(1.0), found.unbiased(1.0), rtol=1e-3
+    )
     wide = Certificate(**{**vars(found), "images": found.images * 2 - 1, "bounds": (-1.0, 1.0)})
     assert (wide.psnr(1e-3) > found.psnr(1e-3)).all()  # the same error in a box twice as wide
 

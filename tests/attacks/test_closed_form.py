@@ -7,12 +7,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privot.attacks.inversion import relu_batch
-from privot.attacks.inversion.chain import chain, undo_elu, undo_leaky, undo_sigmoid, undo_softplus, undo_tanh
-from privot.attacks.inversion.closed_form import invert
-from privot.attacks.inversion.judging import judge
-from privot.attacks.inversion.nets import LENET_REACH, cnn6, drawn, lenet, logistic
-from privot.attacks.inversion.victims import Problem
+from privot.attacks.inversion import spear
+from privot.attacks.inversion.layer_chain import (
+    chain,
+    undo_elu,
+    undo_leaky,
+    undo_sigmoid,
+    undo_softplus,
+    undo_tanh,
+)
+from privot.attacks.inversion.models import LENET_REACH, cnn6, drawn, lenet, logistic
+from privot.attacks.inversion.problem import Problem
+from privot.attacks.inversion.rgap import invert
+from privot.attacks.inversion.scoring import judge
 from privot.data import load
 from privot.errors import DataError, SettingError
 
@@ -39,7 +46,12 @@ def errors(found, images):
 
 def test_lenet_with_a_net_for_each_victim():
     net = lenet(SHAPE, 10)
-    problem, images, labels = victims(net, F.cross_entropy, 4, weights=drawn(net, 4, torch.Generator().manual_seed(0), LENET_REACH))
+    problem, images, labels = victims(
+        net,
+        F.cross_entropy,
+        4,
+        weights=drawn(net, 4, torch.Generator().manual_seed(0), LENET_REACH),
+    )
     found = invert(problem)
     assert errors(found, images).max() < 1e-6
     assert found.labels.equal(labels)
@@ -49,9 +61,21 @@ def test_lenet_with_a_net_for_each_victim():
 def test_cnn6_has_no_biases_one_logit_and_images_that_are_classified_rightly_or_not():
     net = cnn6(SHAPE)
     problem, images, labels = victims(
-        net, logistic, 4, weights=drawn(net, 4, torch.Generator().manual_seed(1)), dtype=torch.float64, classes=2
+        net,
+        logistic,
+        4,
+        weights=drawn(net, 4, torch.Generator().manual_seed(1)),
+        dtype=torch.float64,
+        classes=2,
     )
-    logits = torch.cat([torch.func.functional_call(net, {n: w[i] for n, w in problem.weights.items()}, images[i]) for i in range(4)])
+    logits = torch.cat(
+        [
+            torch.func.functional_call(
+                net, {n: w[i] for n, w in problem.weights.items()}, images[i]
+            )
+            for i in range(4)
+        ]
+    )
     assert len(set(((logits[:, 0] > 0) == labels[:, 0]).tolist())) == 2  # one root, and two
     found = invert(problem)
     assert errors(found, images).max() < 1e-3
@@ -61,7 +85,12 @@ def test_cnn6_has_no_biases_one_logit_and_images_that_are_classified_rightly_or_
 @pytest.mark.parametrize("classes", [2, 10])
 def test_a_softmax_without_biases(classes):
     torch.manual_seed(3)
-    net = nn.Sequential(nn.Conv2d(1, 8, 3, 1, 1, bias=False), nn.Sigmoid(), nn.Flatten(), nn.Linear(512, classes, bias=False))
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, 1, 1, bias=False),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(512, classes, bias=False),
+    )
     problem, images, labels = victims(net, F.cross_entropy, classes=classes, dtype=torch.float64)
     found = invert(problem)
     assert errors(found, images).max() < 1e-12
@@ -73,15 +102,20 @@ class Own(nn.Module):
 
     def __init__(self, bend):
         super().__init__()
-        self.first, self.second, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(512, 40), nn.Linear(40, 10)
-        self.bend, self.drop = bend, nn.Dropout(0.5)
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.second = nn.Linear(512, 40)
+        self.last = nn.Linear(40, 10)
+        self.bend = bend
+        self.drop = nn.Dropout(0.5)
 
     def forward(self, x):
         x = self.bend(self.first(x)).view(x.size(0), -1)
         return self.last(self.drop(self.bend(self.second(x))))
 
 
-@pytest.mark.parametrize("bend", [torch.tanh, F.leaky_relu, nn.ELU(), nn.Softplus(2.0), torch.sigmoid])
+@pytest.mark.parametrize(
+    "bend", [torch.tanh, F.leaky_relu, nn.ELU(), nn.Softplus(2.0), torch.sigmoid]
+)
 def test_a_model_of_one_s_own_with_one_net_for_all(bend):
     torch.manual_seed(0)
     problem, images, labels = victims(Own(bend).eval(), F.cross_entropy, dtype=torch.float64)
@@ -92,7 +126,9 @@ def test_a_model_of_one_s_own_with_one_net_for_all(bend):
 
 def test_what_follows_the_last_layer_is_a_part_of_the_loss():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10), nn.LogSoftmax(1))
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10), nn.LogSoftmax(1)
+    )
     problem, images, labels = victims(net, F.nll_loss)
     found = invert(problem)
     assert errors(found, images).max() < 1e-9
@@ -101,7 +137,9 @@ def test_what_follows_the_last_layer_is_a_part_of_the_loss():
 
 def test_clipping_changes_nothing():
     net = lenet(SHAPE, 10)
-    problem, images, _ = victims(net, F.cross_entropy, 2, weights=drawn(net, 2, torch.Generator().manual_seed(0), 0.5))
+    problem, images, _ = victims(
+        net, F.cross_entropy, 2, weights=drawn(net, 2, torch.Generator().manual_seed(0), 0.5)
+    )
     for name in problem.update:
         problem.update[name].mul_(0.01)
     assert errors(invert(problem), images).max() < 1e-6
@@ -109,7 +147,9 @@ def test_clipping_changes_nothing():
 
 def test_an_attack_that_failed_says_so():
     net = lenet(SHAPE, 10)
-    problem, images, _ = victims(net, F.cross_entropy, 3, weights=drawn(net, 3, torch.Generator().manual_seed(0), 0.5))
+    problem, images, _ = victims(
+        net, F.cross_entropy, 3, weights=drawn(net, 3, torch.Generator().manual_seed(0), 0.5)
+    )
     generator = torch.Generator().manual_seed(1)
     for each in problem.update.values():
         each.add_(0.1 * torch.randn(each.shape, generator=generator))
@@ -122,10 +162,15 @@ def test_an_attack_that_failed_says_so():
 @pytest.mark.parametrize(
     ("bend", "undo"),
     [
-        (torch.sigmoid, undo_sigmoid), (torch.tanh, undo_tanh), (F.elu, undo_elu()), (lambda z: F.elu(z, 0.5), undo_elu(0.5)),
-        (F.softplus, undo_softplus()), (lambda z: F.leaky_relu(z, 0.2), undo_leaky(0.2)), (F.relu, undo_leaky(0.0)),
+        (torch.sigmoid, undo_sigmoid),
+        (torch.tanh, undo_tanh),
+        (F.elu, undo_elu()),
+        (lambda z: F.elu(z, 0.5), undo_elu(0.5)),
+        (F.softplus, undo_softplus()),
+        (lambda z: F.leaky_relu(z, 0.2), undo_leaky(0.2)),
+        (F.relu, undo_leaky(0.0)),
     ],
-)  # fmt: skip
+)
 def test_functions_are_undone(bend, undo):
     z = torch.linspace(-4, 4, 101, dtype=torch.float64)
     slope = torch.func.vmap(torch.func.grad(bend))(z)
@@ -139,11 +184,25 @@ def test_functions_are_undone(bend, undo):
 @pytest.mark.parametrize(
     ("net", "word"),
     [
-        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)), "MaxPool2d"),
+        (
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)),
+            "MaxPool2d",
+        ),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(144, 10)), "GELU"),
-        (nn.Sequential(nn.Conv2d(1, 4, 3, groups=1, padding="same"), nn.Flatten(), nn.Linear(256, 10)), "padding by name"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False), nn.LogSoftmax(1)), "has no bias"),
-        (nn.Sequential(nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 10)), "begin and end with a layer"),
+        (
+            nn.Sequential(
+                nn.Conv2d(1, 4, 3, groups=1, padding="same"), nn.Flatten(), nn.Linear(256, 10)
+            ),
+            "padding by name",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False), nn.LogSoftmax(1)),
+            "has no bias",
+        ),
+        (
+            nn.Sequential(nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 10)),
+            "begin and end with a layer",
+        ),
     ],
 )
 def test_nets_that_are_no_chain(net, word):
@@ -155,7 +214,8 @@ def test_nets_that_are_no_chain(net, word):
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.first = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 10)
 
     def forward(self, x):
         x = x.flatten(1)
@@ -190,7 +250,7 @@ def perceptron(seed=0):
 @pytest.mark.parametrize("batch", [1, 2, 6])
 def test_a_whole_batch_behind_a_relu(batch):
     problem, images, labels = victims(perceptron(), F.cross_entropy, 2, batch)
-    found = relu_batch.invert(problem)
+    found = spear.invert(problem)
     seen = judge(found, images, labels)
     assert seen.mse.max() < 1e-8
     assert found.loss.max() == 0  # the proof that the attacker has
@@ -201,16 +261,19 @@ def test_a_batch_with_noise_is_not_proved():
     problem, images, labels = victims(perceptron(), F.cross_entropy, 1, 4)
     for each in problem.update.values():
         each.add_(1e-2 * torch.randn(each.shape, generator=torch.Generator().manual_seed(0)))
-    found = relu_batch.invert(problem, rounds=4)
+    found = spear.invert(problem, rounds=4)
     assert found.loss.min() > 0.01
     assert judge(found, images, labels).mse.min() > 1e-3
 
 
 def test_the_batch_attack_says_what_it_needs():
-    for net in (lenet(SHAPE, 10), nn.Sequential(nn.Flatten(), nn.Linear(64, 20, bias=False), nn.ReLU(), nn.Linear(20, 10))):
+    for net in (
+        lenet(SHAPE, 10),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 20, bias=False), nn.ReLU(), nn.Linear(20, 10)),
+    ):
         problem, _, _ = victims(net, F.cross_entropy, 1, 2)
         with pytest.raises(SettingError, match="ReLU"):
-            relu_batch.invert(problem)
+            spear.invert(problem)
 
 
 # The papers' own data
@@ -223,7 +286,10 @@ def pictures(name, count):
         pytest.skip(str(error))
 
 
-LONG = [pytest.param(*each, marks=pytest.mark.slow) for each in (("cifar10", "lenet"), ("mnist", "cnn6"), ("cifar10", "cnn6"))]
+LONG = [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in (("cifar10", "lenet"), ("mnist", "cnn6"), ("cifar10", "cnn6"))
+]
 
 
 @pytest.mark.parametrize(("data", "net"), [("mnist", "lenet"), *LONG])
@@ -231,7 +297,11 @@ def test_the_table_of_the_paper(data, net):
     """MSE of R-GAP in Table 3 of Wang et al.: 0.0012 and 0.0048 (LeNet), 0.0068 and 0.0258 (CNN6)."""
     images, labels = pictures(data, 2)
     shape = tuple(images.shape[1:])
-    made, loss, reach, goal = (lenet(shape, 10), F.cross_entropy, 0.5, 1e-6) if net == "lenet" else (cnn6(shape), logistic, None, 1e-3)
+    made, loss, reach, goal = (
+        (lenet(shape, 10), F.cross_entropy, 0.5, 1e-6)
+        if net == "lenet"
+        else (cnn6(shape), logistic, None, 1e-3)
+    )
     labels = labels if net == "lenet" else labels % 2
     weights = drawn(made, 2, torch.Generator().manual_seed(0), reach)
     found = invert(Problem.of(made, loss, images[:, None], labels[:, None], weights))

@@ -7,15 +7,16 @@ import pytest
 import torch
 from scipy.stats import hypergeom
 
-from privot.attacks import ATTACKS, controls, observing, preparing, target, trying
-from privot.attacks.controls import CONTROLS, LEARNED, chance, power
-from privot.attacks.membership import lira, rmia
-from privot.attacks.prepared import Prepared
+from privot.attacks.membership import controls, lira, rmia, runner, target
+from privot.attacks.membership.controls import CONTROLS, LEARNED, chance, power
+from privot.attacks.membership.registry import ATTACKS
+from privot.attacks.shadows import observe, train
+from privot.attacks.shadows.store import Prepared
 from privot.audit import roc
-from privot.data.records import Records
+from privot.data.dataset import Records
 from privot.errors import DataError, PrivotError, SettingError
-from privot.product import Product
 from privot.release import Release
+from privot.release.artifact import Product
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = [name for name, attack in ATTACKS.items() if "shadows" not in attack.needs]
@@ -26,7 +27,8 @@ TWO_SIDED = ["lira", "lira-pixels", "lira-features"]
 @pytest.fixture(scope="module", autouse=True)
 def trained_once():
     """Classifiers of the same releases: a bug that comes after them costs no training."""
-    known, real = {}, preparing.victims
+    known = {}
+    real = train.victims
 
     def victims(releases, seeds, spec, epochs, *more):
         key = (*(each.digest for each in releases), *seeds, epochs)
@@ -35,7 +37,7 @@ def trained_once():
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "victims", victims)
+        patch.setattr(train, "victims", victims)
         patch.setattr(target, "victims", victims)
         yield
 
@@ -70,23 +72,40 @@ def test_controls_are_by_the_seed():
 
 def held(prepared, images):
     """Who is shown by the release of which shadow, blurred as it is: bool [shadows, candidates]."""
-    shown = [prepared.release(each).product.tensors["images"].flatten(1) for each in range(controls.SHADOWS)]
-    return np.stack([np.isin(np.arange(len(images)), torch.cdist(each, images.flatten(1)).argmin(1)) for each in shown])
+    shown = [
+        prepared.release(each).product.tensors["images"].flatten(1)
+        for each in range(controls.SHADOWS)
+    ]
+    return np.stack(
+        [
+            np.isin(np.arange(len(images)), torch.cdist(each, images.flatten(1)).argmin(1))
+            for each in shown
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", ["lira-offline", "rmia"])
 def test_what_is_compared_is_what_was_prepared(name):
     """Their power tells little of that: each takes much the same mean over shadows, whoever was in which."""
-    found, half = LEARNED.told(name, True, 0), controls.FEW // 2
-    prepared, own = controls._prepared(LEARNED, 0), controls._target(LEARNED, True, 0)
+    found = LEARNED.told(name, True, 0)
+    half = controls.FEW // 2
+    prepared = controls._prepared(LEARNED, 0)
+    own = controls._target(LEARNED, True, 0)
     box = target.together(*map(controls._box, LEARNED.sides(0)[:2]))
     what = "confidence" if name == "lira-offline" else "loss"
-    seen, theirs, members = own._observed(what, box), prepared.observed(what), held(prepared, box.records().images)
+    seen = own._observed(what, box)
+    theirs = prepared.observed(what)
+    members = held(prepared, box.records().images)
     if name == "lira-offline":
         wanted = lira.lira(seen, theirs, members, offline=True)
     else:
-        aside = half + torch.randperm(half, generator=torch.Generator().manual_seed(0))[:5].numpy()  # a fifth of the others
-        wanted = np.delete(rmia.rmia(seen, theirs, members, seen[aside], theirs[:, aside], members[:, aside]), aside)
+        aside = (
+            half + torch.randperm(half, generator=torch.Generator().manual_seed(0))[:5].numpy()
+        )  # a fifth of the others
+        wanted = np.delete(
+            rmia.rmia(seen, theirs, members, seen[aside], theirs[:, aside], members[:, aside]),
+            aside,
+        )
     np.testing.assert_allclose(np.concatenate(found), wanted)
 
 
@@ -107,58 +126,93 @@ def refused(name):
     assert "DO NOT TRUST" in found.sentence
 
 
-@pytest.mark.parametrize("name", [each for each in ALONE if each not in ("nearest-lpips", "gan-leaks-partial")])  # long, and as others
+@pytest.mark.parametrize(
+    "name", [each for each in ALONE if each not in ("nearest-lpips", "gan-leaks-partial")]
+)  # long, and as others
 def test_labels_of_the_next_class_are_seen(name, monkeypatch):
     healthy(name)
-    monkeypatch.setattr(target, "Records", lambda images, labels: Records(images, (labels + 1) % 10))
+    monkeypatch.setattr(
+        target, "Records", lambda images, labels: Records(images, (labels + 1) % 10)
+    )
     refused(name)
 
 
-@pytest.mark.parametrize("name", ["loss", "nearest-pixels", "nearest-features", "real-start", "gan-leaks-full"])
+@pytest.mark.parametrize(
+    "name", ["loss", "nearest-pixels", "nearest-features", "real-start", "gan-leaks-full"]
+)
 def test_candidates_in_another_order_are_seen(name, monkeypatch):
     healthy(name)
-    monkeypatch.setattr(target, "Records", lambda *both: Records(*(each.roll(len(each) // 4, 0) for each in both)))
+    monkeypatch.setattr(
+        target, "Records", lambda *both: Records(*(each.roll(len(each) // 4, 0) for each in both))
+    )
     refused(name)
 
 
-VICTIM, SHADOWS, ALL = (target,), (preparing,), (target, preparing)
-OBSERVED = [(name, where) for name in ATTACKS if {"model", "shadows"} & {*ATTACKS[name].needs} for where in (VICTIM, ALL)]
+VICTIM = (target,)
+SHADOWS = (train,)
+ALL = (target, train)
+OBSERVED = [
+    (name, where)
+    for name in ATTACKS
+    if {"model", "shadows"} & {*ATTACKS[name].needs}
+    for where in (VICTIM, ALL)
+]
 
 
 @pytest.mark.parametrize(("name", "where"), [*OBSERVED, *((name, SHADOWS) for name in TWO_SIDED)])
 def test_observations_in_another_order_are_seen(name, where, monkeypatch, anew):
     def mixed(*given):
-        return {what: np.random.default_rng(0).permutation(each, 1) for what, each in observing.observe(*given).items()}
+        return {
+            what: np.random.default_rng(0).permutation(each, 1)
+            for what, each in observe.observe(*given).items()
+        }
 
     for each in where:
         monkeypatch.setattr(each, "observe", mixed)
     refused(name)
 
 
-@pytest.mark.parametrize("wrong", [lambda labels: (labels + 1) % 10, lambda labels: labels.roll(1)], ids=["next class", "next record"])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda labels: (labels + 1) % 10, lambda labels: labels.roll(1)],
+    ids=["next class", "next record"],
+)
 @pytest.mark.parametrize("name", OF_MODELS)
 def test_answers_to_shifted_labels_are_seen(name, wrong, monkeypatch, anew):
-    real = observing.confidence
-    monkeypatch.setattr(observing, "confidence", lambda logits, labels: real(logits, wrong(labels)))
+    real = observe.confidence
+    monkeypatch.setattr(observe, "confidence", lambda logits, labels: real(logits, wrong(labels)))
     refused(name)
 
 
 def test_lessons_in_shifted_labels_are_seen(monkeypatch, anew):
     def shifted(release):
-        images, labels = release.product.tensors["images"], release.product.tensors["labels"]
-        return Release(Product.set(images, (labels + 1) % 10), release.guarantee, release.spec, release.facts)
+        images = release.product.tensors["images"]
+        labels = release.product.tensors["labels"]
+        return Release(
+            Product.set(images, (labels + 1) % 10), release.guarantee, release.spec, release.facts
+        )
 
     real = target.victims
-    monkeypatch.setattr(target, "victims", lambda releases, *given: real([shifted(each) for each in releases], *given))
+    monkeypatch.setattr(
+        target,
+        "victims",
+        lambda releases, *given: real([shifted(each) for each in releases], *given),
+    )
     assert roc(*LEARNED.told("loss", True, 0)).auc < 0.5
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [lambda members: ~members, lambda members: np.roll(members, 1, 1), lambda members: np.roll(members, 1, 0)],
+    [
+        lambda members: ~members,
+        lambda members: np.roll(members, 1, 1),
+        lambda members: np.roll(members, 1, 0),
+    ],
     ids=["inverted", "of the next candidate", "of the next shadow"],
 )
-@pytest.mark.parametrize("name", TWO_SIDED)  # the others take nearly the same mean over shadows, whoever was in which
+@pytest.mark.parametrize(
+    "name", TWO_SIDED
+)  # the others take nearly the same mean over shadows, whoever was in which
 def test_members_of_other_shadows_are_seen(name, wrong, monkeypatch):
     healthy(name)
     real = Prepared.members
@@ -196,15 +250,23 @@ def test_sides_that_changed_places_are_seen(name, monkeypatch):
 def test_an_attack_that_is_wrong_in_itself_is_seen(name, wrong, monkeypatch):
     healthy(name)
     attack = ATTACKS[name]
-    monkeypatch.setitem(ATTACKS, name, attack._replace(function=lambda *given, **more: wrong(attack.function(*given, **more))))
+    monkeypatch.setitem(
+        ATTACKS,
+        name,
+        attack._replace(function=lambda *given, **more: wrong(attack.function(*given, **more))),
+    )
     refused(name)
 
 
 def test_with_a_bug_nothing_is_attacked(monkeypatch):
-    monkeypatch.setattr(trying, "power", power.__wrapped__)
-    monkeypatch.setattr(target, "Records", lambda images, labels: Records(images, (labels + 1) % 10))
+    monkeypatch.setattr(runner, "power", power.__wrapped__)
+    monkeypatch.setattr(
+        target, "Records", lambda images, labels: Records(images, (labels + 1) % 10)
+    )
     with pytest.raises(PrivotError, match="does not pass its controls"):
-        trying.proved("nearest-pixels", controls._target(CONTROLS["nearest-pixels"][0], True, 0).release)
+        runner.proved(
+            "nearest-pixels", controls._target(CONTROLS["nearest-pixels"][0], True, 0).release
+        )
 
 
 # The p-value
@@ -212,7 +274,8 @@ def test_with_a_bug_nothing_is_attacked(monkeypatch):
 
 def test_the_p_value_is_exact():
     # All ways to choose 4 members of 8 are equally likely: P(p <= t) <= t for each value t that p takes, with equality.
-    rng, seen = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    seen = []
     for _ in range(4000):
         order = rng.permutation(8.0 * np.arange(8))
         seen.append(chance(order[:4], order[4:]))
@@ -233,9 +296,15 @@ def test_an_unknown_attack_is_refused():
 
 def test_the_register_tells_attacks_of_one_function_apart():
     (images, _), (others, _), _ = controls.digits(0)
-    one, two = (ATTACKS[name].function(images[:5], others) for name in ("nearest-pixels", "nearest-features"))
+    one, two = (
+        ATTACKS[name].function(images[:5], others)
+        for name in ("nearest-pixels", "nearest-features")
+    )
     assert not np.allclose(one, two)
-    seen, members = np.array([[1.0], [1.2], [3.0], [3.2]]), np.array([[False], [False], [True], [True]])
-    online, offline = (ATTACKS[name].function(np.array([9.0]), seen, members) for name in ("lira", "lira-offline"))
+    seen = np.array([[1.0], [1.2], [3.0], [3.2]])
+    members = np.array([[False], [False], [True], [True]])
+    online, offline = (
+        ATTACKS[name].function(np.array([9.0]), seen, members) for name in ("lira", "lira-offline")
+    )
     assert offline[0] == pytest.approx((9 - 1.1) / np.std([1, 1.2], ddof=1))
     assert online[0] != offline[0]

@@ -11,12 +11,20 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 from torch.nn import functional as F
 
-from privot.attacks.inversion.defences import Clipped, Noise, Pruned, Quantised, Several, added, made
-from privot.attacks.inversion.optimising import compared
-from privot.attacks.inversion.promises import Training, promise
-from privot.attacks.inversion.victims import Problem, gradients
+from privot.attacks.inversion.defense_guarantee import Training, promise
+from privot.attacks.inversion.defenses import (
+    Clipped,
+    Noise,
+    Pruned,
+    Quantised,
+    Several,
+    added,
+    made,
+)
+from privot.attacks.inversion.problem import Problem, gradients
+from privot.attacks.inversion.search import compared
 from privot.data import load
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.privacy.gate import Gate
@@ -64,7 +72,10 @@ class ClippedTogether(Clipped):
     def expected(self, each):
         mean = {name: found.sum(1) for name, found in each.items()}
         factor = (self.bound * 3 / length(mean)).clamp(max=1.0)
-        return {name: torch.einsum("n...,n->n...", found, factor) / self.batch for name, found in mean.items()}
+        return {
+            name: torch.einsum("n...,n->n...", found, factor) / self.batch
+            for name, found in mean.items()
+        }
 
 
 def moved(defence):
@@ -73,9 +84,17 @@ def moved(defence):
     for scale in (1e-3, 1.0, 100.0):
         each = {name: value * scale for name, value in apart(*batch()).items()}
         for gone in range(4):
-            rest = {name: torch.cat([value[:, :gone], value[:, gone + 1 :]], 1) for name, value in each.items()}
-            one, two = defence.expected(each), defence.expected(rest)
-            found.append(length({name: one[name] - two[name] for name in one}).max() * defence.batch / defence.bound)
+            rest = {
+                name: torch.cat([value[:, :gone], value[:, gone + 1 :]], 1)
+                for name, value in each.items()
+            }
+            one = defence.expected(each)
+            two = defence.expected(rest)
+            found.append(
+                length({name: one[name] - two[name] for name in one}).max()
+                * defence.batch
+                / defence.bound
+            )
         lone = {name: value[:, :1] for name, value in each.items()}
         found.append(length(defence.expected(lone)).max() * defence.batch / defence.bound)
     return float(max(found))
@@ -88,14 +107,17 @@ def test_one_record_moves_the_sum_by_the_bound_at_most():
 
 def test_the_sum_is_what_the_gate_answers(ledger):
     images, labels = batch()
-    images, labels = images.flatten(0, 1), labels.flatten()
+    images = images.flatten(0, 1)
+    labels = labels.flatten()
     box = Sensitive(images.float().numpy(), labels.numpy(), Spec((1, 8, 8), 10, len(labels)))
     names = [name for name, _ in net().named_parameters()]
     own = {name: each.detach().float() for name, each in net().named_parameters()}
 
     def gradient(image, label):
         def loss(weights):
-            return F.cross_entropy(torch.func.functional_call(net(), weights, (image[None],)), label[None])
+            return F.cross_entropy(
+                torch.func.functional_call(net(), weights, (image[None],)), label[None]
+            )
 
         found = torch.func.grad(loss)(own)
         return torch.cat([found[name].flatten() for name in names])
@@ -105,7 +127,10 @@ def test_the_sum_is_what_the_gate_answers(ledger):
     ours = Clipped(0.5, batch=8).expected(apart(images[None], labels[None]))
     ours = torch.cat([ours[name].flatten() for name in names]) * 8
     assert torch.allclose(answer, ours, atol=1e-5)
-    assert length({name: each[0] for name, each in apart(images[None], labels[None]).items()}).max() > 0.5  # it was clipped
+    assert (
+        length({name: each[0] for name, each in apart(images[None], labels[None]).items()}).max()
+        > 0.5
+    )  # it was clipped
 
 
 @pytest.mark.parametrize("generator", [None, 3])
@@ -129,17 +154,30 @@ def test_the_epsilon_is_the_accountant_s(coarse_prices):
     found = promise(Clipped(1.0, noise=1.0), TRAINING)
     assert isinstance(found, Guarantee)
     assert found.neighbours == "add-remove"
-    event = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(256 / 60_000, dpa.GaussianDpEvent(1.0)), 100)
-    theirs = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event).get_epsilon(1e-5)
+    event = dpa.SelfComposedDpEvent(
+        dpa.PoissonSampledDpEvent(256 / 60_000, dpa.GaussianDpEvent(1.0)), 100
+    )
+    theirs = (
+        PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event).get_epsilon(1e-5)
+    )
     assert theirs * 0.99 < found.epsilon < theirs * 1.2
     assert found.epsilon <= found.renyi_epsilon
 
 
 def test_what_has_an_epsilon_and_what_does_not(coarse_prices):
-    for defence in (None, Noise(10.0), Clipped(1.0), Pruned(0.5), Quantised(8), made(noise=10.0, prune=0.9)):
+    for defence in (
+        None,
+        Noise(10.0),
+        Clipped(1.0),
+        Pruned(0.5),
+        Quantised(8),
+        made(noise=10.0, prune=0.9),
+    ):
         assert isinstance(promise(defence, TRAINING), NoGuarantee)
     after = promise(made(noise=1.0, clip=1.0, prune=0.5, bits=8), TRAINING)
-    assert after == promise(Clipped(3.0, 1.0, batch=256), TRAINING)  # rounding, pruning and scale are nobody's business
+    assert after == promise(
+        Clipped(3.0, 1.0, batch=256), TRAINING
+    )  # rounding, pruning and scale are nobody's business
     assert promise(Clipped(1.0, 2.0), TRAINING).epsilon < after.epsilon
 
 
@@ -160,9 +198,20 @@ def test_at_the_truth_nothing_is_left_to_explain(defence):
     true = gradients(plain, images, labels)
 
     def left(problem):
-        rows = [compared(*({n: v[i] for n, v in d.items()} if d else None for d in (true, problem.update, problem.known, problem.slack)))
-                for i in range(2)]  # fmt: skip
-        return max(float((row[name] - plain.update[name][i]).abs().max()) for i, row in enumerate(rows) for name in row)
+        rows = [
+            compared(
+                *(
+                    {n: v[i] for n, v in d.items()} if d else None
+                    for d in (true, problem.update, problem.known, problem.slack)
+                )
+            )
+            for i in range(2)
+        ]
+        return max(
+            float((row[name] - plain.update[name][i]).abs().max())
+            for i, row in enumerate(rows)
+            for name in row
+        )
 
     assert left(plain) > 1e-4
     assert left(known) < 1e-12
@@ -176,7 +225,9 @@ def test_pruned_and_quantised():
     assert Pruned(0.5)(each)["w"].tolist() == [[4.0, -3.0, 0.0, 0.0]]
     assert Pruned(0.0)(each)["w"].tolist() == [[4.0, -3.0, 2.0, -1.0]]
     assert Quantised(1)(each)["w"].tolist() == [[2.5, -2.5, 2.5, -2.5]]
-    assert Quantised(2)(each)["w"].tolist() == [[4.0, -4.0, 0.0, 0.0]]  # -1, 0 or 1 times the largest; 0.5 is rounded to even
+    assert Quantised(2)(each)["w"].tolist() == [
+        [4.0, -4.0, 0.0, 0.0]
+    ]  # -1, 0 or 1 times the largest; 0.5 is rounded to even
     assert torch.allclose(Quantised(16)(each)["w"], each["w"][:, 0], atol=1e-3)
     assert Quantised(8)({"w": torch.zeros(1, 1, 3)})["w"].tolist() == [[0.0, 0.0, 0.0]]
 
@@ -187,13 +238,22 @@ def test_several():
     assert defence.objective == "cosine"
     assert defence.noise_std == pytest.approx(0.025)
     sent = defence(apart(*batch()), torch.Generator().manual_seed(0))
-    assert all(np.isclose(float((each == 0).float().mean()), 0.5, atol=0.3) for each in sent.values())
+    assert all(
+        np.isclose(float((each == 0).float().mean()), 0.5, atol=0.3) for each in sent.values()
+    )
     assert made() is None
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [(Noise, (-1.0,)), (Noise, (math.nan,)), (Clipped, (0.0,)), (Clipped, (1.0, -1.0)), (Pruned, (1.0,)), (Quantised, (0,))],
+    [
+        (Noise, (-1.0,)),
+        (Noise, (math.nan,)),
+        (Clipped, (0.0,)),
+        (Clipped, (1.0, -1.0)),
+        (Pruned, (1.0,)),
+        (Quantised, (0,)),
+    ],
 )
 def test_settings_out_of_range(kind, settings):
     with pytest.raises(SettingError, match="needed"):

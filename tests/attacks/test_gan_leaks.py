@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from privot.attacks import controls
-from privot.attacks.membership import gan_leaks
+from privot.attacks.membership import controls, gan_leaks
 from privot.attacks.membership.gan_leaks import full_black_box, partial_black_box, white_box
 from privot.attacks.membership.nearest import calibrated
-from privot.attacks.target import Target
+from privot.attacks.membership.target import Target
 from privot.audit import roc
 from privot.data import Public
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.measures.similarity import WEIGHTS
+from privot.measures.image_similarity import WEIGHTS
 from privot.nets import DenseGenerator, initialise
-from privot.product import Product
 from privot.release import NoGuarantee, Release
+from privot.release.artifact import Product
 from privot.runtime import Runtime
 
-SPEC, COUNT = Spec((1, 8, 8), 10), 20
+SPEC = Spec((1, 8, 8), 10)
+COUNT = 20
 SIZES = {"shape": (1, 8, 8), "classes": 10, "code": 5, "hidden": 64}
 LABELS = torch.arange(COUNT) % 10
 
@@ -42,7 +42,9 @@ def its_own(product):
 
 
 def test_white_box_finds_the_code_of_a_generated_image(product, its_own, one_thread):
-    begun = -(full_black_box(its_own, *pair(product)) ** 2) * 4 / 64  # in the same unit: what a thousand draws alone come to
+    begun = (
+        -(full_black_box(its_own, *pair(product)) ** 2) * 4 / 64
+    )  # in the same unit: what a thousand draws alone come to
     found = white_box(product, its_own, LABELS, perceptual=0)
     print(f"squared error {-found.mean():.2g}, of draws alone {-begun.mean():.2g}")
     assert found.min() > -1e-4
@@ -58,7 +60,8 @@ def test_partial_black_box_finds_it_without_gradients(product, its_own, one_thre
     class Asked(nn.Module):
         """Refuses to be differentiated."""
 
-        code, net = 5, product.build()
+        code = 5
+        net = product.build()
 
         def forward(self, codes, labels):
             assert not codes.requires_grad
@@ -79,7 +82,9 @@ def test_portions_and_other_candidates_change_nothing(product, its_own, monkeypa
     how = {"steps": 40, "restarts": 2, "perceptual": 0}
     together = white_box(product, its_own, LABELS, **how)
     monkeypatch.setattr(gan_leaks, "ROWS", 6)
-    np.testing.assert_allclose(white_box(product, its_own, LABELS, **how), together, rtol=0.05, atol=1e-6)
+    np.testing.assert_allclose(
+        white_box(product, its_own, LABELS, **how), together, rtol=0.05, atol=1e-6
+    )
 
 
 def test_more_restarts_never_hurt(product, its_own, one_thread):
@@ -100,7 +105,9 @@ def test_lpips_is_part_of_the_search(product, its_own, one_thread, at_hand):
         at_hand("weights", name)
     assert gan_leaks._share(None) == gan_leaks.PERCEPTUAL
     how = {"steps": 8, "restarts": 1}
-    alone, both = (white_box(product, its_own[:4], LABELS[:4], perceptual=each, **how) for each in (0, 0.2))
+    alone, both = (
+        white_box(product, its_own[:4], LABELS[:4], perceptual=each, **how) for each in (0, 0.2)
+    )
     assert (both < alone).all()  # a term more in the distance
 
 
@@ -129,10 +136,18 @@ def test_a_generator_that_diverged_is_refused(product, its_own, attack):
 
 def test_a_search_asks_for_no_samples(product, its_own, monkeypatch, one_thread):
     """They take longer than the search where there is no GPU to draw them."""
-    drawn, sample = [], Release.sample
-    monkeypatch.setattr(Release, "sample", lambda *given, **more: drawn.append(1) or sample(*given, **more))
-    target = Target(Release(product, NoGuarantee("a test"), SPEC, {}), Runtime("cpu"), samples=40, perceptual=0)
-    sides = [Public(each.numpy(), own.numpy(), SPEC) for each, own in zip(its_own.split(10), LABELS.split(10), strict=True)]
+    drawn = []
+    sample = Release.sample
+    monkeypatch.setattr(
+        Release, "sample", lambda *given, **more: drawn.append(1) or sample(*given, **more)
+    )
+    target = Target(
+        Release(product, NoGuarantee("a test"), SPEC, {}), Runtime("cpu"), samples=40, perceptual=0
+    )
+    sides = [
+        Public(each.numpy(), own.numpy(), SPEC)
+        for each, own in zip(its_own.split(10), LABELS.split(10), strict=True)
+    ]
     target.told("gan-leaks-white", *sides)
     assert not drawn
     for _ in range(2):
@@ -146,8 +161,12 @@ def test_a_set_is_no_generator():
         white_box(made, torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), perceptual=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU"
+)
 def test_a_gpu_finds_the_code_too(product, its_own):
     for perceptual in (0, None):
-        assert white_box(product, its_own, LABELS, perceptual=perceptual, device="cuda").min() > -1e-2
+        assert (
+            white_box(product, its_own, LABELS, perceptual=perceptual, device="cuda").min() > -1e-2
+        )
     assert partial_black_box(product, its_own, LABELS, device="cuda").min() > -1e-3

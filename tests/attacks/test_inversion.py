@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 from privot.attacks.inversion import objectives
-from privot.attacks.inversion.attacking import ATTACKS, Attack, invert
-from privot.attacks.inversion.checking import check
+from privot.attacks.inversion.attacks import ATTACKS, Attack, invert
+from privot.attacks.inversion.batched_lbfgs import Lbfgs
 from privot.attacks.inversion.labels import recovered
-from privot.attacks.inversion.lbfgs import Lbfgs
-from privot.attacks.inversion.nets import cnn6, drawn, lenet, logistic
-from privot.attacks.inversion.optimising import Phase, Search
-from privot.attacks.inversion.victims import Problem, gradients
+from privot.attacks.inversion.models import cnn6, drawn, lenet, logistic
+from privot.attacks.inversion.problem import Problem, gradients
+from privot.attacks.inversion.problem_checks import check
+from privot.attacks.inversion.search import Phase, Search
 from privot.data import load
 from privot.errors import DataError, PrivotError, SettingError
 
@@ -47,7 +47,9 @@ def errors(found, images):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("make", [lambda: lenet((1, 8, 8), 10), lambda: cnn6((1, 8, 8), 10)], ids=["lenet", "cnn6"])
+@pytest.mark.parametrize(
+    "make", [lambda: lenet((1, 8, 8), 10), lambda: cnn6((1, 8, 8), 10)], ids=["lenet", "cnn6"]
+)
 def test_updates_of_all_victims_are_those_of_each_alone(make, batch):
     images, labels = records(3, batch)
     net = make()
@@ -65,13 +67,22 @@ def test_one_net_for_all_is_the_same_net_for_each():
     images, labels = records(4)
     net = lenet((1, 8, 8), 10)
     one = Problem.of(net, LOSS, images, labels)
-    many = Problem.of(net, LOSS, images, labels, {name: each[None].repeat(4, *[1] * each.ndim) for name, each in one.weights.items()})
+    many = Problem.of(
+        net,
+        LOSS,
+        images,
+        labels,
+        {name: each[None].repeat(4, *[1] * each.ndim) for name, each in one.weights.items()},
+    )
     assert one.shared
     assert not many.shared
     for name, each in one.update.items():
         torch.testing.assert_close(each, many.update[name], rtol=1e-4, atol=1e-6)
     ahead = gradients(one, images, labels)
-    assert all(torch.equal(ahead[name], each) or torch.allclose(ahead[name], each, atol=1e-6) for name, each in one.update.items())
+    assert all(
+        torch.equal(ahead[name], each) or torch.allclose(ahead[name], each, atol=1e-6)
+        for name, each in one.update.items()
+    )
 
 
 def test_a_defence_sees_the_gradient_of_each_image():
@@ -125,29 +136,72 @@ class Custom(nn.Module):
 
 def whole(*layers):
     net = nn.Sequential(*layers)
-    return lambda: check(net, {name: each.detach()[None] for name, each in net.named_parameters()}, loss=LOSS, shape=(1, 8, 8))
+    return lambda: check(
+        net,
+        {name: each.detach()[None] for name, each in net.named_parameters()},
+        loss=LOSS,
+        shape=(1, 8, 8),
+    )
 
 
 BAD = {
-    "missing": (lambda: check(*broken()[:1], {"conv1.bias": torch.zeros(1, 12)}), "is missing; send"),
+    "missing": (
+        lambda: check(*broken()[:1], {"conv1.bias": torch.zeros(1, 12)}),
+        "is missing; send",
+    ),
     "strange": (lambda: check(*broken(other=torch.zeros(1, 2))), "no trainable parameter other"),
-    "shape": (lambda: check(*broken(**{"dense.bias": torch.zeros(1, 11)})), r"dense.bias is \[1, 11\]"),
-    "not finite": (lambda: check(*broken(**{"dense.bias": torch.full((1, 10), torch.nan)})), "not finite; look for an overflow"),
-    "batch norm": (whole(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)), "batch norm in training mode.*call net.eval"),
-    "dropout": (whole(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)), "dropout in training mode.*call net.eval"),
+    "shape": (
+        lambda: check(*broken(**{"dense.bias": torch.zeros(1, 11)})),
+        r"dense.bias is \[1, 11\]",
+    ),
+    "not finite": (
+        lambda: check(*broken(**{"dense.bias": torch.full((1, 10), torch.nan)})),
+        "not finite; look for an overflow",
+    ),
+    "batch norm": (
+        whole(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)),
+        "batch norm in training mode.*call net.eval",
+    ),
+    "dropout": (
+        whole(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)),
+        "dropout in training mode.*call net.eval",
+    ),
     "steps": (whole(nn.Flatten(), Hard(), nn.Linear(64, 10)), "no second derivative"),
-    "once": (whole(nn.Flatten(), nn.Linear(64, 10), Custom()), "second derivatives are wrong: .* write it"),
+    "once": (
+        whole(nn.Flatten(), nn.Linear(64, 10), Custom()),
+        "second derivatives are wrong: .* write it",
+    ),
     "frozen": (lambda: check(nn.Flatten(), {}), "no trainable parameter"),
-    "labels": (lambda: Problem.of(lenet((1, 8, 8), 10), LOSS, torch.rand(1, 1, 1, 8, 8), torch.tensor([[10]])), "use 0 to 9"),
-    "rank": (lambda: Problem.of(lenet((1, 8, 8), 10), LOSS, torch.rand(2, 1, 8, 8), torch.tensor([0, 1])), "give \\[N, batch"),
+    "labels": (
+        lambda: Problem.of(
+            lenet((1, 8, 8), 10), LOSS, torch.rand(1, 1, 1, 8, 8), torch.tensor([[10]])
+        ),
+        "use 0 to 9",
+    ),
+    "rank": (
+        lambda: Problem.of(
+            lenet((1, 8, 8), 10), LOSS, torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
+        ),
+        "give \\[N, batch",
+    ),
     "attack": (lambda: invert(victims(1)[0], "dgl"), "no attack 'dgl': there are dlg"),
     "objective": (lambda: Phase("cubed"), "no objective"),
     "optimiser": (lambda: Phase("norm", "sgd"), "no optimiser"),
     "learned": (lambda: Phase("critic", "lbfgs"), "needs adam"),
     "given": (lambda: invert(victims(1)[0], "idlg", labels=torch.tensor([[12]])), "labels: "),
-    "no linear": (lambda: recovered(Problem.of(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), LOSS, *records(1))), "use dlg"),
-    "one logit": (lambda: recovered(Problem.of(cnn6((1, 8, 8)), logistic, records(1)[0], torch.tensor([[1]]))), "give the labels"),
-}  # fmt: skip
+    "no linear": (
+        lambda: recovered(
+            Problem.of(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), LOSS, *records(1))
+        ),
+        "use dlg",
+    ),
+    "one logit": (
+        lambda: recovered(
+            Problem.of(cnn6((1, 8, 8)), logistic, records(1)[0], torch.tensor([[1]]))
+        ),
+        "give the labels",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -167,7 +221,9 @@ def test_a_slope_that_is_wrong_is_so_whatever_the_weights():
 
 
 def test_what_can_be_attacked_passes():
-    whole(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.BatchNorm1d(16).eval(), nn.Linear(16, 10))()
+    whole(
+        nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.BatchNorm1d(16).eval(), nn.Linear(16, 10)
+    )()
 
 
 # Labels
@@ -199,7 +255,13 @@ def test_labels_behind_a_batch_are_counted():
 def pair():
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": (6, 4), "b": (6,)}
-    return tuple({name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()} for _ in range(2))
+    return tuple(
+        {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64)
+            for name, shape in shapes.items()
+        }
+        for _ in range(2)
+    )
 
 
 def test_the_norm_is_the_dual_of_two_single_points(pair):
@@ -207,7 +269,9 @@ def test_the_norm_is_the_dual_of_two_single_points(pair):
     gap = objectives.flat(found) - objectives.flat(seen)
     best = gap / gap.norm()  # a linear critic of slope 1
     assert objectives.norm(found, seen) == pytest.approx(float(best @ gap), rel=1e-9)
-    others = torch.randn(1000, len(gap), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    others = torch.randn(
+        1000, len(gap), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     assert ((others / others.norm(dim=1, keepdim=True)) @ gap).max() < objectives.norm(found, seen)
 
 
@@ -225,11 +289,16 @@ def test_what_forgets_position_cannot_see_a_permutation(pair):
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     rows = {name: each[order] for name, each in found.items()}
     cells = {
-        name: each.flatten()[torch.randperm(each.numel(), generator=torch.Generator().manual_seed(0))].view_as(each)
+        name: each.flatten()[
+            torch.randperm(each.numel(), generator=torch.Generator().manual_seed(0))
+        ].view_as(each)
         for name, each in found.items()
     }
     blind = {
-        name: (float(each.distance(rows, found)) < 1e-12, float(each.distance(cells, found)) < 1e-12)
+        name: (
+            float(each.distance(rows, found)) < 1e-12,
+            float(each.distance(cells, found)) < 1e-12,
+        )
         for name, each in objectives.OBJECTIVES.items()
     }
     assert blind.pop("sorted") == (True, True)
@@ -257,7 +326,8 @@ def test_lbfgs_is_torch_s_for_each_problem(history):
     def value(x, bend):
         return (bend * x.square()).sum(-1) + 0.1 * (x[..., 1:] * x[..., :-1]).square().sum(-1)
 
-    ours, x = Lbfgs(rate=0.7, history=history, tolerance=0), begin.clone()
+    ours = Lbfgs(rate=0.7, history=history, tolerance=0)
+    x = begin.clone()
     for _ in range(10):
         held = x.clone().requires_grad_()
         now = value(held, bends)
@@ -265,7 +335,15 @@ def test_lbfgs_is_torch_s_for_each_problem(history):
         x, _ = ours.step(x, now.detach(), slope)
     for place in range(5):
         own = begin[place].clone().requires_grad_()
-        torchs = torch.optim.LBFGS([own], lr=0.7, max_iter=10, max_eval=100, history_size=history, tolerance_grad=0, tolerance_change=0)
+        torchs = torch.optim.LBFGS(
+            [own],
+            lr=0.7,
+            max_iter=10,
+            max_eval=100,
+            history_size=history,
+            tolerance_grad=0,
+            tolerance_change=0,
+        )
 
         def closure(own=own, torchs=torchs, place=place):
             torchs.zero_grad()
@@ -279,9 +357,12 @@ def test_lbfgs_is_torch_s_for_each_problem(history):
 
 def test_backtracking_goes_down_where_a_full_step_does_not():
     """log cosh: its slope is flat far out, so full steps jump over the valley for good."""
-    begin, ends = torch.tensor([[3.0], [6.0]], dtype=torch.float64), {}
+    begin = torch.tensor([[3.0], [6.0]], dtype=torch.float64)
+    ends = {}
     for backtrack in (False, True):
-        search, x, seen = Lbfgs(rate=1.0, backtrack=backtrack), begin.clone(), []
+        search = Lbfgs(rate=1.0, backtrack=backtrack)
+        x = begin.clone()
+        seen = []
         for _ in range(30):
             now = torch.cosh(x).log().sum(1)
             seen.append(now)
@@ -294,19 +375,28 @@ def test_a_victim_does_not_feel_the_others():
     """Although some end early and leave the computation."""
     problem, _, labels = victims(6)
     start = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
-    phase, generator = Phase("squared", "lbfgs-search", 60), torch.Generator()
+    phase = Phase("squared", "lbfgs-search", 60)
+    generator = torch.Generator()
     together = Search.begin(problem, labels, generator, start.clone()).run(phase, generator)
     assert len(set(together.steps.tolist())) > 2
     for place in (0, 5):
         only = torch.tensor([place])
-        alone = Search.begin(problem.pick(only), labels[only], generator, start[only]).run(phase, generator)
-        assert abs(int(alone.steps[0]) - int(together.steps[place])) <= 3  # rounding of other kernels
-        torch.testing.assert_close(alone.images(alone.x)[0], together.images(together.x)[place], rtol=0, atol=0.02)
+        alone = Search.begin(problem.pick(only), labels[only], generator, start[only]).run(
+            phase, generator
+        )
+        assert (
+            abs(int(alone.steps[0]) - int(together.steps[place])) <= 3
+        )  # rounding of other kernels
+        torch.testing.assert_close(
+            alone.images(alone.x)[0], together.images(together.x)[place], rtol=0, atol=0.02
+        )
 
 
 def test_a_victim_with_a_broken_update_harms_nobody():
     problem, images, labels = victims(4)
-    object.__setattr__(problem, "update", {name: each.clone() for name, each in problem.update.items()})
+    object.__setattr__(
+        problem, "update", {name: each.clone() for name, each in problem.update.items()}
+    )
     problem.update["dense.bias"][1] = torch.nan  # past the check
     found = invert(problem, ATTACKS["idlg"].under("lbfgs-search", 60), labels=labels)
     assert (errors(found, images)[[0, 2, 3]] < CLOSE).all()
@@ -324,7 +414,9 @@ def test_images_come_back():
         found = invert(problem, attack)
         share = (errors(found, images) < CLOSE).float().mean()
         right = (found.labels == labels).float().mean()
-        print(f"{name}: {share:.2f} at MSE < {CLOSE:g}, labels {right:.2f}, {found.steps.float().mean():.0f} steps")
+        print(
+            f"{name}: {share:.2f} at MSE < {CLOSE:g}, labels {right:.2f}, {found.steps.float().mean():.0f} steps"
+        )
         assert share >= (0.6 if name == "dlg" else 0.8)
         assert right > 0.9
 
@@ -359,7 +451,9 @@ def test_a_batch_of_images_comes_back():
     images, labels = records(3, 2)
     labels = torch.tensor([[0, 1], [2, 3], [4, 5]])
     net = lenet((1, 8, 8), 10)
-    problem = Problem.of(net, LOSS, images, labels, drawn(net, 3, torch.Generator().manual_seed(3), 0.5))
+    problem = Problem.of(
+        net, LOSS, images, labels, drawn(net, 3, torch.Generator().manual_seed(3), 0.5)
+    )
     found = invert(problem, ATTACKS["idlg"].under("lbfgs-search", 150))
     assert torch.equal(found.labels, labels)
     assert (found.images - images).square().flatten(2).mean(2).lt(CLOSE).float().mean() > 0.6
@@ -368,7 +462,8 @@ def test_a_batch_of_images_comes_back():
 def test_only_what_is_not_solved_begins_anew():
     problem, images, _ = victims(10)
     short = ATTACKS["idlg"].under("lbfgs", 40)
-    once, more = invert(problem, short, seed=2), invert(problem, short, seed=2, restarts=2)
+    once = invert(problem, short, seed=2)
+    more = invert(problem, short, seed=2, restarts=2)
     solved = once.loss < 1e-3
     assert 0 < solved.sum() < 10
     assert torch.equal(more.steps[solved], once.steps[solved])
@@ -380,8 +475,17 @@ def test_only_what_is_not_solved_begins_anew():
 def test_a_box_holds():
     problem, _, _ = victims(4)
     for optimiser in ("adam", "lbfgs-search"):
-        found = invert(problem, Attack("boxed", (Phase("squared", optimiser, 15, 0.1 if optimiser == "adam" else 1.0, box=True),)))
-        seen = invert(problem, Attack("free", (Phase("squared", optimiser, 3, 0.1 if optimiser == "adam" else 1.0),)))
+        found = invert(
+            problem,
+            Attack(
+                "boxed",
+                (Phase("squared", optimiser, 15, 0.1 if optimiser == "adam" else 1.0, box=True),),
+            ),
+        )
+        seen = invert(
+            problem,
+            Attack("free", (Phase("squared", optimiser, 3, 0.1 if optimiser == "adam" else 1.0),)),
+        )
         assert found.images.max() <= 1.0 or found.steps.max() == 1
         assert seen.images.max() > 1
 
@@ -390,7 +494,10 @@ def test_an_attacker_who_knows_what_was_pruned_does_better():
     def pruned(each, generator):
         return {
             name: torch.where(
-                value[:, 0].abs() > value[:, 0].abs().flatten(1).quantile(0.4, 1).view(-1, *[1] * (value.ndim - 2)), value[:, 0], 0
+                value[:, 0].abs()
+                > value[:, 0].abs().flatten(1).quantile(0.4, 1).view(-1, *[1] * (value.ndim - 2)),
+                value[:, 0],
+                0,
             )
             for name, value in each.items()
         }
@@ -399,7 +506,9 @@ def test_an_attacker_who_knows_what_was_pruned_does_better():
     aware = copy.copy(problem)
     object.__setattr__(aware, "known", {name: each != 0 for name, each in problem.update.items()})
     attack = ATTACKS["idlg"].under("lbfgs-search", 60)
-    naive, knowing = (errors(invert(each, attack, labels=labels), images) for each in (problem, aware))
+    naive, knowing = (
+        errors(invert(each, attack, labels=labels), images) for each in (problem, aware)
+    )
     print(f"median MSE {naive.median():.2g} without and {knowing.median():.2g} with the mask")
     assert knowing.median() < naive.median() / 4
 
@@ -411,13 +520,17 @@ def test_a_quantiser_s_cells_are_no_error():
     within = copy.copy(problem)
     object.__setattr__(within, "slack", wide)
     object.__setattr__(within, "update", near)
-    state = Search.begin(within, labels, torch.Generator(), images.flatten(1)).run(Phase("squared", "adam", 1, 0.1), torch.Generator())
+    state = Search.begin(within, labels, torch.Generator(), images.flatten(1)).run(
+        Phase("squared", "adam", 1, 0.1), torch.Generator()
+    )
     assert (state.residual < 1e-9).all()
 
 
 def test_clipping_hides_nothing_from_what_knows_no_scale():
     problem, images, _ = victims(5)
-    object.__setattr__(problem, "update", {name: 0.05 * each for name, each in problem.update.items()})
+    object.__setattr__(
+        problem, "update", {name: 0.05 * each for name, each in problem.update.items()}
+    )
     plain = invert(problem, ATTACKS["idlg"].under("lbfgs-search", 60))
     free = invert(problem, Attack("cosine", (Phase("cosine", "lbfgs-search", 80),)))
     assert (errors(plain, images) > CLOSE).all()
@@ -436,7 +549,9 @@ def test_the_way_is_seen():
     assert [step for step, _ in found.trace][:2] == [1, 20]
     assert all(each.shape == images.shape for _, each in found.trace)
     assert [step for step, _ in seen] == list(range(1, len(seen) + 1))
-    assert (found.trace[0][1] - images).square().mean() > 10 * (found.images - images).square().mean()
+    assert (found.trace[0][1] - images).square().mean() > 10 * (
+        found.images - images
+    ).square().mean()
 
 
 def test_portions_are_the_same_victims_in_order():

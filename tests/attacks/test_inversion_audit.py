@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from privot.attacks.inversion import audit
-from privot.attacks.inversion.judging import judge
-from privot.attacks.inversion.victims import Found
+from privot.attacks.inversion.problem import Found
+from privot.attacks.inversion.scoring import judge
 from privot.data import load
 from privot.errors import DataError, SettingError
 
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Own(nn.Module):
     def __init__(self, bend=torch.sigmoid):
         super().__init__()
-        self.first, self.last, self.bend = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(512, 10), bend
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.last = nn.Linear(512, 10)
+        self.bend = bend
 
     def forward(self, x):
         return self.last(self.bend(self.first(x)).flatten(1))
@@ -44,17 +46,29 @@ def sent(net, batch):
 
 def scaled(update, factor, noise=0.0):
     generator = torch.Generator().manual_seed(0)
-    return {name: factor * each + noise * torch.randn(each.shape, generator=generator) for name, each in update.items()}
+    return {
+        name: factor * each + noise * torch.randn(each.shape, generator=generator)
+        for name, each in update.items()
+    }
 
 
 def tiers(found):
     return {tier.name: tier for tier in found.tiers}
 
 
-@pytest.mark.parametrize("factor", [1.0, -0.01])  # a gradient, and the step that a client made with it
+@pytest.mark.parametrize(
+    "factor", [1.0, -0.01]
+)  # a gradient, and the step that a client made with it
 def test_an_update_as_it_is_leaks_all(factor):
     batch = digits()
-    found = audit(model(), F.cross_entropy, batch, scaled(sent(model(), batch), factor), restarts=0, targets=(15,))
+    found = audit(
+        model(),
+        F.cross_entropy,
+        batch,
+        scaled(sent(model(), batch), factor),
+        restarts=0,
+        targets=(15,),
+    )
     assert found.leaks
     assert found.labels == 1
     assert found.fit == pytest.approx(1 if factor > 0 else -1, abs=1e-5)
@@ -71,7 +85,16 @@ def test_the_noise_that_was_said_to_stop_it_stops_it():
     batch = digits()
     plain = sent(model(), batch)
     needed = audit(model(), F.cross_entropy, batch, plain, restarts=0, targets=(10,)).noise_for[10]
-    found = audit(model(), F.cross_entropy, batch, scaled(plain, 1.0, needed), restarts=0, defended=True, targets=(), threshold=1e-2)
+    found = audit(
+        model(),
+        F.cross_entropy,
+        batch,
+        scaled(plain, 1.0, needed),
+        restarts=0,
+        defended=True,
+        targets=(),
+        threshold=1e-2,
+    )
     assert found.noise_std == pytest.approx(needed, rel=0.1)
     assert not found.leaks
     assert abs(found.tiers[0].psnr - 10) < 2
@@ -83,14 +106,26 @@ def test_the_noise_that_was_said_to_stop_it_stops_it():
 
 def test_under_a_little_noise_the_best_attack_is_as_good_as_predicted():
     batch = digits()
-    found = audit(model(), F.cross_entropy, batch, scaled(sent(model(), batch), 1.0, 1e-5), restarts=0, defended=True, targets=())
+    found = audit(
+        model(),
+        F.cross_entropy,
+        batch,
+        scaled(sent(model(), batch), 1.0, 1e-5),
+        restarts=0,
+        defended=True,
+        targets=(),
+    )
     assert found.leaks
-    assert abs(tiers(found)["refined"].psnr - tiers(found)["certificate"].psnr) < 4  # one draw on 64 values; means: test_certificate
+    assert (
+        abs(tiers(found)["refined"].psnr - tiers(found)["certificate"].psnr) < 4
+    )  # one draw on 64 values; means: test_certificate
 
 
 def test_a_model_that_is_no_chain_still_gets_its_certificate():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
     batch = digits()
     found = audit(net, F.cross_entropy, batch, sent(net, batch), restarts=0, targets=())
     assert tiers(found)["closed form"].mse is None
@@ -109,14 +144,20 @@ def test_a_batch_behind_a_relu():
 
 
 def test_what_does_not_fit_is_refused():
-    batch, other = digits(), digits(1, 5)
+    batch = digits()
+    other = digits(1, 5)
     update = sent(model(), batch)
     torch.manual_seed(7)
     for wrong, given in [(Own(), batch), (model(), other)]:
         with pytest.raises(DataError, match=r"does not fit.*defended=True"):
             audit(wrong, F.cross_entropy, given, update)
     with pytest.raises(DataError, match=r"last\.bias is missing"):
-        audit(model(), F.cross_entropy, batch, {name: each for name, each in update.items() if name != "last.bias"})
+        audit(
+            model(),
+            F.cross_entropy,
+            batch,
+            {name: each for name, each in update.items() if name != "last.bias"},
+        )
     with pytest.raises(DataError, match="not finite"):
         audit(model(), F.cross_entropy, batch, {name: each / 0 for name, each in update.items()})
     with pytest.raises(DataError, match="0 everywhere"):
@@ -134,7 +175,9 @@ def test_what_does_not_fit_is_refused():
 
 def test_batch_norm_with_running_statistics():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10)).eval()
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10)
+    ).eval()
     batch = digits()
     found = audit(net, F.cross_entropy, batch, sent(net, batch), restarts=0, targets=())
     assert tiers(found)["certificate"].mse is not None
@@ -150,7 +193,8 @@ def found_of(images, labels):
 
 def test_a_batch_is_matched_and_labels_are_judged_apart():
     images, labels = digits(6)
-    images, labels = images.view(2, 3, 1, 8, 8), labels.view(2, 3)
+    images = images.view(2, 3, 1, 8, 8)
+    labels = labels.view(2, 3)
     mixed = images[:, [2, 0, 1]].clone()
     mixed[1] = 0.5
     seen = judge(found_of(mixed, labels.flip(1)), images, labels)
@@ -166,7 +210,8 @@ def test_a_batch_is_matched_and_labels_are_judged_apart():
 
 def test_values_outside_the_box_are_clamped_and_other_boxes_are_brought_to_one():
     images, labels = digits(1)
-    images, labels = images[None], labels[None]
+    images = images[None]
+    labels = labels[None]
     bold = torch.where(images > 0.5, images + 3, images - 3)
     assert judge(found_of(bold, labels), images.round(), labels).mse.max() < 1e-12
     wide = judge(found_of(images * 2 - 0.8, labels), images * 2 - 1, labels, bounds=(-1.0, 1.0))
@@ -179,10 +224,18 @@ def test_values_outside_the_box_are_clamped_and_other_boxes_are_brought_to_one()
 
 def test_an_exact_copy_leaks_whatever_it_is_matched_with():
     """The assignment of least total error gives the copy of one image to another where that helps more."""
-    true, found = torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.0])
-    images, guess = (each.view(1, 2, 1, 1, 1).expand(1, 2, 1, 11, 11).clone() for each in (true, found))
-    images[0, :, :, 0], guess[0, :, :, 0] = 0.0, 0.0
+    true = torch.tensor([0.5, 1.0])
+    found = torch.tensor([0.5, 0.0])
+    images, guess = (
+        each.view(1, 2, 1, 1, 1).expand(1, 2, 1, 11, 11).clone() for each in (true, found)
+    )
+    images[0, :, :, 0] = 0.0
+    guess[0, :, :, 0] = 0.0
     guess[0, 1, :, 1:] = 0.45
-    seen = judge(Found(guess, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1), torch.zeros(1)), images, torch.zeros(1, 2).long())
+    seen = judge(
+        Found(guess, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1), torch.zeros(1)),
+        images,
+        torch.zeros(1, 2).long(),
+    )
     assert seen.nearest[0, 0] == 0
     assert seen.leaked == 1.0

@@ -6,8 +6,8 @@ import torch
 from by_heart import learned
 from scipy.stats import norm
 
-from privot.attacks.controls import chance
 from privot.attacks.membership import lira as module
+from privot.attacks.membership.controls import chance
 from privot.attacks.membership.lira import half, leave_one_out, lira
 from privot.attacks.membership.loss import confidence, negative_loss
 from privot.attacks.membership.rmia import leave_one_out as rmia_leave_one_out
@@ -20,9 +20,13 @@ def generator(seed=0):
 
 
 def observed(shadows=12, candidates=40, queries=2, gap=1.5, seed=0):
-    rng, members = np.random.default_rng(seed), half(candidates, shadows, generator(seed))
-    scale, centre = rng.uniform(0.5, 2, (candidates, 1)), 5 * rng.normal(size=(candidates, 1))
-    return centre + scale * rng.normal(size=(shadows, candidates, queries)) + gap * members[..., None], members
+    rng = np.random.default_rng(seed)
+    members = half(candidates, shadows, generator(seed))
+    scale = rng.uniform(0.5, 2, (candidates, 1))
+    centre = 5 * rng.normal(size=(candidates, 1))
+    return centre + scale * rng.normal(size=(shadows, candidates, queries)) + gap * members[
+        ..., None
+    ], members
 
 
 def test_half_is_exact_and_by_the_seed():
@@ -32,7 +36,9 @@ def test_half_is_exact_and_by_the_seed():
     np.testing.assert_array_equal(members, half(1000, 16, generator()))
     assert (members != half(1000, 16, generator(1))).any()
     # No two columns are tied: pairs of candidates share as many shadows as chance has it, 16/2 * 7/15 = 3.73.
-    assert np.mean((members[:, :-1] & members[:, 1:]).sum(0)) == pytest.approx(16 / 2 * 7 / 15 + 16 / 2 / 30, abs=0.3)
+    assert np.mean((members[:, :-1] & members[:, 1:]).sum(0)) == pytest.approx(
+        16 / 2 * 7 / 15 + 16 / 2 / 30, abs=0.3
+    )
 
 
 def test_half_of_an_odd_number_is_refused():
@@ -47,18 +53,25 @@ def test_half_of_an_odd_number_is_refused():
 def test_leave_one_out_equals_the_slow_loop(queries, offline, pooled, median):
     seen, members = observed(queries=queries)
     how = {"offline": offline, "pooled": pooled, "median": median}
-    slow = [lira(seen[each], np.delete(seen, each, 0), np.delete(members, each, 0), **how) for each in range(len(seen))]
+    slow = [
+        lira(seen[each], np.delete(seen, each, 0), np.delete(members, each, 0), **how)
+        for each in range(len(seen))
+    ]
     np.testing.assert_allclose(leave_one_out(seen, members, **how), slow, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("median", [False, True])
 def test_lira_is_the_ratio_of_two_gaussians(median):
     seen, members = observed(queries=1)
-    seen, centre = seen[..., 0], np.median if median else np.mean
-    victim, shadows, inside = seen[0], seen[1:], members[1:]
+    seen = seen[..., 0]
+    centre = np.median if median else np.mean
+    victim = seen[0]
+    shadows = seen[1:]
+    inside = members[1:]
     wanted = []
     for place in range(len(victim)):
-        within, without = shadows[inside[:, place], place], shadows[~inside[:, place], place]
+        within = shadows[inside[:, place], place]
+        without = shadows[~inside[:, place], place]
         laws = [norm(centre(each), each.std(ddof=1)) for each in (within, without)]
         wanted.append(laws[0].logpdf(victim[place]) - laws[1].logpdf(victim[place]))
     np.testing.assert_allclose(lira(victim, shadows, inside, pooled=False, median=median), wanted)
@@ -66,8 +79,11 @@ def test_lira_is_the_ratio_of_two_gaussians(median):
 
 def test_each_side_has_its_own_pooled_deviation():
     # The reference implementation takes the members' for both: then these scores would not be those of the true laws.
-    rng, members = np.random.default_rng(0), half(4000, 32, generator())
-    seen = np.where(members, 3 + 0.5 * rng.normal(size=members.shape), 2 * rng.normal(size=members.shape))
+    rng = np.random.default_rng(0)
+    members = half(4000, 32, generator())
+    seen = np.where(
+        members, 3 + 0.5 * rng.normal(size=members.shape), 2 * rng.normal(size=members.shape)
+    )
     best = norm(3, 0.5).logpdf(seen) - norm(0, 2).logpdf(seen)
     found = leave_one_out(seen, members, pooled=True)
     assert np.corrcoef(found.ravel(), best.ravel())[0, 1] > 0.98
@@ -77,10 +93,12 @@ def test_each_side_has_its_own_pooled_deviation():
 @pytest.mark.parametrize(("gap", "offline"), [(1.0, False), (2.0, False), (2.0, True)])
 def test_gaussian_observations_give_the_best_possible_curve(gap, offline):
     # N(0, 1) against N(gap, 1): TPR = Phi(Phi^-1(FPR) + gap). Difficulties differ wildly, so without calibration there is no attack.
-    rng, members = np.random.default_rng(0), half(5000, 256, generator())
+    rng = np.random.default_rng(0)
+    members = half(5000, 256, generator())
     seen = rng.normal(size=members.shape) + gap * members + 100 * rng.normal(size=5000)
     scores = leave_one_out(seen, members, offline=offline, pooled=True)
-    curve, levels = roc(scores[members], scores[~members]), np.array([1e-3, 1e-2, 1e-1])
+    curve = roc(scores[members], scores[~members])
+    levels = np.array([1e-3, 1e-2, 1e-1])
     reached = curve.at(levels) / norm.cdf(norm.ppf(levels) + gap)
     # Nobody can do better than 1; laws known from 128 shadows a side cost a little: 0.92 at 0.1 % for the smaller gap.
     assert (reached > 0.9).all()
@@ -101,7 +119,8 @@ def test_portions_and_memory_maps_change_nothing(tmp_path, monkeypatch):
     whole = leave_one_out(seen, members, pooled=True)
     np.save(tmp_path / "seen.npy", seen)
     monkeypatch.setattr(module, "PORTION", 100)
-    mapped, out = np.load(tmp_path / "seen.npy", mmap_mode="r", allow_pickle=False), np.zeros(members.shape)
+    mapped = np.load(tmp_path / "seen.npy", mmap_mode="r", allow_pickle=False)
+    out = np.zeros(members.shape)
     assert leave_one_out(mapped, members, pooled=True, out=out) is out
     np.testing.assert_allclose(out, whole, rtol=1e-12)
 
@@ -126,13 +145,15 @@ def test_what_cannot_be_is_refused():
         lira(seen[0, 1:], seen, members)
 
 
-COUNT, SHADOWS = 400, 64
+COUNT = 400
+SHADOWS = 64
 
 
 def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_attack(one_thread):
     # Right and wrong labels differ in hardness: non-members of the easy half look surer than members of the hard one.
     logits, labels, members = learned(COUNT, 200, SHADOWS, 80, wrong=0.5)
-    own, truth = logits[:, :COUNT].argmax(-1), labels[:COUNT]
+    own = logits[:, :COUNT].argmax(-1)
+    truth = labels[:COUNT]
     assert (own == truth).numpy()[members].mean() > 0.99  # learned by heart
     plain = negative_loss(logits, labels).numpy()[:, :COUNT]
     scores = leave_one_out(confidence(logits, labels).numpy()[:, :COUNT], members)
@@ -145,7 +166,8 @@ def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_at
 
 def test_on_untrained_models_no_attack_beats_chance(one_thread):
     logits, labels, members = learned(COUNT, 200, SHADOWS, 0, wrong=0.5)
-    seen, log_p = confidence(logits, labels).numpy()[:, :COUNT], negative_loss(logits, labels).numpy()
+    seen = confidence(logits, labels).numpy()[:, :COUNT]
+    log_p = negative_loss(logits, labels).numpy()
     attacks = {
         "loss": log_p[:, :COUNT],
         "lira": leave_one_out(seen, members),
@@ -155,4 +177,6 @@ def test_on_untrained_models_no_attack_beats_chance(one_thread):
     }
     for name, scores in attacks.items():
         by_chance = [chance(row[own], row[~own]) for row, own in zip(scores, members, strict=True)]
-        assert min(by_chance) > 0.01 / SHADOWS, name  # together at 99 % (Bonferroni over the victims)
+        assert min(by_chance) > 0.01 / SHADOWS, (
+            name
+        )  # together at 99 % (Bonferroni over the victims)

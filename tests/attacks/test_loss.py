@@ -13,7 +13,9 @@ from privot.errors import SettingError
 
 @pytest.fixture
 def logits():
-    return 3 * torch.randn(4, 30, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return 3 * torch.randn(
+        4, 30, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 LABELS = torch.arange(30) % 10
@@ -32,12 +34,15 @@ def test_negative_loss_is_minus_the_cross_entropy(logits):
 def test_a_sure_answer_keeps_its_digits():
     # Probabilities of single precision are 1 for both: the statistic by p / (1 - p) would be infinite twice.
     found = confidence(torch.tensor([[40.0, 0.0, 0.0], [60.0, 0.0, -5.0]]), torch.tensor([0, 0]))
-    assert found.tolist() == pytest.approx([40 - math.log(2), 60 - math.log1p(math.exp(-5))], rel=1e-12)
+    assert found.tolist() == pytest.approx(
+        [40 - math.log(2), 60 - math.log1p(math.exp(-5))], rel=1e-12
+    )
     assert found.dtype == torch.float64
 
 
 def test_one_threshold_on_either_is_the_same_attack(logits):
-    surer, likelier = confidence(logits, LABELS).flatten(), negative_loss(logits, LABELS).flatten()
+    surer = confidence(logits, LABELS).flatten()
+    likelier = negative_loss(logits, LABELS).flatten()
     np.testing.assert_array_equal(surer.argsort(), likelier.argsort())
 
 
@@ -46,7 +51,9 @@ def test_a_shift_of_all_logits_changes_nothing(logits):
 
 
 def test_log_probabilities_are_logits(logits):
-    torch.testing.assert_close(confidence(logits.log_softmax(-1), LABELS), confidence(logits, LABELS))
+    torch.testing.assert_close(
+        confidence(logits.log_softmax(-1), LABELS), confidence(logits, LABELS)
+    )
 
 
 @pytest.mark.parametrize("shape", [(30, 1), (29, 10), (30,)])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from privot.attacks import controls
+from privot.attacks.membership import controls
 from privot.attacks.membership import nearest as module
 from privot.attacks.membership.lira import half
 from privot.attacks.membership.nearest import RULERS, calibrated, cosine, nearest, neighbours, ruler
 from privot.audit import roc
 from privot.errors import DataError, SettingError
-from privot.measures.similarity import lpips, weights
+from privot.measures.image_similarity import lpips, weights
 
 CANDIDATES, OTHERS, MORE = controls.digits(0)
 
@@ -23,12 +23,18 @@ def weighed():
     return True
 
 
-LPIPS = pytest.mark.skipif(not weighed(), reason="the weights of LPIPS are not there: PRIVOT_DATA names their folder")
-EACH = [pytest.param(name, marks=[LPIPS, pytest.mark.data] if name == "lpips" else []) for name in RULERS]
+LPIPS = pytest.mark.skipif(
+    not weighed(), reason="the weights of LPIPS are not there: PRIVOT_DATA names their folder"
+)
+EACH = [
+    pytest.param(name, marks=[LPIPS, pytest.mark.data] if name == "lpips" else [])
+    for name in RULERS
+]
 
 
 def test_neighbours_are_those_of_all_pairs(monkeypatch):
-    images, reference = CANDIDATES.images[:30], MORE.images
+    images = CANDIDATES.images[:30]
+    reference = MORE.images
     apart, places = torch.cdist(images.flatten(1).double(), reference.flatten(1).double()).sort()
     monkeypatch.setattr(module, "QUERIES", 7)
     monkeypatch.setattr(module, "ROWS", 64)
@@ -42,7 +48,8 @@ def test_neighbours_are_those_of_all_pairs(monkeypatch):
 @LPIPS
 @pytest.mark.data
 def test_lpips_by_matrix_products_is_lpips(one_thread):
-    images, reference = CANDIDATES.images[:4], OTHERS.images[:20]
+    images = CANDIDATES.images[:4]
+    reference = OTHERS.images[:20]
     wanted = torch.stack([lpips(each.expand(20, -1, -1, -1), reference) for each in images])
     values, places = wanted.sort()
     found = neighbours(images, reference, 3, "lpips")
@@ -63,28 +70,46 @@ def test_a_copy_is_told_from_a_near_copy_far_from_the_origin():
     bright = torch.full((1, 1, 64, 64), 0.999)
     near = bright.clone()
     near[0, 0, 0, 0] -= 1e-3
-    assert neighbours(bright, torch.cat([near, near]), 1).distances.item() == pytest.approx(1e-3, rel=1e-3)
+    assert neighbours(bright, torch.cat([near, near]), 1).distances.item() == pytest.approx(
+        1e-3, rel=1e-3
+    )
 
 
 def test_classes_are_kept_apart():
-    found = neighbours(CANDIDATES.images, OTHERS.images, 2, labels=CANDIDATES.labels, reference_labels=OTHERS.labels)
+    found = neighbours(
+        CANDIDATES.images,
+        OTHERS.images,
+        2,
+        labels=CANDIDATES.labels,
+        reference_labels=OTHERS.labels,
+    )
     assert torch.equal(OTHERS.labels[found.places], CANDIDATES.labels[:, None].expand(-1, 2))
     for place in (0, 50):
         own = (OTHERS.labels == CANDIDATES.labels[place]).nonzero().flatten()
         apart = (CANDIDATES.images[place] - OTHERS.images[own]).flatten(1).norm(dim=1).sort()
         assert found.places[place].tolist() == own[apart.indices[:2]].tolist()
     with pytest.raises(SettingError, match="class"):
-        nearest(CANDIDATES.images, OTHERS.images, labels=CANDIDATES.labels, released_labels=torch.zeros_like(OTHERS.labels))
+        nearest(
+            CANDIDATES.images,
+            OTHERS.images,
+            labels=CANDIDATES.labels,
+            released_labels=torch.zeros_like(OTHERS.labels),
+        )
 
 
 def test_calibration_takes_away_what_is_near_every_set():
     # Sets of faded records of all contrasts: faint ones lie near anything, unless shadows tell how near they usually lie.
     generator = torch.Generator().manual_seed(0)
-    images = torch.cat([CANDIDATES.images, MORE.images]) * torch.rand(600, 1, 1, 1, generator=generator)
+    images = torch.cat([CANDIDATES.images, MORE.images]) * torch.rand(
+        600, 1, 1, 1, generator=generator
+    )
     members = half(len(images), 10, generator)
 
-    scores = np.stack([nearest(images, 0.8 * images[torch.from_numpy(inside)]) for inside in members])
-    plain, better = scores[0], calibrated(scores[0], scores[1:], members[1:])
+    scores = np.stack(
+        [nearest(images, 0.8 * images[torch.from_numpy(inside)]) for inside in members]
+    )
+    plain = scores[0]
+    better = calibrated(scores[0], scores[1:], members[1:])
     before, after = (roc(each[members[0]], each[~members[0]]).auc for each in (plain, better))
     print(f"AUC {before:.3f}, calibrated {after:.3f}")
     assert after > before + 0.05
@@ -94,17 +119,27 @@ def test_calibration_takes_away_what_is_near_every_set():
 
 
 def test_a_real_start_is_found_although_all_images_moved():
-    start, rest = CANDIDATES.images[:100], CANDIDATES.images[100:]
-    moved = start + 0.5 * torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - start.mean(0)
+    start = CANDIDATES.images[:100]
+    rest = CANDIDATES.images[100:]
+    moved = (
+        start
+        + 0.5 * torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        - start.mean(0)
+    )
     assert roc(cosine(start, moved), cosine(rest, moved)).auc > 0.99
-    by_class = cosine(CANDIDATES.images, moved, labels=CANDIDATES.labels, released_labels=CANDIDATES.labels[:100])
+    by_class = cosine(
+        CANDIDATES.images, moved, labels=CANDIDATES.labels, released_labels=CANDIDATES.labels[:100]
+    )
     assert roc(by_class[:100], by_class[100:]).auc > 0.9
     noise = torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     assert controls.chance(cosine(start, noise), cosine(rest, noise)) > 0.01
 
 
 def test_rulers_are_by_the_seed_and_unknown_ones_are_refused():
-    measure = [ruler("features", (1, 8, 8), torch.device("cpu"), seed)(CANDIDATES.images[:3]) for seed in (0, 0, 1)]
+    measure = [
+        ruler("features", (1, 8, 8), torch.device("cpu"), seed)(CANDIDATES.images[:3])
+        for seed in (0, 0, 1)
+    ]
     assert torch.equal(measure[0], measure[1])
     assert not torch.equal(measure[0], measure[2])
     with pytest.raises(SettingError, match="metric='l3'"):
@@ -115,12 +150,24 @@ def test_rulers_are_by_the_seed_and_unknown_ones_are_refused():
         neighbours(CANDIDATES.images, torch.zeros(3, 3, 8, 8))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU"
+)
 @pytest.mark.parametrize("metric", EACH)
 def test_a_gpu_finds_the_same(metric):
-    here, there = (neighbours(CANDIDATES.images, OTHERS.images.to(device), 2, metric) for device in ("cpu", "cuda"))
+    here, there = (
+        neighbours(CANDIDATES.images, OTHERS.images.to(device), 2, metric)
+        for device in ("cpu", "cuda")
+    )
     torch.testing.assert_close(there.distances, here.distances, rtol=1e-3, atol=1e-4)
     assert (there.places == here.places).float().mean() > 0.98  # near ties may fall the other way
-    by_class = cosine(CANDIDATES.images, OTHERS.images.cuda(), labels=CANDIDATES.labels, released_labels=OTHERS.labels)
-    wanted = cosine(CANDIDATES.images, OTHERS.images, labels=CANDIDATES.labels, released_labels=OTHERS.labels)
+    by_class = cosine(
+        CANDIDATES.images,
+        OTHERS.images.cuda(),
+        labels=CANDIDATES.labels,
+        released_labels=OTHERS.labels,
+    )
+    wanted = cosine(
+        CANDIDATES.images, OTHERS.images, labels=CANDIDATES.labels, released_labels=OTHERS.labels
+    )
     np.testing.assert_allclose(by_class, wanted, atol=1e-4)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from privot.attacks.shadows import Shadows
-from privot.data.records import Sensitive
+from privot.attacks.shadows.config import Shadows
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.runtime import Runtime
@@ -26,7 +26,10 @@ def test_a_cluster_prepares_the_same(tmp_path):
     few(tmp_path / "here").prepare(CPU)
     words = []
     few(tmp_path / "cluster").prepare(CPU, lambda *word, **facts: words.append(word), ray=True)
-    here, cluster = ({each.name: each.read_bytes() for each in (tmp_path / name).glob("shadow*")} for name in ("here", "cluster"))
+    here, cluster = (
+        {each.name: each.read_bytes() for each in (tmp_path / name).glob("shadow*")}
+        for name in ("here", "cluster")
+    )
     assert len(here) == 6
     assert here == cluster
     assert words[-1] == ("shadows", 6, 6)

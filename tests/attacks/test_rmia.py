@@ -30,7 +30,8 @@ def slow(victim, references, members, z, z_references, offline, a, gamma):
 
 @pytest.fixture
 def seen():
-    rng, members = np.random.default_rng(0), half(50, 6, torch.Generator().manual_seed(0))
+    rng = np.random.default_rng(0)
+    members = half(50, 6, torch.Generator().manual_seed(0))
     return rng.uniform(0.05, 1, (6, 50)), members, rng.uniform(0.05, 1, (6, 30))
 
 
@@ -39,7 +40,16 @@ def seen():
 def test_rmia_equals_the_slow_reference(seen, offline, gamma):
     p, members, z = seen
     wanted = slow(p[0], p[1:], members[1:], z[0], z[1:], offline, 0.4, gamma)
-    found = rmia(np.log(p[0]), np.log(p[1:]), members[1:], np.log(z[0]), np.log(z[1:]), offline=offline, a=0.4, gamma=gamma)
+    found = rmia(
+        np.log(p[0]),
+        np.log(p[1:]),
+        members[1:],
+        np.log(z[0]),
+        np.log(z[1:]),
+        offline=offline,
+        a=0.4,
+        gamma=gamma,
+    )
     np.testing.assert_allclose(found, wanted)
     assert 0 < found.mean() < 1
 
@@ -48,8 +58,17 @@ def test_rmia_equals_the_slow_reference(seen, offline, gamma):
 def test_leave_one_out_equals_the_slow_loop(seen, offline, monkeypatch):
     p, members, z = (np.log(each) if each.dtype == float else each for each in seen)
     found = leave_one_out(p, members, z, offline=offline, gamma=1.1)
-    rest = [(np.delete(p, each, 0), np.delete(members, each, 0), z[each], np.delete(z, each, 0)) for each in range(6)]
-    np.testing.assert_allclose(found, [rmia(own, *others, offline=offline, gamma=1.1) for own, others in zip(p, rest, strict=True)])
+    rest = [
+        (np.delete(p, each, 0), np.delete(members, each, 0), z[each], np.delete(z, each, 0))
+        for each in range(6)
+    ]
+    np.testing.assert_allclose(
+        found,
+        [
+            rmia(own, *others, offline=offline, gamma=1.1)
+            for own, others in zip(p, rest, strict=True)
+        ],
+    )
     monkeypatch.setattr(module, "PORTION", 20)
     np.testing.assert_allclose(leave_one_out(p, members, z, offline=offline, gamma=1.1), found)
 
@@ -63,10 +82,21 @@ def models(one_thread):
 @pytest.mark.parametrize("offline", [False, True])
 def test_few_references_are_enough(models, references, offline):
     logits, labels, members = models
-    log_p, count = negative_loss(logits, labels).numpy(), references
-    own, z, chosen = log_p[:, : members.shape[1]], log_p[:, members.shape[1] :], members[1 : 1 + count]
+    log_p = negative_loss(logits, labels).numpy()
+    count = references
+    own = log_p[:, : members.shape[1]]
+    z = log_p[:, members.shape[1] :]
+    chosen = members[1 : 1 + count]
     usable = (~chosen).any(0) if offline else np.ones(members.shape[1], bool)
-    scores = rmia(own[0][usable], own[1 : 1 + count][:, usable], chosen[:, usable], z[0], z[1 : 1 + count], offline=offline, gamma=1.0)
+    scores = rmia(
+        own[0][usable],
+        own[1 : 1 + count][:, usable],
+        chosen[:, usable],
+        z[0],
+        z[1 : 1 + count],
+        offline=offline,
+        gamma=1.0,
+    )
     inside = members[0][usable]
     found, plain = (roc(each[inside], each[~inside]).auc for each in (scores, own[0][usable]))
     print(f"{references} references, offline {offline}: AUC {found:.3f}, loss {plain:.3f}")
@@ -74,7 +104,9 @@ def test_few_references_are_enough(models, references, offline):
 
 
 def test_what_cannot_be_is_refused(seen):
-    p, members, z = np.log(seen[0]), seen[1], np.log(seen[2])
+    p = np.log(seen[0])
+    members = seen[1]
+    z = np.log(seen[2])
     with pytest.raises(SettingError, match="no reference"):
         rmia(p[0], p[1:], np.ones_like(members[1:]), z[0], z[1:], offline=True)
     with pytest.raises(SettingError, match="gamma"):
@@ -87,4 +119,12 @@ def test_what_cannot_be_is_refused(seen):
 
 def test_a_ratio_must_be_larger_not_equal():
     half_sure = np.log([0.5])
-    assert rmia(half_sure, half_sure[None], np.zeros((1, 1), bool), half_sure, half_sure[None], offline=True, gamma=1.0).tolist() == [0.0]
+    assert rmia(
+        half_sure,
+        half_sure[None],
+        np.zeros((1, 1), bool),
+        half_sure,
+        half_sure[None],
+        offline=True,
+        gamma=1.0,
+    ).tolist() == [0.0]

@@ -9,27 +9,28 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from privot.attacks import observing, preparing
 from privot.attacks.membership.lira import half
-from privot.attacks.observing import Victims, confidence, nearest, observe
-from privot.attacks.prepared import Prepared
-from privot.attacks.shadows import Shadows
-from privot.data.records import Public, Records, Sensitive
+from privot.attacks.shadows import observe as observation
+from privot.attacks.shadows import train
+from privot.attacks.shadows.config import Shadows
+from privot.attacks.shadows.observe import Victims, confidence, nearest, observe
+from privot.attacks.shadows.store import Prepared
+from privot.baselines.condensation import Pool, finished, standardised
+from privot.baselines.parallel_matching import LEGS, SideBySide, distance
+from privot.data.dataset import Public, Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.families.condensation import Pool, finished, standardised
-from privot.families.means import LEGS, SideBySide, distance
-from privot.nets import repeated
 from privot.nets.augment import OPERATIONS, apply
-from privot.nets.convolutional import initialise
 from privot.nets.ensemble import Ensemble
+from privot.nets.generators.conv import initialise
 from privot.nets.training import Recipe, train_ensemble
 from privot.release import Guarantee, NoGuarantee
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, graphed_step, silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CPU, SPEC = Runtime("cpu"), Spec((1, 8, 8), 3)
+CPU = Runtime("cpu")
+SPEC = Spec((1, 8, 8), 3)
 DM = {"per_class": 2, "iterations": LEGS, "batch": 8, "width": 4, "rate": 1.0}
 
 
@@ -43,7 +44,17 @@ def candidates(count=60, spec=SPEC, kind=Sensitive, seed=0):
 
 
 def few(folder, **more):
-    return Shadows(**{"folder": folder, "box": candidates(), "settings": DM, "count": 6, "at_once": 4, "epochs": 2, **more})
+    return Shadows(
+        **{
+            "folder": folder,
+            "box": candidates(),
+            "settings": DM,
+            "count": 6,
+            "at_once": 4,
+            "epochs": 2,
+            **more,
+        }
+    )
 
 
 def files(folder):
@@ -70,7 +81,9 @@ def test_each_candidate_is_in_exactly_half_of_the_shadows():
     members = half(25_000, 8, torch.Generator().manual_seed(0))
     assert (members.sum(0) == 4).all()
     assert (abs(members.mean(1) - 0.5) < 4 * 0.5 / 25_000**0.5).all()
-    both = (members[:4] & members[4:]).mean(1)  # of two shadows: (n/2)(n/2 - 1) / n(n - 1) of the candidates
+    both = (members[:4] & members[4:]).mean(
+        1
+    )  # of two shadows: (n/2)(n/2 - 1) / n(n - 1) of the candidates
     assert (abs(both - 3 / 14) < 4 * (3 / 14 * 11 / 14 / 25_000) ** 0.5).all()
     assert not np.array_equal(members, half(25_000, 8, torch.Generator().manual_seed(1)))
     for wrong in (0, 1, 7):
@@ -80,16 +93,26 @@ def test_each_candidate_is_in_exactly_half_of_the_shadows():
 
 def test_a_run_leaves_what_attacks_need(tmp_path):
     words = []
-    prepared = few(tmp_path).prepare(CPU, lambda stage, step, of, **facts: words.append((stage, step, of)))
-    assert [each for each in words if each[0] == "shadows"] == [("shadows", number, 6) for number in range(7)]
+    prepared = few(tmp_path).prepare(
+        CPU, lambda stage, step, of, **facts: words.append((stage, step, of))
+    )
+    assert [each for each in words if each[0] == "shadows"] == [
+        ("shadows", number, 6) for number in range(7)
+    ]
     members = prepared.members()
     assert members.shape == (6, 60)
     assert (members.sum(0) == 3).all()
-    for name in observing.OBSERVATIONS:
+    for name in observation.OBSERVATIONS:
         found = prepared.observed(name)
-        assert (found.shape, found.dtype, isinstance(found, np.memmap)) == ((6, 60), np.float64, True)
+        assert (found.shape, found.dtype, isinstance(found, np.memmap)) == (
+            (6, 60),
+            np.float64,
+            True,
+        )
         for shadow in range(6):
-            assert np.array_equal(found[shadow], np.load(prepared.path(shadow), allow_pickle=False)[name])
+            assert np.array_equal(
+                found[shadow], np.load(prepared.path(shadow), allow_pickle=False)[name]
+            )
         assert np.isfinite(found).all()
         assert len(np.unique(found, axis=0)) == 6
     assert np.array_equal(prepared.fact("records"), members.sum(1))
@@ -99,7 +122,11 @@ def test_a_run_leaves_what_attacks_need(tmp_path):
     assert not list(tmp_path.glob("*.part"))
     assert not list(tmp_path.glob("state*"))
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert (plan["method"], plan["settings"]["iterations"], len(plan["candidates"]["digest"])) == ("distribution-matching", LEGS, 64)
+    assert (plan["method"], plan["settings"]["iterations"], len(plan["candidates"]["digest"])) == (
+        "distribution-matching",
+        LEGS,
+        64,
+    )
     with pytest.raises(SettingError, match="was not observed"):
         prepared.observed("gradient")
 
@@ -107,17 +134,28 @@ def test_a_run_leaves_what_attacks_need(tmp_path):
 @pytest.mark.parametrize("method", ["distribution-matching", "kernel-points"])
 def test_a_run_broken_off_anywhere_ends_with_the_same_bytes(tmp_path, method, monkeypatch):
     """And no shadow that was done is done again; of those made one by one, one a kill is begun again."""
-    settings = DM if method == "distribution-matching" else {"per_class": 2, "steps": 2, "batch": 8, "width": 4, "nets": 2}
+    settings = (
+        DM
+        if method == "distribution-matching"
+        else {"per_class": 2, "steps": 2, "batch": 8, "width": 4, "nets": 2}
+    )
     words = []
     whole = few(tmp_path / "whole", method=method, settings=settings, count=4, at_once=2)
     whole.prepare(CPU, killing(-1, words))
-    wanted, made = files(tmp_path / "whole"), []
+    wanted = files(tmp_path / "whole")
+    made = []
     assert len(wanted) == 4
-    synthesize = preparing.synthesize
-    monkeypatch.setattr(preparing, "synthesize", lambda *given, **more: made.append(more["seed"]) or synthesize(*given, **more))
-    broken, kills = replace(whole, folder=tmp_path / "broken"), 0
+    synthesize = train.synthesize
+    monkeypatch.setattr(
+        train,
+        "synthesize",
+        lambda *given, **more: made.append(more["seed"]) or synthesize(*given, **more),
+    )
+    broken = replace(whole, folder=tmp_path / "broken")
+    kills = 0
     for after in range(3, 10 * len(words), max(1, len(words) // 8)):
-        before, stamps = files(broken.folder), {each: each.stat().st_mtime_ns for each in broken.folder.glob("shadow*.npz")}
+        before = files(broken.folder)
+        stamps = {each: each.stat().st_mtime_ns for each in broken.folder.glob("shadow*.npz")}
         try:
             broken.prepare(CPU, killing(after))
             break
@@ -131,10 +169,14 @@ def test_a_run_broken_off_anywhere_ends_with_the_same_bytes(tmp_path, method, mo
 
 
 def test_where_a_batch_stands_is_kept_after_each_leg(tmp_path):
-    shadows, told = few(tmp_path, count=2), []
+    shadows = few(tmp_path, count=2)
+    told = []
     with pytest.raises(Killed):
         shadows.prepare(CPU, killing(12, told))
-    assert told[-1] == ("matching the means", 11)  # one word for the shadows, then one for each leg of one iteration
+    assert told[-1] == (
+        "matching the means",
+        11,
+    )  # one word for the shadows, then one for each leg of one iteration
     with pytest.raises(Killed):
         shadows.prepare(CPU, killing(2, told := []))
     assert told[-1] == ("matching the means", 11)  # the leg that was broken off, and none before it
@@ -145,7 +187,13 @@ def test_a_folder_has_one_plan(tmp_path):
     shadows.prepare(CPU)
     assert (tmp_path / "here").stat().st_mode & 0o077 == 0
     shadows.prepare(CPU, killing(2))  # nothing is left to do
-    for key, value in {"epochs": 3, "seed": 1, "count": 4, "settings": DM | {"rate": 2.0}, "observations": ("loss",)}.items():
+    for key, value in {
+        "epochs": 3,
+        "seed": 1,
+        "count": 4,
+        "settings": DM | {"rate": 2.0},
+        "observations": ("loss",),
+    }.items():
         with pytest.raises(SettingError, match=f"another plan .*{key}.* differ"):
             replace(shadows, **{key: value}).prepare(CPU)
     with pytest.raises(SettingError, match=r"another plan .candidates differ"):
@@ -156,7 +204,9 @@ def test_a_folder_has_one_plan(tmp_path):
     (tmp_path / "plan" / "mine.txt").write_text("mine")
     with pytest.raises(SettingError, match=r"something else .mine.txt"):
         replace(shadows, folder=tmp_path / "plan").prepare(CPU)
-    assert [each.name for each in (tmp_path / "plan").iterdir()] == ["mine.txt"]  # nothing of ours was left there
+    assert [each.name for each in (tmp_path / "plan").iterdir()] == [
+        "mine.txt"
+    ]  # nothing of ours was left there
     with open(tmp_path / "here" / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SettingError, match="another run is at work"):
@@ -179,7 +229,11 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path):
     for wrong in ({"count": 5}, {"epochs": 0}, {"observations": ("losses",)}):
         with pytest.raises(SettingError):
             few(tmp_path / "new", **wrong)
-    for wrong in ({"method": "merf", "settings": {}}, {"method": "mref"}, {"settings": {"iteration": 3}}):
+    for wrong in (
+        {"method": "merf", "settings": {}},
+        {"method": "mref"},
+        {"settings": {"iteration": 3}},
+    ):
         with pytest.raises(SettingError):
             few(tmp_path / "new", **wrong).prepare(CPU)
     assert not (tmp_path / "new").exists()
@@ -200,7 +254,9 @@ def test_processes_prepare_the_same(tmp_path):
     settings = DM | {"iterations": 2}
     few(tmp_path / "one", settings=settings, at_once=2).prepare(CPU)
     words = []
-    prepared = few(tmp_path / "two", settings=settings, at_once=2).prepare(CPU, lambda *word, **facts: words.append(word), workers=2)
+    prepared = few(tmp_path / "two", settings=settings, at_once=2).prepare(
+        CPU, lambda *word, **facts: words.append(word), workers=2
+    )
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert prepared.done() == 6
     assert ("shadows", 6, 6) in words
@@ -208,17 +264,29 @@ def test_processes_prepare_the_same(tmp_path):
 
 
 def test_a_worker_tells_what_is_wrong(tmp_path):
-    one = Sensitive(np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 0, 0, 1]), Spec((1, 8, 8), 2), name="few")
+    one = Sensitive(
+        np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 0, 0, 1]), Spec((1, 8, 8), 2), name="few"
+    )
     with pytest.raises(DataError, match="has no member in one of the halves"):
         few(tmp_path / "here", box=one, count=2, settings=DM | {"init": "random"}).prepare(CPU)
     with pytest.raises(Exception, match="has no member in one of the halves"):
-        few(tmp_path / "beside", box=one, count=2, settings=DM | {"init": "random"}).prepare(CPU, workers=2)
+        few(tmp_path / "beside", box=one, count=2, settings=DM | {"init": "random"}).prepare(
+            CPU, workers=2
+        )
 
 
 def test_a_private_method_keeps_its_guarantee_and_needs_no_ledger_afterwards(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
     settings = {"features": 16, "steps": 4, "hidden": 8}
-    shadows = few(tmp_path / "shadows", method="merf", settings=settings, epsilon=2.0, count=2, samples=30, box=candidates(kind=Public))
+    shadows = few(
+        tmp_path / "shadows",
+        method="merf",
+        settings=settings,
+        epsilon=2.0,
+        count=2,
+        samples=30,
+        box=candidates(kind=Public),
+    )
     prepared = shadows.prepare(CPU)
     for shadow in range(2):
         guarantee = prepared.release(shadow).guarantee
@@ -229,45 +297,78 @@ def test_a_private_method_keeps_its_guarantee_and_needs_no_ledger_afterwards(tmp
     assert not [each for each in (tmp_path / "shadows").iterdir() if each.name.startswith("tmp")]
 
 
-def test_a_real_subset_beside_others_is_that_of_the_method_and_shows_who_is_in_it(tmp_path, monkeypatch):
+def test_a_real_subset_beside_others_is_that_of_the_method_and_shows_who_is_in_it(
+    tmp_path, monkeypatch
+):
     settings = {"per_class": 3}
     beside = few(tmp_path / "beside", method="real-subset", settings=settings).prepare(CPU)
-    for name in ("privot.attacks.preparing.BESIDE", "privot.attacks.shadows.BESIDE"):
+    for name in ("privot.attacks.shadows.train.BESIDE", "privot.attacks.shadows.config.BESIDE"):
         monkeypatch.setattr(name, ())
     alone = few(tmp_path / "alone", method="real-subset", settings=settings).prepare(CPU)
     for shadow in range(6):
         one, two = (each.release(shadow).product.tensors for each in (beside, alone))
         assert all(torch.equal(one[name], two[name]) for name in ("images", "labels"))
         assert beside.release(shadow).guarantee == alone.release(shadow).guarantee
-    np.testing.assert_allclose(beside.observed("confidence"), alone.observed("confidence"), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        beside.observed("confidence"), alone.observed("confidence"), rtol=1e-4, atol=1e-5
+    )
     published = beside.observed("pixels") == 0
     assert (published.sum(1) == 9).all()
     assert not (published & ~beside.members()).any()
     assert ((beside.observed("features") == 0) == published).all()
     monkeypatch.undo()
     shadows = few(tmp_path / "beside", method="real-subset", settings=settings)
-    assert [sorted(preparing.begun_from(shadows, each)) for each in range(6)] == [np.flatnonzero(row).tolist() for row in published]
+    assert [sorted(train.begun_from(shadows, each)) for each in range(6)] == [
+        np.flatnonzero(row).tolist() for row in published
+    ]
     with pytest.raises(SettingError, match="began from no candidates"):
-        preparing.begun_from(few(tmp_path / "beside"), 0)
+        train.begun_from(few(tmp_path / "beside"), 0)
 
 
 def test_sets_that_begin_from_real_images_stay_near_them(tmp_path):
-    shadows = few(tmp_path, settings=DM | {"init": "real", "rate": 1e-3, "iterations": 1}, count=2, observations=("pixels",))
-    found, members = shadows.prepare(CPU).observed("pixels"), half(60, 2, torch.Generator().manual_seed(0))
+    shadows = few(
+        tmp_path,
+        settings=DM | {"init": "real", "rate": 1e-3, "iterations": 1},
+        count=2,
+        observations=("pixels",),
+    )
+    found = shadows.prepare(CPU).observed("pixels")
+    members = half(60, 2, torch.Generator().manual_seed(0))
     for shadow in range(2):
-        begun = preparing.begun_from(shadows, shadow)
+        begun = train.begun_from(shadows, shadow)
         assert members[shadow, begun].all()
         assert sorted(begun) == sorted(np.argsort(found[shadow])[-6:])
 
 
-def side_by_side(augment, members, shape=(1, 8, 8), sets=2, portion=None, per_class=2, sizes=(7, 4, 9), batch=3, device="cpu"):
-    count, spec = sum(sizes), Spec(shape, len(sizes))
+def side_by_side(
+    augment,
+    members,
+    shape=(1, 8, 8),
+    sets=2,
+    portion=None,
+    per_class=2,
+    sizes=(7, 4, 9),
+    batch=3,
+    device="cpu",
+):
+    count = sum(sizes)
+    spec = Spec(shape, len(sizes))
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     records = Records(torch.rand(count, *shape, generator=seeded(1)).to(device), labels.to(device))
     begun = torch.rand(sets, len(sizes) * per_class, *shape, generator=seeded(2)).to(device)
-    streams, members = Streams(0, Runtime(device, portion)), members.to(device)
+    streams = Streams(0, Runtime(device, portion))
+    members = members.to(device)
     return records, SideBySide(
-        Pool(records, len(sizes)), members, begun, spec, streams, rate=0.5, batch=batch, augment=augment, width=4, depth=3
+        Pool(records, len(sizes)),
+        members,
+        begun,
+        spec,
+        streams,
+        rate=0.5,
+        batch=batch,
+        augment=augment,
+        width=4,
+        depth=3,
     )
 
 
@@ -292,11 +393,15 @@ def test_each_set_beside_others_descends_as_the_method_would(augment, portion):
         drawn = beside.ahead.take()
         real = apply(real, drawn.chosen(torch.arange(3).repeat_interleave(weight.shape[2])))
     assert (weight > 0).sum() > 10
-    for place, (start, found) in enumerate(zip(begin.chunk(3), beside.pixels.speed.chunk(3), strict=True)):
+    for place, (start, found) in enumerate(
+        zip(begin.chunk(3), beside.pixels.speed.chunk(3), strict=True)
+    ):
         free = start.clone().requires_grad_()
         shown = apply(free, drawn.chosen(torch.arange(3).repeat_interleave(2))) if drawn else free
         assert (weight[:, place].sum(1) > 0.999).all()
-        [wanted] = torch.autograd.grad(distance(beside.net, real, weight[:, place], shown, 1000), free)
+        [wanted] = torch.autograd.grad(
+            distance(beside.net, real, weight[:, place], shown, 1000), free
+        )
         assert wanted.abs().max() > 1e-4
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     moved = (begin - 0.5 * beside.pixels.speed).clamp(beside.pixels.black, beside.pixels.white)
@@ -315,27 +420,51 @@ def test_a_record_moves_the_sets_that_it_is_a_member_of_and_no_other():
     assert differ.tolist() == members[:, 5].tolist()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone"
+)
 def test_a_captured_step_draws_what_an_eager_one_does(monkeypatch):
     """In every leg: its seed reaches the graph that was captured in an earlier one. And a run goes on from any of them."""
-    members, ends, states = torch.from_numpy(half(20, 4, torch.Generator().manual_seed(0))), [], []
-    for warm in (repeated.WARM, 10**9):
-        monkeypatch.setattr(repeated, "WARM", warm)
+    members = torch.from_numpy(half(20, 4, torch.Generator().manual_seed(0)))
+    ends = []
+    states = []
+    for warm in (graphed_step.WARM, 10**9):
+        monkeypatch.setattr(graphed_step, "WARM", warm)
         _, beside = side_by_side(True, members, (1, 28, 28), 4, portion=13, device="cuda")
-        ends.append(beside.run(3 * LEGS, silent, keep=lambda state: states.append({key: value.clone() for key, value in state.items()})))
+        ends.append(
+            beside.run(
+                3 * LEGS,
+                silent,
+                keep=lambda state: states.append(
+                    {key: value.clone() for key, value in state.items()}
+                ),
+            )
+        )
     _, again = side_by_side(True, members, (1, 28, 28), 4, portion=13, device="cuda")
     begun = finished(again.pixels.free).view_as(ends[0])
     ends.append(again.run(3 * LEGS, silent, states[LEGS // 2]))
     moved = (ends[1] - begun).abs().mean()
     assert moved > 0.01
-    for end in (ends[0], ends[2]):  # half precision and the order of sums; other draws end as far away as they moved, or farther
+    for end in (
+        ends[0],
+        ends[2],
+    ):  # half precision and the order of sums; other draws end as far away as they moved, or farther
         assert (end - ends[1]).abs().mean() < 0.3 * moved
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_observes_what_a_cpu_does(tmp_path):
-    found = [few(tmp_path / device, method="real-subset", settings={"per_class": 3}).prepare(Runtime(device)) for device in ("cpu", "cuda")]
-    for name, bound in (("pixels", 1e-4), ("features", 0.05), ("confidence", 0.3)):  # bfloat16, and classifiers trained in it
+    found = [
+        few(tmp_path / device, method="real-subset", settings={"per_class": 3}).prepare(
+            Runtime(device)
+        )
+        for device in ("cpu", "cuda")
+    ]
+    for name, bound in (
+        ("pixels", 1e-4),
+        ("features", 0.05),
+        ("confidence", 0.3),
+    ):  # bfloat16, and classifiers trained in it
         assert np.abs(found[0].observed(name) - found[1].observed(name)).max() < bound
 
 
@@ -347,15 +476,28 @@ def test_draws_are_of_each_class_without_repetition_and_weights_of_members_alone
         real, weight = beside.draw()
         rows = real.flatten(1).view(3, -1, 64)
         for label in range(3):
-            where = [int((standardised(records.images) == row.view(1, 8, 8)).flatten(1).all(1).nonzero()[0]) for row in rows[label]]
+            where = [
+                int(
+                    (standardised(records.images) == row.view(1, 8, 8))
+                    .flatten(1)
+                    .all(1)
+                    .nonzero()[0]
+                )
+                for row in rows[label]
+            ]
             there = [place for place in where if records.labels[place] == label]
             assert len(set(there)) == min(6, (7, 4, 9)[label])
             seen[there] += 1
             for shadow in range(2):
                 own = weight[label, shadow] > 0
-                wanted = [bool(members[shadow, place]) and records.labels[place] == label for place in where]
+                wanted = [
+                    bool(members[shadow, place]) and records.labels[place] == label
+                    for place in where
+                ]
                 assert own.tolist() == wanted
-                assert weight[label, shadow][own].tolist() == pytest.approx([1 / max(1, int(own.sum()))] * int(own.sum()))
+                assert weight[label, shadow][own].tolist() == pytest.approx(
+                    [1 / max(1, int(own.sum()))] * int(own.sum())
+                )
     assert (seen[7:11] == 200).all()  # a class of 4 is drawn whole
     assert (abs(seen[:7] - 200 * 6 / 7) < 25).all()
     assert (abs(seen[11:] - 200 * 6 / 9) < 35).all()
@@ -383,7 +525,8 @@ def test_a_set_with_no_member_in_a_draw_of_a_class_waits():
 
 
 def test_classifiers_beside_one_another_train_as_alone():
-    images, labels = torch.rand(3, 20, 1, 8, 8, generator=seeded()), (torch.arange(60) % 4).view(3, 20)
+    images = torch.rand(3, 20, 1, 8, 8, generator=seeded())
+    labels = (torch.arange(60) % 4).view(3, 20)
     soft = torch.rand(3, 20, 4, generator=seeded(1)).softmax(-1)
     for recipe in (
         Recipe(12, 0.02, batch=8, even=True, augment=OPERATIONS, decay=1e-3, drops=(2,)),
@@ -393,41 +536,60 @@ def test_classifiers_beside_one_another_train_as_alone():
             nets = Ensemble(3, (1, 8, 8), 4, width=4, generator=seeded(5))
             alone = [Ensemble(1, (1, 8, 8), 4, width=4, generator=seeded(9)) for _ in range(3)]
             for place, net in enumerate(alone):
-                net.load_state_dict({name: value[place : place + 1] for name, value in nets.state_dict().items()})
-            train_ensemble(nets, images, wanted, recipe, [seeded(place) for place in range(3)], signed=False)
+                net.load_state_dict(
+                    {name: value[place : place + 1] for name, value in nets.state_dict().items()}
+                )
+            train_ensemble(
+                nets, images, wanted, recipe, [seeded(place) for place in range(3)], signed=False
+            )
             for place, net in enumerate(alone):
-                train_ensemble(net, images[place], wanted[place], recipe, [seeded(place)], signed=False)
+                train_ensemble(
+                    net, images[place], wanted[place], recipe, [seeded(place)], signed=False
+                )
                 for name, value in net.named_parameters():
-                    torch.testing.assert_close(nets.get_parameter(name)[place : place + 1], value, rtol=1e-4, atol=1e-6)
+                    torch.testing.assert_close(
+                        nets.get_parameter(name)[place : place + 1], value, rtol=1e-4, atol=1e-6
+                    )
 
 
 def test_images_of_one_net_never_reach_another():
     """With one generator for all: each batch of a net is of its own images, with their labels."""
-    images = torch.arange(3.0).view(3, 1, 1, 1, 1).expand(3, 12, 1, 8, 8) / 10 + torch.rand(3, 12, 1, 1, 1, generator=seeded()) / 20
+    images = (
+        torch.arange(3.0).view(3, 1, 1, 1, 1).expand(3, 12, 1, 8, 8) / 10
+        + torch.rand(3, 12, 1, 1, 1, generator=seeded()) / 20
+    )
     ends = []
     for other in (0.0, 0.5):
         nets = Ensemble(3, (1, 8, 8), 3, width=4, generator=seeded(5))
         changed = images.clone()
         changed[1] += other
-        train_ensemble(nets, changed, (torch.arange(36) % 3).view(3, 12), Recipe(2, 0.05, batch=5), seeded(1))
+        train_ensemble(
+            nets, changed, (torch.arange(36) % 3).view(3, 12), Recipe(2, 0.05, batch=5), seeded(1)
+        )
         ends.append(nets.head.detach())
     assert [torch.equal(one, two) for one, two in zip(*ends, strict=True)] == [True, False, True]
 
 
 def victims(spec=SPEC, count=2, size=9, seed=0):
-    nets = Ensemble(count, spec.shape, spec.classes, 16, generator=seeded(seed)).requires_grad_(False)
+    nets = Ensemble(count, spec.shape, spec.classes, 16, generator=seeded(seed)).requires_grad_(
+        False
+    )
     images = torch.rand(count, size, *spec.shape, generator=seeded(seed + 1))
     return Victims(nets, images, (torch.arange(size) % spec.classes).expand(count, size))
 
 
 def test_observations_are_what_they_say():
     for spec in (SPEC, replace(SPEC, mirror=True)):
-        box, seen = candidates(31, spec), victims(spec)
-        found, (images, labels) = observe(seen, box, runtime=Runtime("cpu", 7)), box._take(slice(None))
+        box = candidates(31, spec)
+        seen = victims(spec)
+        found = observe(seen, box, runtime=Runtime("cpu", 7))
+        (images, labels) = box._take(slice(None))
         queries = [images, images.flip(-1)] if spec.mirrored else [images]
         stated = []
         for query in queries:
-            chances = seen.nets(standardised(query)).double().softmax(-1)[:, torch.arange(31), labels]
+            chances = (
+                seen.nets(standardised(query)).double().softmax(-1)[:, torch.arange(31), labels]
+            )
             stated.append((chances / (1 - chances)).log())
         wanted = torch.stack(stated, -1) if spec.mirrored else stated[0]
         np.testing.assert_allclose(found["confidence"], wanted, rtol=1e-5, atol=1e-5)
@@ -458,8 +620,14 @@ def test_confidence_is_not_rounded_away():
 
 
 def test_a_hundred_thousand_candidates_come_in_portions(monkeypatch):
-    spec, taken, take = Spec((1, 2, 2), 2), [], Sensitive._take
-    box = Sensitive(np.random.default_rng(0).integers(0, 256, (100_000, 1, 2, 2), np.uint8), np.arange(100_000) % 2, spec)
+    spec = Spec((1, 2, 2), 2)
+    taken = []
+    take = Sensitive._take
+    box = Sensitive(
+        np.random.default_rng(0).integers(0, 256, (100_000, 1, 2, 2), np.uint8),
+        np.arange(100_000) % 2,
+        spec,
+    )
 
     def spy(self, where, device="cpu"):
         taken.append(where.stop - where.start)
@@ -471,7 +639,7 @@ def test_a_hundred_thousand_candidates_come_in_portions(monkeypatch):
     assert max(taken) == 4000
     assert len(taken) == 25
     assert all(each.shape == (2, 100_000) for each in whole.values())
-    monkeypatch.setattr(observing, "PAIRS", 4000)  # a large set makes portions smaller
+    monkeypatch.setattr(observation, "PAIRS", 4000)  # a large set makes portions smaller
     part = observe(seen, box, ("pixels",), Runtime("cpu", 4000))
     assert max(taken[25:]) == 1000
     np.testing.assert_allclose(part["pixels"], whole["pixels"], rtol=1e-6)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from privot.attacks import controls
+from privot.attacks.membership import controls
 from privot.attacks.membership.tracing import _moments, trace
 from privot.audit import roc
 from privot.errors import SettingError
@@ -24,7 +24,9 @@ def test_the_score_is_the_product_of_the_two_deviations(one_thread):
     wanted = []
     for x, label in zip(psi[0], CANDIDATES.labels, strict=True):
         centre = psi[2][MORE.labels == label].mean(0)
-        wanted.append(((x - centre) @ (psi[1][OTHERS.labels == label].mean(0) - centre) / len(x)).item())
+        wanted.append(
+            ((x - centre) @ (psi[1][OTHERS.labels == label].mean(0) - centre) / len(x)).item()
+        )
     found = trace(*CANDIDATES, *OTHERS, *MORE, nets=1, width=16, ridge=None, seed=3)
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
@@ -34,21 +36,27 @@ def test_moments_are_those_of_all_at_once(one_thread):
     with torch.no_grad():
         means, spread = _moments(net, *MORE, 10, True)
         psi = net.features(2 * MORE.images - 1)[0].double()
-    torch.testing.assert_close(means, torch.stack([psi[MORE.labels == label].mean(0) for label in range(10)]))
+    torch.testing.assert_close(
+        means, torch.stack([psi[MORE.labels == label].mean(0) for label in range(10)])
+    )
     apart = psi - means[MORE.labels]
     torch.testing.assert_close(spread, apart.T @ apart / len(apart), rtol=1e-6, atol=1e-9)
 
 
 def test_a_set_that_only_shares_the_mean_is_traced(one_thread):
     # Each released image is the mean of five members of its class: no member is in the set, and all are in its mean.
-    images, labels = [], []
+    images = []
+    labels = []
     for label in range(10):
         own = CANDIDATES.images[:100][CANDIDATES.labels[:100] == label]
         for part in own.split(5):
             images.append(part.mean(0))
             labels.append(label)
     released = torch.stack(images), torch.tensor(labels)
-    whitened, plain = (roc(*parted(trace(*CANDIDATES, *released, *MORE, ridge=ridge, **SMALL))).auc for ridge in (0.1, None))
+    whitened, plain = (
+        roc(*parted(trace(*CANDIDATES, *released, *MORE, ridge=ridge, **SMALL))).auc
+        for ridge in (0.1, None)
+    )
     print(f"AUC {whitened:.3f}, without whitening {plain:.3f}")
     assert whitened > 0.7
     assert plain > 0.55
@@ -64,7 +72,14 @@ def test_a_missing_class_is_refused():
         trace(*CANDIDATES, *OTHERS, MORE.images, torch.zeros_like(MORE.labels))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: this compares one with the CPU"
+)
 def test_a_gpu_traces_the_same():
-    here, there = (trace(*CANDIDATES, OTHERS.images.to(where), OTHERS.labels, *MORE, **SMALL) for where in ("cpu", "cuda"))
-    assert torch.corrcoef(torch.stack([torch.from_numpy(here), torch.from_numpy(there)]))[0, 1] > 0.99  # half precision there
+    here, there = (
+        trace(*CANDIDATES, OTHERS.images.to(where), OTHERS.labels, *MORE, **SMALL)
+        for where in ("cpu", "cuda")
+    )
+    assert (
+        torch.corrcoef(torch.stack([torch.from_numpy(here), torch.from_numpy(there)]))[0, 1] > 0.99
+    )  # half precision there

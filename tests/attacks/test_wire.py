@@ -8,41 +8,66 @@ import numpy as np
 import pytest
 import torch
 
-from privot.attacks.inversion.imitated import imitated
-from privot.attacks.inversion.tapped import tapped
-from privot.attacks.inversion.wire import ADDED, GRADIENTS, LEARNED, MEAN, ROOM, SLOPES, Wire, bounded
-from privot.cli.inverting import _held
+from privot.attacks.inversion.simulated_clients import imitated
+from privot.attacks.inversion.transcript import tapped
+from privot.attacks.inversion.transcript_attack import (
+    ADDED,
+    GRADIENTS,
+    LEARNED,
+    MEAN,
+    ROOM,
+    SLOPES,
+    Wire,
+    bounded,
+)
+from privot.cli.invert import _held
+from privot.components.client_critics import beginning
 from privot.data import load
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
-from privot.families.owners import beginning
+from privot.federated.client import Owner
 from privot.federated.messages import Answer, Terms, pack, unpack
-from privot.federated.owner import Owner
-from privot.federated.recorded import SEEN, Recorder, read
 from privot.federated.server import Server
+from privot.federated.transcript import SEEN, Recorder, read
 from privot.methods import make
-from privot.nets.critic import Critic
+from privot.nets.functional_critic import Critic
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.privacy.vault import dealing_order
+from privot.privacy.shard_checkpoint import dealing_order
 from privot.runtime import Runtime, Streams
 from privot.synthesis import ledger_path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES, RUN, NAME = (1, 8, 8), 10, "0123456789abcdef" * 2, "ward 0"
+SHAPE = (1, 8, 8)
+CLASSES = 10
+RUN = "0123456789abcdef" * 2
+NAME = "ward 0"
 # An owner of one record a class, whose critic learns for long: nobody is easier to invert.
 TINY = {
-    "rounds": 4, "lessons": 20, "warm": 2, "critic_batch": 10, "critic_rate": 8e-3, "width": 4, "detail": 1.0, "channels": 4, "code": 4,
+    "rounds": 4,
+    "lessons": 20,
+    "warm": 2,
+    "critic_batch": 10,
+    "critic_rate": 8e-3,
+    "width": 4,
+    "detail": 1.0,
+    "channels": 4,
+    "code": 4,
     "records": 10,
-}  # fmt: skip
+}
 
 
 def one_of_each():
     records = load("digits")._take(slice(None))
     where = [int((records.labels == label).nonzero()[3]) for label in range(CLASSES)]
-    return Sensitive(records.images[where].numpy(), records.labels[where].numpy(), Spec(SHAPE, CLASSES), name=NAME)
+    return Sensitive(
+        records.images[where].numpy(),
+        records.labels[where].numpy(),
+        Spec(SHAPE, CLASSES),
+        name=NAME,
+    )
 
 
 def recorded(folder, noise=None, epsilon=60.0, box=None, **settings):
@@ -51,7 +76,13 @@ def recorded(folder, noise=None, epsilon=60.0, box=None, **settings):
     plan = make("federated-gs-wgan", settings).plan(Spec(SHAPE, CLASSES, owners=1))
     noise = plan.calibrated(Budget(epsilon, 1.15e-3)).stages[0].noise if noise is None else noise
     agreed = Terms(RUN, make("federated-gs-wgan", settings | {"noise": noise}), SHAPE, CLASSES, 1)
-    owner = Owner(box or one_of_each(), Budget(math.inf), Ledger(folder / "x.jsonl"), folder / "run", Runtime("cpu"))
+    owner = Owner(
+        box or one_of_each(),
+        Budget(math.inf),
+        Ledger(folder / "x.jsonl"),
+        folder / "run",
+        Runtime("cpu"),
+    )
     server = Server(agreed, [NAME], Streams(0, Runtime("cpu")), record=folder / "wire")
     server.accept(NAME, owner.reply(server.offers()[NAME]))
     while not server.done:
@@ -68,7 +99,9 @@ def record(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def overheard(record):
-    return Wire(shadows=40, checked=2).run(tapped(record), one_of_each(), load("digits", "test"), Runtime("cpu"))
+    return Wire(shadows=40, checked=2).run(
+        tapped(record), one_of_each(), load("digits", "test"), Runtime("cpu")
+    )
 
 
 def test_what_is_read_off_a_record_is_what_was_sent(record):
@@ -104,7 +137,10 @@ def test_answers_as_shipped_give_no_more_than_the_mean_image(overheard, trust):
 def test_an_owner_without_noise_is_caught(tmp_path):
     """A planted bug: slopes of norm 1, but next to nothing added."""
     found = Wire(shadows=25, checked=1).run(
-        tapped(recorded(tmp_path, noise=1e-3, rounds=3)), one_of_each(), load("digits", "test"), Runtime("cpu")
+        tapped(recorded(tmp_path, noise=1e-3, rounds=3)),
+        one_of_each(),
+        load("digits", "test"),
+        Runtime("cpu"),
     )
     assert found.gain > 3
     assert "these answers tell" in found.sentence
@@ -112,8 +148,12 @@ def test_an_owner_without_noise_is_caught(tmp_path):
 
 def test_imitated_owners_say_what_an_owner_says(record):
     """In direction, of the same records: draws differ."""
-    heard, own = tapped(record), one_of_each()._take(slice(None))
-    found = [imitated(heard.terms, heard.images, own.images[None], own.labels[None], seeded(seed))[0][0] for seed in (0, 1)]
+    heard = tapped(record)
+    own = one_of_each()._take(slice(None))
+    found = [
+        imitated(heard.terms, heard.images, own.images[None], own.labels[None], seeded(seed))[0][0]
+        for seed in (0, 1)
+    ]
     one, two = (bounded(heard.terms, slopes)[-1] for slopes in found)
     assert not torch.equal(one, two)
     assert torch.allclose(one.flatten(2).norm(dim=2), torch.ones(CLASSES, 1), atol=1e-3)
@@ -122,20 +162,30 @@ def test_imitated_owners_say_what_an_owner_says(record):
 
 def test_each_imitation_has_draws_of_its_own(record):
     """As owners have, so that what an attacker learns from many is not the luck of one."""
-    heard, own = tapped(record), one_of_each()._take(slice(None))
-    images, labels = own.images[None].expand(2, -1, -1, -1, -1), own.labels.expand(2, -1)
+    heard = tapped(record)
+    own = one_of_each()._take(slice(None))
+    images = own.images[None].expand(2, -1, -1, -1, -1)
+    labels = own.labels.expand(2, -1)
     found, _ = imitated(heard.terms, heard.images[:1], images, labels, seeded())
     one, two = bounded(heard.terms, found)[:, 0]
     assert not torch.allclose(one, two, atol=1e-3)
 
 
 def test_imitations_move_what_they_learn_from_as_owners_do(record, monkeypatch):
-    heard, own = tapped(record), one_of_each()._take(slice(None))
-    moving = dataclasses.replace(heard.terms, settings=dataclasses.replace(heard.terms.settings, shift=1))
-    still, _ = imitated(moving, heard.images[:1], own.images[None], own.labels[None], seeded())  # 8 pixels are too few to be moved
-    monkeypatch.setattr("privot.attacks.inversion.imitated.farthest", lambda shift, shape: shift)
+    heard = tapped(record)
+    own = one_of_each()._take(slice(None))
+    moving = dataclasses.replace(
+        heard.terms, settings=dataclasses.replace(heard.terms.settings, shift=1)
+    )
+    still, _ = imitated(
+        moving, heard.images[:1], own.images[None], own.labels[None], seeded()
+    )  # 8 pixels are too few to be moved
+    monkeypatch.setattr(
+        "privot.attacks.inversion.simulated_clients.farthest", lambda shift, shape: shift
+    )
     (same, _), (moved, _) = (
-        imitated(terms, heard.images[:1], own.images[None], own.labels[None], seeded()) for terms in (heard.terms, moving)
+        imitated(terms, heard.images[:1], own.images[None], own.labels[None], seeded())
+        for terms in (heard.terms, moving)
     )
     assert torch.equal(same, still)
     assert not torch.equal(moved, still)
@@ -144,9 +194,14 @@ def test_imitations_move_what_they_learn_from_as_owners_do(record, monkeypatch):
 
 def test_imitations_begin_where_owners_begin(record):
     """The first weights of a critic are public, so an imitation of the same records differs from the owner by its draws alone."""
-    heard, own = tapped(record), one_of_each()._take(slice(None))
-    images, labels = own.images[None].expand(2, -1, -1, -1, -1), own.labels.expand(2, -1)
-    still = dataclasses.replace(heard.terms, settings=dataclasses.replace(heard.terms.settings, critic_rate=1e-30, warm=0, lessons=1))
+    heard = tapped(record)
+    own = one_of_each()._take(slice(None))
+    images = own.images[None].expand(2, -1, -1, -1, -1)
+    labels = own.labels.expand(2, -1)
+    still = dataclasses.replace(
+        heard.terms,
+        settings=dataclasses.replace(heard.terms.settings, critic_rate=1e-30, warm=0, lessons=1),
+    )
     for seed in range(2):
         _, state = imitated(still, heard.images[:1], images, labels, seeded(seed))
         first, _ = Critic(SHAPE, CLASSES, TINY["width"]).begin(1, beginning())
@@ -161,11 +216,14 @@ def seeded(seed=0):
 
 
 def test_lies_in_a_record_are_passed_over(record, tmp_path):
-    heard, path = tapped(record), tmp_path / "wire"
+    heard = tapped(record)
+    path = tmp_path / "wire"
     path.write_bytes(record.read_bytes())
     with Recorder(path) as more:
         more.seen(NAME, b"no message")
-        more.seen(NAME, pack(Answer(RUN, 0, heard.values[1])))  # another word on a round that was answered
+        more.seen(
+            NAME, pack(Answer(RUN, 0, heard.values[1]))
+        )  # another word on a round that was answered
         more.seen(NAME, pack(Answer(RUN, 9, heard.values[1])))  # on one that nobody asked
         more.seen(NAME, pack(Answer("f" * 32, 1, heard.values[1])))
         more.sent("ward 1", b"")
@@ -179,7 +237,11 @@ def test_a_record_is_refused_where_it_has_nothing_of_the_owner(record, tmp_path)
     with pytest.raises(DataError, match="no answer of any owner"):
         tapped(tmp_path / "empty")
     with pytest.raises(DataError, match="these records are others"):
-        Wire().run(tapped(record), Sensitive(np.zeros((4, 1, 4, 4)), np.zeros(4, int), Spec((1, 4, 4), 10)), load("digits"))
+        Wire().run(
+            tapped(record),
+            Sensitive(np.zeros((4, 1, 4, 4)), np.zeros(4, int), Spec((1, 4, 4), 10)),
+            load("digits"),
+        )
 
 
 def test_settings_out_of_range_are_refused():
@@ -202,7 +264,13 @@ def test_the_verb_reads_a_record(privot, tmp_path):
     assert "--aside" in err
     code, out, err = privot(*words, "--aside", "digits", "--out", "found")
     assert (code, "owner's own" in err) == (0, True)
-    for part in (MEAN, LEARNED, GRADIENTS, "no attack came 1 dB above the mean image", "bytes to ward 0"):
+    for part in (
+        MEAN,
+        LEARNED,
+        GRADIENTS,
+        "no attack came 1 dB above the mean image",
+        "bytes to ward 0",
+    ):
         assert part in " ".join(out.split())
     facts = json.loads((tmp_path / "found" / "inversion.json").read_text())
     assert facts["gain"] <= 1
@@ -218,7 +286,9 @@ def test_options_of_a_record_need_one(privot):
 def test_of_a_built_in_the_owner_has_its_own_part(record, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_HOME", str(tmp_path))
     heard = tapped(record)
-    dealt = dataclasses.replace(heard, name="owner 2", terms=dataclasses.replace(heard.terms, owners=5))
+    dealt = dataclasses.replace(
+        heard, name="owner 2", terms=dataclasses.replace(heard.terms, owners=5)
+    )
     records = load("digits")._take(slice(None))
     order = dealing_order(Ledger(ledger_path("digits")), len(records.labels))
     own = order[2::5].sort().values

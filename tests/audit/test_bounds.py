@@ -9,10 +9,20 @@ import pytest
 from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
-from privot.audit import advantage, least, many_runs, mean_auc, most, one_run, one_run_gaussian, roc, tpr_at
-from privot.audit.bounds import Bound, ratio
-from privot.audit.curve import flagged
+from privot.audit import (
+    advantage,
+    least,
+    many_runs,
+    mean_auc,
+    most,
+    one_run,
+    one_run_gaussian,
+    roc,
+    tpr_at,
+)
+from privot.audit.many_runs import Bound, ratio
 from privot.audit.one_run import _epsilon, _mu, chance_of, refuted
+from privot.audit.roc import flagged
 from privot.errors import DataError, ReleaseError, SettingError
 
 DELTA = 1e-5
@@ -34,21 +44,28 @@ def laplace(rng, epsilon, size):
 def test_the_area_counts_ties_half():
     rng = np.random.default_rng(0)
     for high in (2, 5, 1000):
-        members, others = rng.integers(0, high, 90) + 1, rng.integers(0, high, 70)
+        members = rng.integers(0, high, 90) + 1
+        others = rng.integers(0, high, 70)
         wins = (members[:, None] > others).mean() + (members[:, None] == others).mean() / 2
         labels = np.repeat([1, 0], [90, 70])
         assert roc(members, others).auc == pytest.approx(wins, abs=1e-12)
-        assert roc(members, others).auc == pytest.approx(roc_auc_score(labels, np.concatenate([members, others])), abs=1e-12)
+        assert roc(members, others).auc == pytest.approx(
+            roc_auc_score(labels, np.concatenate([members, others])), abs=1e-12
+        )
     assert roc([1.0] * 9, [1.0] * 4).auc == 0.5
     assert roc([math.inf, 1], [-math.inf, 0]).auc == 1
 
 
 def test_the_curve_is_that_of_its_thresholds():
     rng = np.random.default_rng(1)
-    members, others = rng.normal(1, 1, 300).round(1), rng.normal(0, 1, 400).round(1)
+    members = rng.normal(1, 1, 300).round(1)
+    others = rng.normal(0, 1, 400).round(1)
     curve = roc(members, others)
     assert (curve.fpr[0], curve.tpr[0], curve.fpr[-1], curve.tpr[-1]) == (0, 0, 1, 1)
-    points = {((others > level).mean(), (members > level).mean()) for level in np.concatenate([members, others])} | {(1.0, 1.0)}
+    points = {
+        ((others > level).mean(), (members > level).mean())
+        for level in np.concatenate([members, others])
+    } | {(1.0, 1.0)}
     assert set(zip(curve.fpr, curve.tpr, strict=True)) == points
     assert curve.at([0.01, 1.0]).tolist() == [(members > np.sort(others)[-5]).mean(), 1.0]
     levels, power = curve.logarithmic(50)
@@ -56,7 +73,9 @@ def test_the_curve_is_that_of_its_thresholds():
     assert (np.diff(power) >= 0).all()
 
 
-@pytest.mark.parametrize(("members", "others"), [([], [1.0]), ([1.0], []), ([[1.0]], [1.0]), ([math.nan], [1.0])])
+@pytest.mark.parametrize(
+    ("members", "others"), [([], [1.0]), ([1.0], []), ([[1.0]], [1.0]), ([math.nan], [1.0])]
+)
 def test_scores_that_mean_nothing_are_refused(members, others):
     for measure in (roc, tpr_at, advantage, functools.partial(many_runs, delta=0)):
         with pytest.raises(DataError):
@@ -88,7 +107,11 @@ def test_the_mean_area_over_models_is_covered():
     covered = []
     for turn in range(300):
         luck = rng.normal(0, 0.3, 10)
-        found = mean_auc([(rng.normal(each, 1, 80), rng.normal(0, 1, 80)) for each in luck], seed=turn, resamples=1000)
+        found = mean_auc(
+            [(rng.normal(each, 1, 80), rng.normal(0, 1, 80)) for each in luck],
+            seed=turn,
+            resamples=1000,
+        )
         covered.append(found.low <= 0.5 <= found.high)
     assert 300 - sum(covered) <= may_fail(0.065, 300)
     with pytest.raises(DataError, match="two"):
@@ -99,9 +122,18 @@ def test_the_mean_area_over_models_is_covered():
 
 
 def test_clopper_pearson_inverts_the_binomial():
-    for hits, trials, error in ((3, 20, 0.05), (10, 100, 0.025), (999, 1000, 1e-3), (7, 100_000, 1e-6)):
-        assert binom.sf(hits - 1, trials, float(least(hits, trials, error))) == pytest.approx(error, rel=1e-6)
-        assert binom.cdf(hits, trials, float(most(hits, trials, error))) == pytest.approx(error, rel=1e-6)
+    for hits, trials, error in (
+        (3, 20, 0.05),
+        (10, 100, 0.025),
+        (999, 1000, 1e-3),
+        (7, 100_000, 1e-6),
+    ):
+        assert binom.sf(hits - 1, trials, float(least(hits, trials, error))) == pytest.approx(
+            error, rel=1e-6
+        )
+        assert binom.cdf(hits, trials, float(most(hits, trials, error))) == pytest.approx(
+            error, rel=1e-6
+        )
     assert least([0, 10], 10, 0.05).tolist() == pytest.approx([0, 0.05**0.1])
     assert most([0, 10], 10, 0.05).tolist() == pytest.approx([1 - 0.05**0.1, 1])
 
@@ -111,7 +143,10 @@ def test_rates_at_fixed_levels():
     assert [each.alarms for each in found.points] == [0, 5, 50]
     assert [each.tpr for each in found.points] == [0.6, 0.601, 0.61]
     assert [each.few for each in found.points] == [True, True, False]
-    assert all(each.lowest_tpr < each.tpr < each.highest_tpr and each.fpr < each.highest_fpr for each in found.points)
+    assert all(
+        each.lowest_tpr < each.tpr < each.highest_tpr and each.fpr < each.highest_fpr
+        for each in found.points
+    )
     tied = tpr_at(np.ones(100), np.ones(100), fprs=(0.29,)).points[0]
     assert (tied.alarms, tied.tpr) == (0, 0)  # ties cannot be cut, so nobody is flagged
 
@@ -119,33 +154,52 @@ def test_rates_at_fixed_levels():
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("digits", [9, 0])  # digits 0: hundreds of ties
 def test_all_bounds_of_all_points_hold_together(digits, certain):
-    rng, fails, passed = np.random.default_rng(5), 0, 0
+    rng = np.random.default_rng(5)
+    fails = 0
+    passed = 0
     for _ in range(600):
-        members, others = rng.normal(1, 1, 400).round(digits), rng.normal(0, 1, 400).round(digits)
+        members = rng.normal(1, 1, 400).round(digits)
+        others = rng.normal(0, 1, 400).round(digits)
         found = tpr_at(members, others, fprs=(0.01, 0.05, 0.3), certain=certain, confidence=0.9)
         for each in found.points:
             allowed = int(each.level * 400 + 1e-9)
             if certain:
                 assert each.highest_fpr <= each.level
-                allowed = max(k for k in range(-1, allowed + 1) if k < 0 or most(k, 400, 0.1 / 9) <= each.level)
-            threshold = np.sort(others)[-1 - allowed] + (0.5 if digits == 0 else 0) if allowed >= 0 else math.inf
+                allowed = max(
+                    k
+                    for k in range(-1, allowed + 1)
+                    if k < 0 or most(k, 400, 0.1 / 9) <= each.level
+                )
+            threshold = (
+                np.sort(others)[-1 - allowed] + (0.5 if digits == 0 else 0)
+                if allowed >= 0
+                else math.inf
+            )
             truth = norm.sf(threshold - 1)
             passed += norm.sf(threshold) > each.highest_fpr
-            fails += norm.sf(threshold) > each.highest_fpr or not each.lowest_tpr <= truth <= each.highest_tpr
+            fails += (
+                norm.sf(threshold) > each.highest_fpr
+                or not each.lowest_tpr <= truth <= each.highest_tpr
+            )
     assert fails <= may_fail(0.1, 600)
     if digits == 9 and not certain:
-        assert passed >= 1800 * 0.1 / 9 / 2  # the bound of the FPR is exact here, not merely safe: about 20 of 1800
+        assert (
+            passed >= 1800 * 0.1 / 9 / 2
+        )  # the bound of the FPR is exact here, not merely safe: about 20 of 1800
 
 
 def test_rates_become_an_attack_that_the_report_can_hold_against_a_certificate():
     rng = np.random.default_rng(6)
-    members, others = rng.normal(1, 1, 20_000), rng.normal(0, 1, 20_000)
+    members = rng.normal(1, 1, 20_000)
+    others = rng.normal(0, 1, 20_000)
     attack = tpr_at(members, others).attack("lira")
     assert attack.over(lambda fpr: float(norm.cdf(norm.ppf(fpr) + 1))) == (False, False, False)
     assert attack.over(lambda fpr: fpr) == (True, True, True)
     assert (attack.confidence, attack.publishable) == (0.95, False)
     for certain in (False, True):  # so few that nothing can be said, which is no reason to fail
-        assert tpr_at([1.0], [0.0], certain=certain).attack("a").over(lambda fpr: fpr) == (False,) * 3
+        assert (
+            tpr_at([1.0], [0.0], certain=certain).attack("a").over(lambda fpr: fpr) == (False,) * 3
+        )
 
 
 # Many runs
@@ -153,7 +207,14 @@ def test_rates_become_an_attack_that_the_report_can_hold_against_a_certificate()
 
 def test_ceilings_of_many_runs():
     """Of a perfect attack at 95 %, threshold known: the figures of the literature and, at half of the runs, of a chosen threshold."""
-    for count, ceiling in ((100, 3.28), (256, 4.23), (500, 4.91), (1000, 5.60), (10_000, 7.90), (100_000, 10.21)):
+    for count, ceiling in (
+        (100, 3.28),
+        (256, 4.23),
+        (500, 4.91),
+        (1000, 5.60),
+        (10_000, 7.90),
+        (100_000, 10.21),
+    ):
         found = many_runs(np.ones(count), np.zeros(count), 0, threshold=0.5)
         assert found.epsilon == found.ceiling == pytest.approx(ceiling, abs=0.006)
         split = many_runs(np.ones(2 * count), np.zeros(2 * count), 0)
@@ -165,31 +226,40 @@ def test_ceilings_of_many_runs():
 
 def test_both_directions_count():
     """A rare sure sign of absence proves as much as one of presence."""
-    rare, common = (np.arange(1000) < 300) * 1.0, np.zeros(1000)
-    assert many_runs(rare, common, 0, threshold=0.5).epsilon == pytest.approx(many_runs(-common, -rare, 0, threshold=-0.5).epsilon)
+    rare = (np.arange(1000) < 300) * 1.0
+    common = np.zeros(1000)
+    assert many_runs(rare, common, 0, threshold=0.5).epsilon == pytest.approx(
+        many_runs(-common, -rare, 0, threshold=-0.5).epsilon
+    )
     assert many_runs(rare, common, 0, threshold=0.5).epsilon > 4
 
 
 @pytest.mark.parametrize("threshold", [0.5, None])
 def test_a_null_attack_proves_nothing(threshold):
     rng = np.random.default_rng(7)
-    found = [many_runs(*rng.normal(0.5, 1, (2, 120)), 0, threshold=threshold, seed=turn).epsilon for turn in range(1000)]
+    found = [
+        many_runs(*rng.normal(0.5, 1, (2, 120)), 0, threshold=threshold, seed=turn).epsilon
+        for turn in range(1000)
+    ]
     assert sum(each > 0 for each in found) <= may_fail(0.05, 1000)
 
 
 def scanned(inside, outside):
     """What must not be done: the best of all thresholds, as if there had been one."""
     levels = np.sort(np.concatenate([inside, outside]))
-    hits, alarms = flagged(inside, levels), flagged(outside, levels)
+    hits = flagged(inside, levels)
+    alarms = flagged(outside, levels)
     return float(ratio(hits, alarms, len(inside), len(outside), 0, 0.05).max())
 
 
 @pytest.mark.parametrize("count", [100, 1000])
 def test_randomised_response_is_not_accused(count):
     """Exactly epsilon-private, so the claim is passed in at most 5 of 100 audits; by table, since only the counts matter."""
-    rng, epsilon = np.random.default_rng(8), 1.0
+    rng = np.random.default_rng(8)
+    epsilon = 1.0
     honest = 1 / (1 + math.exp(-epsilon))
-    hits, alarms = rng.binomial(count, honest, 2000), rng.binomial(count, 1 - honest, 2000)
+    hits = rng.binomial(count, honest, 2000)
+    alarms = rng.binomial(count, 1 - honest, 2000)
     found = np.maximum(ratio(hits, alarms, count, count, 0, 0.05), 0)
     one = many_runs(np.arange(count) < hits[0], np.arange(count) < alarms[0], 0, threshold=0.5)
     assert one.epsilon == pytest.approx(found[0])
@@ -198,19 +268,24 @@ def test_randomised_response_is_not_accused(count):
 
 
 def test_a_threshold_chosen_on_other_runs_does_not_accuse_but_a_scan_does():
-    rng, epsilon = np.random.default_rng(9), 3.0
+    rng = np.random.default_rng(9)
+    epsilon = 3.0
     draws = [laplace(rng, epsilon, 1000) for _ in range(600)]
     found = np.array([many_runs(*each, 0, seed=turn).epsilon for turn, each in enumerate(draws)])
     assert (found > epsilon).sum() <= 600 * 0.05
     assert np.median(found) > 1.9
-    assert sum(scanned(*each) > epsilon for each in draws) > may_fail(0.05, 600)  # about 70 where 30 are allowed
+    assert sum(scanned(*each) > epsilon for each in draws) > may_fail(
+        0.05, 600
+    )  # about 70 where 30 are allowed
 
 
 def test_delta_is_taken_off():
     """A mechanism that tells all once in twenty times and nothing else is (0, 1/20)-private."""
     rng = np.random.default_rng(10)
     told = [(rng.random(2000) < 0.05) * 1.0 for _ in range(300)]
-    assert sum(many_runs(each, np.zeros(2000), 0.05, threshold=0.5).epsilon > 0 for each in told) <= may_fail(0.05, 300)
+    assert sum(
+        many_runs(each, np.zeros(2000), 0.05, threshold=0.5).epsilon > 0 for each in told
+    ) <= may_fail(0.05, 300)
     assert all(many_runs(each, np.zeros(2000), 0.0, threshold=0.5).epsilon > 2 for each in told)
 
 
@@ -224,9 +299,15 @@ def mu_of(epsilon):
 
 def proved(epsilon, trials, error, seeds, noise=1.0):
     """Bounds by the best threshold that the claim knows of, mu/2, fixed beforehand; read as Gaussian."""
-    rng, mu = np.random.default_rng(11), mu_of(epsilon)
+    rng = np.random.default_rng(11)
+    mu = mu_of(epsilon)
     draws = (rng.normal([[mu / noise], [0.0]], 1, (2, trials)) for _ in range(seeds))
-    return np.array([many_runs(*each, DELTA, 1 - error, threshold=mu / noise / 2, gaussian=True).epsilon for each in draws])
+    return np.array(
+        [
+            many_runs(*each, DELTA, 1 - error, threshold=mu / noise / 2, gaussian=True).epsilon
+            for each in draws
+        ]
+    )
 
 
 TABLE = {(1000, 1e-3): (0.00, 2.69, 8.12), (10_000, 1e-3): (0.67, 3.58, 9.39)}
@@ -249,7 +330,13 @@ def test_the_gaussian_mechanism_with_many_trials(trials, error, trust):
         assert np.median(found) == pytest.approx(typical, abs=0.03)
         assert (found <= epsilon).all()
         told = f"{np.median(found):.2f} of {epsilon} by {trials:,} a side"
-        trust("G6", "audits of a Gaussian answer under its claim", len(found), of=len(found), note=told)
+        trust(
+            "G6",
+            "audits of a Gaussian answer under its claim",
+            len(found),
+            of=len(found),
+            note=told,
+        )
 
 
 def test_a_gaussian_claim_is_passed_no_more_often_than_stated():
@@ -282,14 +369,25 @@ def test_ceilings_and_figures_of_one_run():
     for guesses, ceiling in ((300, 4.60), (1000, 5.81), (10_000, 8.11)):
         assert _epsilon(guesses, guesses, guesses, 0.05, 0.0) == pytest.approx(ceiling, abs=0.006)
     shares = (1, 0.9, 0.75, 0.6)
-    assert [_epsilon(1000, 1000, round(1000 * each), 0.05, DELTA) for each in shares] == pytest.approx([5.78, 2.02, 0.98, 0.30], abs=0.006)
-    assert [_epsilon(5000, 500, round(500 * each), 0.05, DELTA) for each in shares] == pytest.approx([4.98, 1.94, 0.92, 0.25], abs=0.006)
+    assert [
+        _epsilon(1000, 1000, round(1000 * each), 0.05, DELTA) for each in shares
+    ] == pytest.approx([5.78, 2.02, 0.98, 0.30], abs=0.006)
+    assert [
+        _epsilon(5000, 500, round(500 * each), 0.05, DELTA) for each in shares
+    ] == pytest.approx([4.98, 1.94, 0.92, 0.25], abs=0.006)
 
 
 def test_the_chance_of_right_guesses_is_that_of_the_theorem():
-    for canaries, guesses, correct, epsilon, delta in ((50, 20, 17, 0.7, 1e-3), (9, 9, 9, 0.0, 1e-4), (40, 30, 1, 2.0, 0.01)):
+    for canaries, guesses, correct, epsilon, delta in (
+        (50, 20, 17, 0.7, 1e-3),
+        (9, 9, 9, 0.0, 1e-4),
+        (40, 30, 1, 2.0, 0.01),
+    ):
         right = binom(guesses, 1 / (1 + math.exp(-epsilon)))
-        rest = max(sum(right.pmf(correct - back) for back in range(1, i + 1)) / i for i in range(1, correct + 1))
+        rest = max(
+            sum(right.pmf(correct - back) for back in range(1, i + 1)) / i
+            for i in range(1, correct + 1)
+        )
         wanted = min(1, right.sf(correct - 1) + 2 * canaries * delta * rest)
         assert chance_of(correct, guesses, canaries, epsilon, delta) == pytest.approx(wanted)
 
@@ -304,17 +402,25 @@ def answered(rng, epsilon, delta=0.0, canaries=200):
 PAIRS = [(20, 20), (40, 40), (80, 80)]
 
 
-@pytest.mark.parametrize(("guesses", "delta"), [(80, 0.0), ((60, 20), 0.0), (PAIRS, 0.0), (80, 0.01)])
+@pytest.mark.parametrize(
+    ("guesses", "delta"), [(80, 0.0), ((60, 20), 0.0), (PAIRS, 0.0), (80, 0.01)]
+)
 def test_one_run_of_randomised_response_is_not_accused(guesses, delta):
-    rng, epsilon = np.random.default_rng(13), 1.0
-    found = np.array([one_run(*answered(rng, epsilon, delta), delta, guesses).epsilon for _ in range(2000)])
+    rng = np.random.default_rng(13)
+    epsilon = 1.0
+    found = np.array(
+        [one_run(*answered(rng, epsilon, delta), delta, guesses).epsilon for _ in range(2000)]
+    )
     assert (found > epsilon).sum() <= may_fail(0.05, 2000)
     if guesses == 80 and not delta:
-        assert (found > epsilon).sum() > 2000 * 0.02  # the binomial is exact here, so the bound is as sharp as it can be
+        assert (
+            found > epsilon
+        ).sum() > 2000 * 0.02  # the binomial is exact here, so the bound is as sharp as it can be
 
 
 def test_one_run_scanned_for_the_best_guesses_accuses():
-    rng, epsilon = np.random.default_rng(14), 1.0
+    rng = np.random.default_rng(14)
+    epsilon = 1.0
     draws = [answered(rng, epsilon) for _ in range(500)]
     pairs = [(guesses, guesses) for guesses in range(4, 81, 4)]
     naive = sum(max(one_run(*each, 0, pair).epsilon for pair in pairs) > epsilon for each in draws)
@@ -351,7 +457,8 @@ def test_one_run_by_trade_off_curve_agrees_with_the_binomial_where_both_apply():
 
 
 def test_one_run_of_gaussians_is_not_accused():
-    rng, mu = np.random.default_rng(15), 1.0
+    rng = np.random.default_rng(15)
+    mu = 1.0
     found = []
     for _ in range(500):
         coins = rng.random(400) < 0.5
@@ -361,10 +468,12 @@ def test_one_run_of_gaussians_is_not_accused():
 
 
 def test_the_gaussian_reading_of_one_run_is_tighter():
-    rng, mu = np.random.default_rng(16), 2.0
+    rng = np.random.default_rng(16)
+    mu = 2.0
     coins = rng.random(4000) < 0.5
     scores = rng.normal(coins * mu, 1)
-    plain, read = one_run(scores, coins, DELTA, 400), one_run_gaussian(scores, coins, DELTA, 400)
+    plain = one_run(scores, coins, DELTA, 400)
+    read = one_run_gaussian(scores, coins, DELTA, 400)
     assert plain.epsilon < read.epsilon < 9.997  # epsilon of mu 2
     assert plain.mu is None
     assert 1 < read.mu < mu
@@ -376,7 +485,10 @@ def test_the_gaussian_reading_of_one_run_is_tighter():
 # Settings and files
 
 
-@pytest.mark.parametrize(("delta", "confidence"), [(1.0, 0.95), (-0.1, 0.95), (math.nan, 0.95), (0.0, 1.0), (0.0, 0.0), (0.0, math.nan)])
+@pytest.mark.parametrize(
+    ("delta", "confidence"),
+    [(1.0, 0.95), (-0.1, 0.95), (math.nan, 0.95), (0.0, 1.0), (0.0, 0.0), (0.0, math.nan)],
+)
 def test_bad_settings_are_errors(delta, confidence):
     with pytest.raises(SettingError, match=r"delta|confidence"):
         many_runs([1, 2], [0, 1], delta, confidence)
@@ -385,7 +497,15 @@ def test_bad_settings_are_errors(delta, confidence):
 
 
 @pytest.mark.parametrize(
-    "change", [{"epsilon": "1"}, {"trials": 1.5}, {"publishable": 1}, {"ceiling": math.inf}, {"more": 1}, {"how": None}]
+    "change",
+    [
+        {"epsilon": "1"},
+        {"trials": 1.5},
+        {"publishable": 1},
+        {"ceiling": math.inf},
+        {"more": 1},
+        {"how": None},
+    ],
 )
 def test_a_damaged_bound_is_refused(change):
     sound = {"epsilon": 1, "confidence": 0.95, "ceiling": 5.6, "how": "x", "trials": 10, "mu": None}

@@ -11,23 +11,32 @@ import pytest
 import torch
 from unwritten import Unwritten
 
-from privot.audit.bounds import ratio
-from privot.data.records import Sensitive
+from privot.audit.many_runs import ratio
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 
-OWNERS, WHO, ROUNDS, ROWS, NOISE, DELTA = 4, 2, 4, 16, 8.0, 1e-3  # 64 answers of deviation 8: one of deviation 1
-RUNS, CONFIDENCE = 2000, 0.95
+# 64 answers of deviation 8: one of deviation 1
+OWNERS = 4
+WHO = 2
+ROUNDS = 4
+ROWS = 16
+NOISE = 8.0
+DELTA = 1e-3
+RUNS = 2000
+CONFIDENCE = 0.95
 
 
 def holds_white(images, labels, state):
     return {"side": images.amax() * 2 - 1}
 
 
-SIGNS = torch.tensor([1.0, -1.0]).repeat(ROWS // 2)  # rows ask for either side in turn, so that what they share would cancel
+SIGNS = torch.tensor([1.0, -1.0]).repeat(
+    ROWS // 2
+)  # rows ask for either side in turn, so that what they share would cancel
 
 
 def side(state, row):
@@ -39,13 +48,19 @@ def sums(present, steps=None):
     sizes = (3, 1, 7 if present else 2, 5)  # the owner has another number of records, too
     owners = np.repeat(np.arange(OWNERS), sizes)
     images = np.where(owners == WHO, float(present), 0.0)[:, None, None, None]
-    box = Sensitive(images, np.zeros(len(owners), int), Spec((1, 1, 1), 1, owners=OWNERS), owners=owners)
+    box = Sensitive(
+        images, np.zeros(len(owners), int), Spec((1, 1, 1), 1, owners=OWNERS), owners=owners
+    )
     plan = Plan((Stage("it", "deal", NOISE, steps or RUNS * ROUNDS * ROWS),), Neighbours.CLIENT)
     gate = Gate(box, plan, Unwritten(), Budget(1e12))
     gate.split(OWNERS, {"side": torch.zeros(OWNERS)}, 4)
     gate.update(holds_white)
-    found = [gate.deal("it", side, SIGNS.repeat(OWNERS, RUNS), bound=3.0)[WHO] for _ in range(ROUNDS)]
-    return ((torch.stack(found).view(ROUNDS, RUNS, ROWS) * SIGNS).sum((0, 2)).numpy() / 6) + 0.5 * ROUNDS * ROWS
+    found = [
+        gate.deal("it", side, SIGNS.repeat(OWNERS, RUNS), bound=3.0)[WHO] for _ in range(ROUNDS)
+    ]
+    return (
+        (torch.stack(found).view(ROUNDS, RUNS, ROWS) * SIGNS).sum((0, 2)).numpy() / 6
+    ) + 0.5 * ROUNDS * ROWS
 
 
 def measured(**more):
@@ -84,7 +99,9 @@ def test_noise_that_a_round_shares_breaks_it(monkeypatch):
 
     def shared(steps, noise_std, grid, secret):
         rows = steps.view(OWNERS, RUNS, ROWS)
-        return (rows * grid + noisy(torch.zeros(OWNERS, RUNS, 1), noise_std, grid, secret)).view(steps.shape)
+        return (rows * grid + noisy(torch.zeros(OWNERS, RUNS, 1), noise_std, grid, secret)).view(
+            steps.shape
+        )
 
     monkeypatch.setattr(gate_module, "noisy", shared)
     assert measured() > claim()
@@ -95,7 +112,9 @@ def test_answers_counted_once_for_a_round_break_it(monkeypatch):
     with pytest.raises(BudgetError):
         sums(1, steps=ROUNDS)
     counted = Gate._stage
-    monkeypatch.setattr(Gate, "_stage", lambda gate, name, verb, count=1, done=None: counted(gate, name, verb, 1, 0))
+    monkeypatch.setattr(
+        Gate, "_stage", lambda gate, name, verb, count=1, done=None: counted(gate, name, verb, 1, 0)
+    )
     assert measured(steps=ROUNDS) > claim(ROUNDS)
 
 
@@ -103,8 +122,13 @@ def test_the_choice_of_an_owner_is_worth_nothing():
     """A plan for one owner is the same however many there are, and however few of them a round asks."""
     from privot.methods.federated_gs_wgan import FederatedGsWgan
 
-    few, many = (FederatedGsWgan(noise=5.0, rounds=10).plan(Spec((1, 8, 8), 10, owners=each)) for each in (2, 3000))
+    few, many = (
+        FederatedGsWgan(noise=5.0, rounds=10).plan(Spec((1, 8, 8), 10, owners=each))
+        for each in (2, 3000)
+    )
     assert few == many
-    turns = FederatedGsWgan(noise=5.0, rounds=100, cohort=300).plan(Spec((1, 8, 8), 10, owners=3000))
+    turns = FederatedGsWgan(noise=5.0, rounds=100, cohort=300).plan(
+        Spec((1, 8, 8), 10, owners=3000)
+    )
     assert turns == few  # ten turns each
     assert math.isclose(few.cost().mu, math.sqrt(100) / 5)

@@ -14,14 +14,15 @@ from unwritten import Unpriced, Unwritten
 
 from privot.audit import many_runs
 from privot.data.spec import Spec
-from privot.local import channel_for
+from privot.local.privatize import channel_for
 from privot.methods import make
 from privot.privacy import gate as gate_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.runtime import Runtime, Streams, silent
 
-CPU, SIDE = Runtime("cpu"), 2
+CPU = Runtime("cpu")
+SIDE = 2
 SHAPE = (1, SIDE, SIDE)
 
 
@@ -44,19 +45,26 @@ def sent(box, channel):
 def two_classes(folder, count, first):
     """A folder of ``count`` grey images, ``first`` of them of the first class; images tell nothing of their class."""
     rng = np.random.default_rng(5)
-    entries = [Entry(f"{place:05d}", rng.integers(0, 256, (SIDE, SIDE), np.uint8), int(place >= first)) for place in range(count)]
+    entries = [
+        Entry(f"{place:05d}", rng.integers(0, 256, (SIDE, SIDE), np.uint8), int(place >= first))
+        for place in range(count)
+    ]
     return read(write("folder", folder, entries), Spec(SHAPE, 2, count))
 
 
 def decoded(labels):
     """Labels by one change point: the prefix and the suffix whose noisy labels agree best with two classes, one after the other."""
     ones = np.concatenate([[0], np.cumsum(labels)])
-    agreeing = (np.arange(len(ones)) - ones) + (ones[-1] - ones)  # zeros before the point, ones after it
+    agreeing = (np.arange(len(ones)) - ones) + (
+        ones[-1] - ones
+    )  # zeros before the point, ones after it
     return (np.arange(len(labels)) >= int(np.argmax(agreeing))).astype(int)
 
 
 EPSILON = 1.0  # 0.5 for the image and 0.5 for the label
-ALLOWED = math.exp(EPSILON) / (1 + math.exp(EPSILON))  # of guesses of a fair bit that epsilon allows to be right
+ALLOWED = math.exp(EPSILON) / (
+    1 + math.exp(EPSILON)
+)  # of guesses of a fair bit that epsilon allows to be right
 
 
 def hits(folder):
@@ -70,7 +78,12 @@ def hits(folder):
 def test_labels_cannot_be_decoded_by_the_order_of_rows(tmp_path, trust):
     found = hits(tmp_path / "data")
     assert found <= ALLOWED + 0.01
-    trust("G10", "labels decoded by the order of rows", round(found, 4), note=f"of 4,000 records; the claim allows {ALLOWED:.3f}")
+    trust(
+        "G10",
+        "labels decoded by the order of rows",
+        round(found, 4),
+        note=f"of 4,000 records; the claim allows {ALLOWED:.3f}",
+    )
 
 
 def test_labels_can_be_decoded_where_rows_keep_the_order_of_files(tmp_path, leaky):
@@ -83,22 +96,35 @@ def test_labels_can_be_decoded_where_rows_keep_the_order_of_files(tmp_path, leak
 def black_and_white(count, moved):
     """Images black and white by turns; the first record of the first class is in the last class instead if ``moved``."""
     images = [np.full((SIDE, SIDE), 255 * (place % 2), np.uint8) for place in range(count)]
-    return [Entry(f"{place:05d}", image, int(place >= count // 2 or (moved and place == 0))) for place, image in enumerate(images)]
+    return [
+        Entry(f"{place:05d}", image, int(place >= count // 2 or (moved and place == 0)))
+        for place, image in enumerate(images)
+    ]
 
 
 def likelihood_scores(folder, runs, count=240):
     """For runs in either world the log-likelihood ratio of all rows, by an adversary who takes rows to be in the order of the files."""
-    worlds = [read(write("folder", folder / str(moved), black_and_white(count, moved)), Spec(SHAPE, 2, count)) for moved in (False, True)]
+    worlds = [
+        read(
+            write("folder", folder / str(moved), black_and_white(count, moved)),
+            Spec(SHAPE, 2, count),
+        )
+        for moved in (False, True)
+    ]
     channel = channel_for(worlds[0].spec, "laplace", EPSILON / 2, labels_epsilon=EPSILON / 2)
     images = [world._images.reshape(count, -1) / 255 for world in worlds]
-    labels, scale, told = [world._labels for world in worlds], channel.parts[0].scale, EPSILON / 2
+    labels = [world._labels for world in worlds]
+    scale = channel.parts[0].scale
+    told = EPSILON / 2
     found = []
     for world in worlds:
         scores = []
         for _ in range(runs):
             values, marks, _ = sent(world, channel)
             near = [np.abs(values - each).sum(1) / scale for each in images]
-            agree = [told * (marks == each) for each in labels]  # a true label is exp(told) times as likely as another
+            agree = [
+                told * (marks == each) for each in labels
+            ]  # a true label is exp(told) times as likely as another
             scores.append(float((near[0] - near[1] + agree[1] - agree[0]).sum()))
         found.append(np.array(scores))
     return found[1], found[0]
@@ -107,7 +133,12 @@ def likelihood_scores(folder, runs, count=240):
 def test_an_audit_of_two_folders_proves_no_more_than_the_claim(tmp_path, trust):
     bound = many_runs(*likelihood_scores(tmp_path, 400), 0.0, 0.95)
     assert bound.epsilon <= EPSILON
-    trust("G10", "epsilon proved of two folders, one file in another class", round(bound.epsilon, 3), note="claim 1, 95 %, 400 runs a side")
+    trust(
+        "G10",
+        "epsilon proved of two folders, one file in another class",
+        round(bound.epsilon, 3),
+        note="claim 1, 95 %, 400 runs a side",
+    )
 
 
 def test_the_audit_breaks_the_claim_where_rows_keep_the_order_of_files(tmp_path, leaky):
@@ -131,12 +162,30 @@ def first_answer(name, box, order, monkeypatch):
         heard.append(steps * grid)
         raise Heard
 
-    maker = make(name, {"critics": 20, "noise": 1.0, "warm": 2, "critic_batch": 4, "critic_rate": 0.05, "width": 4, "batch": BATCH})
+    maker = make(
+        name,
+        {
+            "critics": 20,
+            "noise": 1.0,
+            "warm": 2,
+            "critic_batch": 4,
+            "critic_rate": 0.05,
+            "width": 4,
+            "batch": BATCH,
+        },
+    )
     plan = maker.plan(box.spec)
     with monkeypatch.context() as patch:
         patch.setattr(gate_module, "noisy", noisy)
         patch.setattr(Gate, "_permutation", lambda gate: torch.from_numpy(order))
-        gate = Gate(box, Unpriced(plan.stages, plan.neighbours), Unwritten(), Unwritten(), runtime=CPU, insecure_seed=2)
+        gate = Gate(
+            box,
+            Unpriced(plan.stages, plan.neighbours),
+            Unwritten(),
+            Unwritten(),
+            runtime=CPU,
+            insecure_seed=2,
+        )
         with pytest.raises(Heard):
             maker.fit(gate, Streams(0, CPU), silent)
     return heard[0]
@@ -150,14 +199,22 @@ def digits_in_folders(folder, moved):
     labels = box._labels[:200].copy()
     if moved:  # one label becomes another
         labels[np.flatnonzero(labels == 0)[0]] = 9
-    entries = [Entry(f"{place:05d}", image, int(label)) for place, (image, label) in enumerate(zip(images, labels, strict=True))]
+    entries = [
+        Entry(f"{place:05d}", image, int(label))
+        for place, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
     return read(write("folder", folder, entries), Spec((1, 8, 8), 10, 200))
 
 
-def test_one_label_moves_the_sum_of_all_critics_no_further_than_its_bound(tmp_path, monkeypatch, trust):
+def test_one_label_moves_the_sum_of_all_critics_no_further_than_its_bound(
+    tmp_path, monkeypatch, trust
+):
     pair = [digits_in_folders(tmp_path / str(moved), moved) for moved in (False, True)]
     reach = gate_module.SENSITIVITY["poll", Neighbours.REPLACE] * math.sqrt(BATCH)
-    answers = [first_answer("g-pate", box, order, monkeypatch) for box, order in zip(pair, coupled_orders(*pair), strict=True)]
+    answers = [
+        first_answer("g-pate", box, order, monkeypatch)
+        for box, order in zip(pair, coupled_orders(*pair), strict=True)
+    ]
     files = [first_answer("g-pate", box, np.arange(200), monkeypatch) for box in pair]
     moved, planted = (float((one - other).norm()) for one, other in (answers, files))
     assert moved <= reach

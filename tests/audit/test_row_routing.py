@@ -12,15 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from privot.audit.bounds import ratio
-from privot.data.records import Sensitive
+from privot.audit.many_runs import ratio
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
 
-SHARDS, STEPS, ROWS, NOISE, DELTA = 16, 4, 64, 2.0, 1e-3  # the rows of a drawn step lie sqrt(64)/2 = 4 deviations off
-RUNS, PILOT, CONFIDENCE = 1000, 10_000, 0.95
+# the rows of a drawn step lie sqrt(64)/2 = 4 deviations off
+SHARDS = 16
+STEPS = 4
+ROWS = 64
+NOISE = 2.0
+DELTA = 1e-3
+RUNS = 1000
+PILOT = 10_000
+CONFIDENCE = 0.95
 
 
 class InMemory:
@@ -48,10 +55,19 @@ def answers(present, noise=NOISE):
     """What an attacker sees of RUNS runs, in units of the sensitivity, 0 for absent: [runs, steps, rows]."""
     images = np.zeros((SHARDS * 2, 1, 1, 1))
     images[SHARDS + 5] = present
-    plan = Plan((Stage("it", "route", noise, RUNS * STEPS * ROWS, Shards(SHARDS)),), Neighbours.REPLACE)
+    plan = Plan(
+        (Stage("it", "route", noise, RUNS * STEPS * ROWS, Shards(SHARDS)),), Neighbours.REPLACE
+    )
     box = Sensitive(images, np.zeros(SHARDS * 2, int), Spec((1, 1, 1), 1))
-    gate = Gate(box, Plan((Stage("it", "route", 0.0, 1, Shards(SHARDS)),), Neighbours.REPLACE), InMemory(), Budget(math.inf))
-    gate.plan, gate._stages = plan, {"it": plan.stages[0]}  # priced below for one run; a price for a thousand would take a minute
+    gate = Gate(
+        box,
+        Plan((Stage("it", "route", 0.0, 1, Shards(SHARDS)),), Neighbours.REPLACE),
+        InMemory(),
+        Budget(math.inf),
+    )
+    # priced below for one run; a price for a thousand would take a minute
+    gate.plan = plan
+    gate._stages = {"it": plan.stages[0]}
     gate.split(SHARDS, {"side": torch.zeros(SHARDS)})
     gate.update(canary_seen)
     found = [gate.route("it", side, torch.zeros(RUNS * ROWS), bound=3.0) for _ in range(STEPS)]
@@ -89,7 +105,9 @@ def threshold(attack, noise):
     there, absent = (np.sort(imitated(attack, present, noise, rng)) for present in (1, 0))
 
     def promised(level):
-        hits, alarms = (RUNS * (PILOT - np.searchsorted(each, level)) // PILOT for each in (there, absent))
+        hits, alarms = (
+            RUNS * (PILOT - np.searchsorted(each, level)) // PILOT for each in (there, absent)
+        )
         return bound(int(hits), int(alarms), RUNS)
 
     return max(np.quantile(there, np.linspace(0.01, 0.99, 99)), key=promised)
@@ -97,13 +115,19 @@ def threshold(attack, noise):
 
 def measured(attack, noise=NOISE):
     level = threshold(attack, noise)
-    hits, alarms = (int((attack(answers(present, noise), noise) > level).sum()) for present in (1, 0))
+    hits, alarms = (
+        int((attack(answers(present, noise), noise) > level).sum()) for present in (1, 0)
+    )
     return bound(hits, alarms, RUNS)
 
 
 @pytest.fixture(scope="module")
 def claim():
-    found = Plan((Stage("it", "route", NOISE, STEPS * ROWS, Shards(SHARDS)),), Neighbours.REPLACE).cost().epsilon(DELTA)
+    found = (
+        Plan((Stage("it", "route", NOISE, STEPS * ROWS, Shards(SHARDS)),), Neighbours.REPLACE)
+        .cost()
+        .epsilon(DELTA)
+    )
     assert 1 < found < 2
     return found
 

@@ -28,7 +28,10 @@ def worlds(noise, count, seed=0):
 
 
 def test_sentences(claim):
-    assert judge(BOUND, claim).sentence == "proves epsilon of at least 0.7 at 95 %; these trials could prove 5.6 at most; claimed 1"
+    assert (
+        judge(BOUND, claim).sentence
+        == "proves epsilon of at least 0.7 at 95 %; these trials could prove 5.6 at most; claimed 1"
+    )
     assert judge(replace(BOUND, epsilon=2.71828), claim).sentence == (
         "proves epsilon of at least 2.718 at 95 %; these trials could prove 5.6 at most; claimed 1: the claim is broken"
     )
@@ -41,14 +44,18 @@ def test_sentences(claim):
 
 
 def test_statuses(claim):
-    holds, broken, free = judge(BOUND, claim), judge(replace(BOUND, epsilon=claim.epsilon + 1e-3), claim), judge(BOUND, NoGuarantee("why"))
+    holds = judge(BOUND, claim)
+    broken = judge(replace(BOUND, epsilon=claim.epsilon + 1e-3), claim)
+    free = judge(BOUND, NoGuarantee("why"))
     assert [each.status for each in (holds, broken, free)] == ["holds", "broken", "no claim"]
     assert [each.broken for each in (holds, broken, free)] == [False, True, False]
     assert judge(replace(BOUND, epsilon=claim.epsilon), claim).status == "holds"
     assert judge(BOUND, replace(claim, epsilon=float("inf"))).status == "no claim"
     assert (free.claimed, free.blind, holds.blind) == (None, False, False)
     assert judge(replace(BOUND, ceiling=0.9), claim).blind
-    assert [judge(replace(BOUND, publishable=each), claim).publishable for each in (True, False)] == [True, False]
+    assert [
+        judge(replace(BOUND, publishable=each), claim).publishable for each in (True, False)
+    ] == [True, False]
 
 
 def test_a_bound_judges_only_what_was_claimed(claim):

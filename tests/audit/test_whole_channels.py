@@ -5,24 +5,31 @@ import pytest
 import torch
 
 from privot.audit import many_runs
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.local import certificate, channel_for, privatize
+from privot.local.privatize import certificate, channel_for, privatize
 
 CLIENTS = Spec((1, 4, 4), 2, 1000)
 DELTA = 1e-5
-CHANNELS = {name: channel_for(CLIENTS, name, 3.0, DELTA, labels_epsilon=1.0) for name in ("laplace", "gaussian")}
+CHANNELS = {
+    name: channel_for(CLIENTS, name, 3.0, DELTA, labels_epsilon=1.0)
+    for name in ("laplace", "gaussian")
+}
 
 
 def ratios(channel, made, folder):
     """Log likelihood ratios, by ``channel``, of white records of class 1 against black ones of class 0: in either world, [clients]."""
-    pair = torch.stack([torch.full((CLIENTS.pixels + 1,), float(each)) for each in (0, 1)])  # the last column is the label
+    pair = torch.stack(
+        [torch.full((CLIENTS.pixels + 1,), float(each)) for each in (0, 1)]
+    )  # the last column is the label
     found = []
     for number, record in enumerate(pair):
         images = np.full((1000, *CLIENTS.shape), float(record[0]), np.float32)
         box = Sensitive(images, np.full(1000, int(record[-1])), CLIENTS)
         values = privatize(box, made, ledger=folder / f"{made.epsilon:g}-{number}.jsonl").values
-        cost = channel.cost(channel.points(pair), values.double()) / channel.temperature  # [2, clients]
+        cost = (
+            channel.cost(channel.points(pair), values.double()) / channel.temperature
+        )  # [2, clients]
         found.append((cost[0] - cost[1]).numpy())
     return found[1], found[0]
 
@@ -32,10 +39,14 @@ def test_the_claim_holds_and_what_hides_nothing_is_seen(name, trust, tmp_path):
     channel = CHANNELS[name]
     claim = certificate(channel)
     found = many_runs(*ratios(channel, channel, tmp_path), claim.delta, threshold=0.0)
-    assert found.epsilon <= claim.epsilon, f"{name}: {found.epsilon:.2f} was proved of a claim of {claim.epsilon:.2f}"
+    assert found.epsilon <= claim.epsilon, (
+        f"{name}: {found.epsilon:.2f} was proved of a claim of {claim.epsilon:.2f}"
+    )
     assert found.epsilon > 0.1 * claim.epsilon, f"{name}: the test is nearly blind"
     loud = many_runs(*ratios(channel, channel.at(100.0), tmp_path), claim.delta, threshold=0.0)
-    assert loud.epsilon >= 4.0, f"{name}: {loud.epsilon:.2f} was proved of a channel that hides next to nothing"
+    assert loud.epsilon >= 4.0, (
+        f"{name}: {loud.epsilon:.2f} was proved of a channel that hides next to nothing"
+    )
     told = f"channel {name}: {found.epsilon:.2f} proved of {claim.epsilon:.2f} claimed, 1,000 runs a side"
     trust("G7", "audits of whole channels under their claim", 1, of=1, note=told)
     told = f"channel {name}: {loud.epsilon:.2f} of at most {loud.ceiling:.2f}"

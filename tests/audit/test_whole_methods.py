@@ -14,8 +14,16 @@ from privot.release import Guarantee
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
-CHEAP = ("merf", "sliced-flow", "sliced-generator")  # a run takes 10 to 30 ms; of the others 50 to 200
-PRIVATE = [name for name in sorted(methods()) if method_for(name).plan(Spec(SHAPE, CLASSES, 8, (4, 4), owners=4)).stages]
+CHEAP = (
+    "merf",
+    "sliced-flow",
+    "sliced-generator",
+)  # a run takes 10 to 30 ms; of the others 50 to 200
+PRIVATE = [
+    name
+    for name in sorted(methods())
+    if method_for(name).plan(Spec(SHAPE, CLASSES, 8, (4, 4), owners=4)).stages
+]
 GAUSSIAN = "analytic Gaussian"
 
 
@@ -32,7 +40,9 @@ def bound(inside, outside, confidence=0.95, gaussian=False):
 def test_every_method_is_audited_or_has_nothing_to_audit():
     for name in set(methods()) - set(PRIVATE):
         method = make(name)
-        assert is_local(method) or not method.promise.startswith("(epsilon"), f"{name} makes a promise that is not audited here"
+        assert is_local(method) or not method.promise.startswith("(epsilon"), (
+            f"{name} makes a promise that is not audited here"
+        )
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -41,7 +51,9 @@ def test_the_adversary_sees(name):
     inside, outside, plan = scores(name, 4, share=0.0, epsilon=None)
     # No draw of a run may hold the canary, or its place, once in 400: three such of four are no chance. Such a run tells nothing.
     left_out = 2 if any(not isinstance(stage.sampling, Full) for stage in plan.stages) else 0
-    assert (inside <= 0).sum() <= left_out, "runs with the canary were not recognised though no noise hides it"
+    assert (inside <= 0).sum() <= left_out, (
+        "runs with the canary were not recognised though no noise hides it"
+    )
     assert (outside >= 0).sum() <= left_out, "runs without the canary were not recognised"
     assert (outside <= 0).all(), "a run without the canary was taken for one with it"
 
@@ -62,7 +74,9 @@ def test_the_claim_is_never_broken(name, trust):
     found = judge(bound(inside, outside, 1 - 1e-7, gaussian), claim)
     plain = bound(inside, outside)
     assert found.status == "holds", f"{name}: {found.sentence}"
-    assert plain.epsilon <= claim.epsilon, f"{name}: proved {plain.epsilon:.2f} of a claim of {claim.epsilon:.2f}"
+    assert plain.epsilon <= claim.epsilon, (
+        f"{name}: proved {plain.epsilon:.2f} of a claim of {claim.epsilon:.2f}"
+    )
     told = f"{name}: {max(found.proved, plain.epsilon):.2f} proved of 4 claimed, {len(inside):,} runs a side"
     trust("G7", "audits of whole methods under their claim", 1, of=1, note=told)
 
@@ -73,7 +87,9 @@ def test_the_claim_is_never_broken(name, trust):
 def test_without_noise_four_is_proved(name, trust):
     inside, outside, _ = audited(name, 0.0)
     found = bound(inside, outside)
-    assert found.epsilon >= 4.0, f"{name}: {found.epsilon:.2f} of {found.ceiling:.2f} that these runs could prove"
+    assert found.epsilon >= 4.0, (
+        f"{name}: {found.epsilon:.2f} of {found.ceiling:.2f} that these runs could prove"
+    )
     told = f"{name}: {found.epsilon:.2f} of at most {found.ceiling:.2f}"
     trust("G7", "controls without noise that prove 4 or more", 1, of=1, note=told)
 

@@ -19,23 +19,34 @@ import torch
 from quick import SHAPE, quick
 from unwritten import Unpriced, Unwritten
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError
 from privot.methods import make
-from privot.preflight import prepare
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Neighbours
 from privot.privacy.sampling import Full, Poisson, Shards
 from privot.runtime import Runtime, Streams, silent
+from privot.synthesis.preflight import prepare
 
-CPU, CLASSES, OWNERS, DELTA = Runtime("cpu", 8), 2, 4, 1e-5
+CPU = Runtime("cpu", 8)
+CLASSES = 2
+OWNERS = 4
+DELTA = 1e-5
 VERBS = ("sum", "rows", "answer", "sorted_blocks", "split", "update", "route", "deal", "poll")
 ALSO = {  # beyond the settings of `quick`: few answers, so that a run is cheap; draws that a canary is in at least once; loud critics
     "dp-gan": {"drawn": 0.95, "steps": 2},
     "dp-sinkhorn": {"rate": 0.95, "steps": 2},
-    "gs-wgan": {"critics": 2, "steps": 2, "batch": 6, "warm": 0, "critic_batch": 4, "critic_rate": 0.3, "full": True},
+    "gs-wgan": {
+        "critics": 2,
+        "steps": 2,
+        "batch": 6,
+        "warm": 0,
+        "critic_batch": 4,
+        "critic_rate": 0.3,
+        "full": True,
+    },
     "g-pate": {"critics": 2, "steps": 2, "warm": 0, "critic_batch": 4, "critic_rate": 0.3},
     "private-set": {"nets": 2, "per_class": 1, "width": 2, "trained": 1, "steps": 1},
     "federated-average-gan": {"rounds": 2, "turns": 1, "bound": 0.01},
@@ -48,7 +59,9 @@ ALSO = {  # beyond the settings of `quick`: few answers, so that a run is cheap;
 
 def method_for(name, **more):
     """The method with settings so small that a run takes milliseconds; the budget fixes its noise."""
-    settings = {key: value for key, value in (quick(name) | ALSO.get(name, {})).items() if key != "noise"}
+    settings = {
+        key: value for key, value in (quick(name) | ALSO.get(name, {})).items() if key != "noise"
+    }
     return make(name, settings | more)
 
 
@@ -58,21 +71,32 @@ def pair(method):
     As (spec, box without, box with). Of owners, the first has all black or all white records.
     """
     images = np.stack([np.full(SHAPE, turn // 2 % 2, np.float32) for turn in range(8)])
-    labels, owners = np.arange(8) % CLASSES, None
-    for spec in (Spec(SHAPE, CLASSES), Spec(SHAPE, CLASSES, 8, (4, 4)), Spec(SHAPE, CLASSES, owners=OWNERS)):
+    labels = np.arange(8) % CLASSES
+    owners = None
+    for spec in (
+        Spec(SHAPE, CLASSES),
+        Spec(SHAPE, CLASSES, 8, (4, 4)),
+        Spec(SHAPE, CLASSES, owners=OWNERS),
+    ):
         with contextlib.suppress(PrivotError):
             plan = method.plan(spec)
             if all(stage.verb != "sorted_blocks" or spec.size for stage in plan.stages):
                 break
-    there, marks = images.copy(), labels.copy()
+    there = images.copy()
+    marks = labels.copy()
     if plan.neighbours is Neighbours.ADD_REMOVE:
-        there, marks = np.concatenate([images, np.ones((1, *SHAPE), np.float32)]), np.append(labels, 1)
+        there = np.concatenate([images, np.ones((1, *SHAPE), np.float32)])
+        marks = np.append(labels, 1)
     elif plan.neighbours is Neighbours.CLIENT:
         owners = np.arange(8) % OWNERS
-        images[owners == 0], there[owners == 0] = 0, 1
+        images[owners == 0] = 0
+        there[owners == 0] = 1
     else:
         there[0] = 1
-    boxes = [Sensitive(*each, replace(spec, size=None, class_sizes=None), owners=owners) for each in ((images, labels), (there, marks))]
+    boxes = [
+        Sensitive(*each, replace(spec, size=None, class_sizes=None), owners=owners)
+        for each in ((images, labels), (there, marks))
+    ]
     for box in boxes:
         box.spec = spec  # a size that is declared under add-remove neighbours is one that both data sets may have been taken for
     return spec, *boxes
@@ -86,7 +110,9 @@ class Spied:
     """A gate whose every question is put to its shadows as well; ``score`` is what the adversary makes of the answers so far."""
 
     def __init__(self, gate, shadows):
-        self._gate, self._shadows, self.score = gate, shadows, 0.0
+        self._gate = gate
+        self._shadows = shadows
+        self.score = 0.0
 
     def __getattr__(self, name):
         found = getattr(self._gate, name)
@@ -107,12 +133,25 @@ class Spied:
 
     def _weigh(self, verb, name, seen, noise_std):
         sampling = self._gate._stages[name].sampling
-        share = sampling.rate if isinstance(sampling, Poisson) else 1 / sampling.count if isinstance(sampling, Shards) else 1.0
-        rows = seen.flatten(0, -1)[None] if verb != "route" else seen.flatten(1)  # each row of these has a draw of its own
+        share = (
+            sampling.rate
+            if isinstance(sampling, Poisson)
+            else 1 / sampling.count
+            if isinstance(sampling, Shards)
+            else 1.0
+        )
+        rows = (
+            seen.flatten(0, -1)[None] if verb != "route" else seen.flatten(1)
+        )  # each row of these has a draw of its own
         far = {
-            key: -(rows - shadow._secret.true.view_as(rows)).square().sum(1) / (2 * noise_std**2) for key, shadow in self._shadows.items()
+            key: -(rows - shadow._secret.true.view_as(rows)).square().sum(1) / (2 * noise_std**2)
+            for key, shadow in self._shadows.items()
         }
-        out = far["out"] + math.log(1 - share) if share < 1 else torch.full_like(far["with"], -math.inf)
+        out = (
+            far["out"] + math.log(1 - share)
+            if share < 1
+            else torch.full_like(far["with"], -math.inf)
+        )
         told = [torch.logaddexp(out, far[each] + math.log(share)) for each in ("with", "without")]
         self.score += float((told[0] - told[1]).sum())
 
@@ -121,7 +160,9 @@ class Told:
     """The secret of a shadow: it draws what ``told`` has drawn, but for the canary, and adds no noise."""
 
     def __init__(self, role):
-        self.role, self.told, self.true = role, None, None
+        self.role = role
+        self.told = None
+        self.true = None
 
 
 def _noisy(share):
@@ -156,7 +197,9 @@ def _shards(draw):
             return secret.drawn
         if secret.role != "out":
             return torch.zeros(count, dtype=torch.int64)  # the canary's own
-        other = 1 + torch.randint(self.count - 1, (count,))  # what would have been drawn in its place
+        other = 1 + torch.randint(
+            self.count - 1, (count,)
+        )  # what would have been drawn in its place
         return torch.where(secret.told.drawn == 0, other, secret.told.drawn)
 
     return drawn
@@ -168,7 +211,9 @@ def spying(share=1.0):
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(gate_module, "noisy", _noisy(share)))
         # The adversary knows the secret order, too: that of the arrays.
-        stack.enter_context(mock.patch.object(Gate, "_permutation", lambda gate: torch.arange(gate._data._count())))
+        stack.enter_context(
+            mock.patch.object(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
+        )
         stack.enter_context(mock.patch.object(Poisson, "draw", _poisson(Poisson.draw)))
         stack.enter_context(mock.patch.object(Shards, "draw", _shards(Shards.draw)))
         yield
@@ -178,7 +223,11 @@ def claimed(name, epsilon=4.0):
     """(method, its plan for this budget, the two boxes); without a budget the noise is 2, and no price need be computed."""
     method = method_for(name, **({"noise": 2.0} if epsilon is None else {}))
     spec, *boxes = pair(method)
-    return method, method.plan(spec) if epsilon is None else prepare(spec, method, Budget(epsilon, DELTA))[0], boxes
+    return (
+        method,
+        method.plan(spec) if epsilon is None else prepare(spec, method, Budget(epsilon, DELTA))[0],
+        boxes,
+    )
 
 
 def score(method, plan, boxes, there):
@@ -189,13 +238,17 @@ def score(method, plan, boxes, there):
         return Gate(box, unpriced, Unwritten(), Unwritten(), runtime=CPU)
 
     sampled = any(not isinstance(stage.sampling, Full) for stage in plan.stages)
-    shadows = {role: opened(boxes[role == "with"]) for role in ("without", "with", *["out"] * sampled)}
+    shadows = {
+        role: opened(boxes[role == "with"]) for role in ("without", "with", *["out"] * sampled)
+    }
     for role, shadow in shadows.items():
         shadow._secret = Told(role)
     spied = Spied(opened(boxes[there]), shadows)
     with contextlib.suppress(Enough):
         method.fit(spied, Streams(0, CPU), silent)
-    assert all(spied._gate.left(each) == 0 for each in spied._gate._stages), "a run of the plan asked less than it was planned for"
+    assert all(spied._gate.left(each) == 0 for each in spied._gate._stages), (
+        "a run of the plan asked less than it was planned for"
+    )
     return spied.score
 
 
@@ -203,5 +256,8 @@ def scores(name, runs, share=1.0, epsilon=4.0):
     """Of so many runs a side: (with the canary, without it), and the plan."""
     method, plan, boxes = claimed(name, epsilon)
     with spying(share):
-        found = [np.array([score(method, plan, boxes, there) for _ in range(runs)]) for there in (True, False)]
+        found = [
+            np.array([score(method, plan, boxes, there) for _ in range(runs)])
+            for there in (True, False)
+        ]
     return *found, plan

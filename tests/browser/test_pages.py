@@ -12,11 +12,17 @@ from privot.measures import Subject
 from privot.privacy.plan import Plan, Stage
 from privot.release import Guarantee
 from privot.report import Owner, compare, write
-from privot.report.words import clean
+from privot.report.formatting import clean
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'privot[dev]'")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: install one to test the pages")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install 'privot[dev]'"
+)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine: install one to test the pages"
+)
 
 PAID = "LeNet; through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
@@ -25,7 +31,10 @@ LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark"
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        made = driver.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+        )
         yield made
         made.close()
 
@@ -33,7 +42,8 @@ def browser():
 @pytest.fixture
 def visit(browser):
     """Open a file; whatever it says on the console, asks for, or pops up is noted, and must be nothing."""
-    opened, noted = [], []
+    opened = []
+    noted = []
 
     def go(path, width=1280, scheme="light"):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -41,7 +51,14 @@ def visit(browser):
         for event in ("console", "pageerror", "dialog", "popup", "download", "websocket"):
             page.on(event, lambda it, event=event: noted.append((event, str(it))))
         page.on("dialog", lambda it: it.dismiss())
-        page.on("request", lambda it: noted.append(it.url) if it.url != path.as_uri() and not it.url.startswith("data:") else None)
+        page.on(
+            "request",
+            lambda it: (
+                noted.append(it.url)
+                if it.url != path.as_uri() and not it.url.startswith("data:")
+                else None
+            ),
+        )
         page.goto(path.as_uri())
         page.mouse.move(200, 300)
         return page
@@ -66,31 +83,65 @@ def shown(tmp_path_factory):
     }
     write(hand(), root / "sound", name="Toy", **numbers, owner=Owner())
     write(hand(), root / "broken", name="Toy", attacks=[attack(tpr=(0.9, 0.95), lower=(0.8, 0.9))])
-    stages = tuple(Stage(clean(name, 30) + str(place), name, 50.0, 3) for place, name in enumerate(HOSTILE))
+    stages = tuple(
+        Stage(clean(name, 30) + str(place), name, 50.0, 3) for place, name in enumerate(HOSTILE)
+    )
     plan = Plan(stages, GAUSSIAN.neighbours)
     settings = {name: name for name in HOSTILE}
     odd = hand(
-        plan, Guarantee.of(plan, 1e-5), classes=30, names=tuple(HOSTILE), method=HOSTILE[0], settings=settings, data=HOSTILE[1],
-        seed=HOSTILE[2], versions=settings, ledger={"head": HOSTILE[3], "spent_epsilon": HOSTILE[4]},
-    )  # fmt: skip
+        plan,
+        Guarantee.of(plan, 1e-5),
+        classes=30,
+        names=tuple(HOSTILE),
+        method=HOSTILE[0],
+        settings=settings,
+        data=HOSTILE[1],
+        seed=HOSTILE[2],
+        versions=settings,
+        ledger={"head": HOSTILE[3], "spent_epsilon": HOSTILE[4]},
+    )
     numbers = {
-        "readings": [reading(name, ruler=name, reference=name, warning=name, better=name) for name in HOSTILE],
+        "readings": [
+            reading(name, ruler=name, reference=name, warning=name, better=name) for name in HOSTILE
+        ],
         "attacks": [attack(name) for name in HOSTILE],
     }
     for place, name in enumerate(HOSTILE[:3]):
         write(odd, root / f"hostile{place}", name=name, **numbers)
-    write(hand(shape=(3, 64, 64), classes=10, names=None, each=10), root / "large", name="Large", owner=Owner())
+    write(
+        hand(shape=(3, 64, 64), classes=10, names=None, each=10),
+        root / "large",
+        name="Large",
+        owner=Owner(),
+    )
     images = torch.rand(30, 1, 8, 8)
     subjects = [
-        Subject(name, images, torch.arange(30), 30, tuple(HOSTILE), hand(GAUSSIAN.scaled(2.0**-place), delta=10.0 ** -(5 + place)))
+        Subject(
+            name,
+            images,
+            torch.arange(30),
+            30,
+            tuple(HOSTILE),
+            hand(GAUSSIAN.scaled(2.0**-place), delta=10.0 ** -(5 + place)),
+        )
         for place, name in enumerate(HOSTILE[:5])
     ]
     many = [reading(value=0.5, ruler=PAID, samples=place + 1) for place in range(5)]
-    compare([(each, (*numbers["readings"][:4], one)) for each, one in zip(subjects, many, strict=True)], root / "compared")
+    compare(
+        [(each, (*numbers["readings"][:4], one)) for each, one in zip(subjects, many, strict=True)],
+        root / "compared",
+    )
     return root
 
 
-PAGES = ["sound/report", "sound-internal/internal", "broken/report", "hostile0/report", "large-internal/internal", "compared/comparison"]
+PAGES = [
+    "sound/report",
+    "sound-internal/internal",
+    "broken/report",
+    "hostile0/report",
+    "large-internal/internal",
+    "compared/comparison",
+]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -106,21 +157,38 @@ def test_a_page_fits_any_screen(shown, visit, name):
             width,
         )
         assert outside == []
-        paper = map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
+        paper = map(
+            int,
+            re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[
+                :3
+            ],
+        )
         assert (sum(paper) < 200) is (scheme == "dark")
-    assert page.evaluate("[...document.images].every(each => each.complete && each.naturalWidth > 0)")
+    assert page.evaluate(
+        "[...document.images].every(each => each.complete && each.naturalWidth > 0)"
+    )
 
 
-@pytest.mark.parametrize("name", ["hostile0/report", "hostile1/report", "hostile2/report", "compared/comparison"])
+@pytest.mark.parametrize(
+    "name", ["hostile0/report", "hostile1/report", "hostile2/report", "compared/comparison"]
+)
 def test_names_are_shown_and_not_obeyed(shown, visit, name):
     page = visit(shown / f"{name}.html")
     assert page.evaluate("window.pwned") is None
     assert (
-        page.locator("script, iframe, object, embed, link, form, input, base, a, [style], [onerror], [onload], [onmouseover]").count() == 0
+        page.locator(
+            "script, iframe, object, embed, link, form, input, base, a, [style], [onerror], [onload], [onmouseover]"
+        ).count()
+        == 0
     )
     assert page.locator("img:not([src^='data:image/png;base64,'])").count() == 0
     assert page.locator("meta[http-equiv]").count() == 1
-    assert page.locator("style").count() == page.locator("h1").count() == page.locator("head title").count() == 1
+    assert (
+        page.locator("style").count()
+        == page.locator("h1").count()
+        == page.locator("head title").count()
+        == 1
+    )
     seen = re.sub(r"\s+", " ", page.locator("main").text_content())
     for each in HOSTILE[:5] if name.startswith("compared") else HOSTILE:
         assert clean(each, 60)[:40] in seen
@@ -128,7 +196,12 @@ def test_names_are_shown_and_not_obeyed(shown, visit, name):
 
 def test_a_tower_of_accents_stays_in_its_line(shown, visit):
     page = visit(shown / "hostile0" / "report.html")
-    assert page.evaluate("Math.max(...[...document.querySelectorAll('bdi')].map(each => each.textContent.length))") <= 400
+    assert (
+        page.evaluate(
+            "Math.max(...[...document.querySelectorAll('bdi')].map(each => each.textContent.length))"
+        )
+        <= 400
+    )
     for each in page.locator("bdi").all_text_contents():
         assert not re.search("[\u0300-\u036f]{3}|[\u202a-\u202e\u2066-\u2069\x00-\x1f]", each)
 
@@ -138,7 +211,9 @@ def test_what_is_broken_is_said_in_red_at_the_top(shown, visit):
     banner = page.locator(".banner").first
     assert "Implementation broken" in banner.inner_text()
     assert banner.bounding_box()["y"] < 200
-    red, green, blue = map(int, re.findall(r"\d+", banner.evaluate("each => getComputedStyle(each).color"))[:3])
+    red, green, blue = map(
+        int, re.findall(r"\d+", banner.evaluate("each => getComputedStyle(each).color"))[:3]
+    )
     assert red > 2 * max(green, blue)
     assert page.locator(".over").count() > 0
     assert visit(shown / "sound" / "report.html").locator(".banner, .over").count() == 0
@@ -154,7 +229,9 @@ def test_the_style_is_let_in_by_the_policy(shown, visit):
     assert page.evaluate("getComputedStyle(document.querySelector('section')).display") == "grid"
     chart = page.locator("svg.chart").first.bounding_box()
     assert chart["width"] > 300
-    assert page.evaluate("getComputedStyle(document.querySelector('path.certified')).stroke") not in ("none", "")
+    assert page.evaluate(
+        "getComputedStyle(document.querySelector('path.certified')).stroke"
+    ) not in ("none", "")
 
 
 def test_a_large_page_is_small_enough(shown):
@@ -167,8 +244,12 @@ def test_a_page_prints_on_a4(shown, visit, name):
     page = visit(shown / f"{name}.html", scheme="dark")
     paper = page.pdf(prefer_css_page_size=True, print_background=True)
     assert paper.startswith(b"%PDF")
-    sizes = {tuple(map(float, each.split())) for each in re.findall(rb"/MediaBox \[([\d. ]+)\]", paper)}
+    sizes = {
+        tuple(map(float, each.split())) for each in re.findall(rb"/MediaBox \[([\d. ]+)\]", paper)
+    }
     assert sizes
     assert all(each[2:] == pytest.approx((595, 842), abs=1.5) for each in sizes)
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 33, 38)"  # dark ink on white paper, whatever the screen
+    assert (
+        page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 33, 38)"
+    )  # dark ink on white paper, whatever the screen

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import privot.privacy.gate as gate_module
-from privot.attacks import ATTACKS
+from privot.attacks.membership.registry import ATTACKS
 from privot.audit import Verdict
+from privot.audit.result import read
 from privot.data import load
 from privot.data.spec import Spec
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.product import Product
 from privot.release import Guarantee, Release
-from privot.report.attack import read
+from privot.release.artifact import Product
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +25,13 @@ SIDES = ("--members", "digits", "--nonmembers", "digits")
 
 @pytest.fixture
 def private(tmp_path):
-    synthesize("digits", budget=1.0, settings=TINY, out=tmp_path / "private", ledger=tmp_path / "book.jsonl")
+    synthesize(
+        "digits",
+        budget=1.0,
+        settings=TINY,
+        out=tmp_path / "private",
+        ledger=tmp_path / "book.jsonl",
+    )
     return tmp_path / "private"
 
 
@@ -34,8 +40,19 @@ def leaky(tmp_path):
     """Real images under a certificate of epsilon 0.1, as a broken program would publish them."""
     images, labels = load("digits", public=True).records()
     plan = Plan((Stage("all", "sum", 37.0),), Neighbours.ADD_REMOVE)
-    facts = {"method": "real-subset", "settings": {"per_class": 100}, "plan": plan.to_json(), "event": str(plan.event()), "seed": 0}
-    release = Release(Product.set(images[:1000], labels[:1000]), Guarantee.of(plan, 1e-5), Spec((1, 8, 8), 10), facts)
+    facts = {
+        "method": "real-subset",
+        "settings": {"per_class": 100},
+        "plan": plan.to_json(),
+        "event": str(plan.event()),
+        "seed": 0,
+    }
+    release = Release(
+        Product.set(images[:1000], labels[:1000]),
+        Guarantee.of(plan, 1e-5),
+        Spec((1, 8, 8), 10),
+        facts,
+    )
     return release.save(tmp_path / "leaky")
 
 
@@ -49,13 +66,22 @@ def test_attacks(privot):
     assert (code, err) == (0, "")
     assert all(name.split("-")[0] in out for name in ATTACKS)
     rows = parsed(privot("attacks", "--json")[1])
-    assert {row["name"]: tuple(row["needs"]) for row in rows} == {name: each.needs for name, each in ATTACKS.items()}
+    assert {row["name"]: tuple(row["needs"]) for row in rows} == {
+        name: each.needs for name, each in ATTACKS.items()
+    }
 
 
 def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
     code, out, err = privot("attack", "nearest-pixels", "private", *SIDES)
     assert code == 0
-    for words in ("it works", "AUC", "advantage", "verdict", "claimed", "private.attacks/nearest-pixels.json"):
+    for words in (
+        "it works",
+        "AUC",
+        "advantage",
+        "verdict",
+        "claimed",
+        "private.attacks/nearest-pixels.json",
+    ):
         assert words in out
     assert "controls" in err
     assert "beside one who never saw it" in err
@@ -67,7 +93,11 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
     assert [each.name for each in folder.iterdir()] == ["nearest-pixels.json"]
     assert not (private / "attacks").exists()
     [found] = read(folder / "nearest-pixels.json")
-    assert (found.name, found.publishable, found.confidence) == (ATTACKS["nearest-pixels"].title, False, 0.95)
+    assert (found.name, found.publishable, found.confidence) == (
+        ATTACKS["nearest-pixels"].title,
+        False,
+        0.95,
+    )
     code, out, err = privot("report", "private", "--internal", "--out", "page")
     assert code == 0
     assert found.name in (private.parent / "page-internal" / "internal.html").read_text()
@@ -76,7 +106,9 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
 
 def test_an_attack_on_public_data_is_for_the_public_page(privot, private):
     # The split of the digits tells sides apart a little whatever is released, so the claim is judged with more confidence than usual.
-    code, out, err = privot("attack", "tracing", "private", *SIDES, "--public", "--json", "--confidence", 0.9999)
+    code, out, err = privot(
+        "attack", "tracing", "private", *SIDES, "--public", "--json", "--confidence", 0.9999
+    )
     assert code == 0
     facts = parsed(out)
     assert facts["publishable"] is True
@@ -107,7 +139,9 @@ def test_a_false_certificate_ends_with_three(privot, leaky, public):
 
 
 def test_where_nothing_can_be_written_no_attack_begins(privot, leaky, monkeypatch):
-    monkeypatch.setattr("privot.attacks.trying.attempt", lambda *_, **__: pytest.fail("the work began"))
+    monkeypatch.setattr(
+        "privot.attacks.membership.runner.attempt", lambda *_, **__: pytest.fail("the work began")
+    )
     (leaky / "attacks").touch()
     code, _, err = privot("attack", "nearest-pixels", "leaky", *SIDES, "--public")
     assert (code, "cannot be written" in err, err.count("\n")) == (2, True, 1)
@@ -122,7 +156,8 @@ def test_from_inside_the_release_too(privot, leaky, monkeypatch):
 @pytest.fixture
 def sides(tmp_path):
     """A hundred members and as many others."""
-    rng, (images, labels) = np.random.default_rng(0), load("digits", public=True).records()
+    rng = np.random.default_rng(0)
+    (images, labels) = load("digits", public=True).records()
     order = rng.permutation(len(labels))[:200]
     for name, part in (("in.npz", order[:100]), ("out.npz", order[100:])):
         np.savez(tmp_path / name, x=images[part].numpy(), y=labels[part].numpy())
@@ -182,7 +217,10 @@ def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
     [
         (("guess", "leaky", *SIDES), "no attack 'guess'"),
         (("loss", "nowhere", *SIDES), "nowhere: no release is there"),
-        (("lira", "nowhere", *SIDES, "--folder", "x"), "nowhere: no release is there; nor is it a method"),
+        (
+            ("lira", "nowhere", *SIDES, "--folder", "x"),
+            "nowhere: no release is there; nor is it a method",
+        ),
         (("lira", "leaky", *SIDES, "--candidates", 5), "leave it out"),
         (("nearest-pixels", "leaky", *SIDES, "--shadows", 4), "compares with no shadows"),
         (("nearest-pixels", "leaky", *SIDES, "--reference", "leaky"), "another release"),
@@ -194,8 +232,14 @@ def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
         (("rmia", "leaky", *SIDES, "--folder", "x", "--population", "digits"), "leave it out"),
         (("loss", "leaky", *SIDES, "--epsilon", 1), "a release says itself"),
         (("gan-leaks-white", "leaky", *SIDES), "is a set"),
-        (("nearest-pixels", "leaky", "--members", "small.npz", "--nonmembers", "digits"), "members: images of 1x4x4"),
-        (("tracing", "leaky", *SIDES, "--population", "digits"), "non-members and the population share records"),
+        (
+            ("nearest-pixels", "leaky", "--members", "small.npz", "--nonmembers", "digits"),
+            "members: images of 1x4x4",
+        ),
+        (
+            ("tracing", "leaky", *SIDES, "--population", "digits"),
+            "non-members and the population share records",
+        ),
         (("loss", "leaky", "--members", "digits"), "nonmembers"),
         (("loss", "leaky", *SIDES, "--confidence", 2), "confidence"),
     ],
@@ -229,30 +273,45 @@ def test_an_audit_for_people_and_programs(privot, tmp_path):
     assert code == 0
     assert facts.pop("folder") == "here"
     assert facts == json.loads((tmp_path / "here" / "verdict.json").read_text())
-    assert Verdict.from_json({key: facts[key] for key in Verdict.__dataclass_fields__}).status == "holds"
+    assert (
+        Verdict.from_json({key: facts[key] for key in Verdict.__dataclass_fields__}).status
+        == "holds"
+    )
     assert (tmp_path / "here").stat().st_mode & 0o777 == 0o700
     assert parsed(privot(*AUDIT, "--epsilon", 5, "--public", "--json")[1])["publishable"] is True
     # beside a release made likewise, and no other
     for name, epsilon in (("same", 5.0), ("other", 4.0)):
-        synthesize("digits", budget=epsilon, settings=TINY, out=tmp_path / name, ledger=tmp_path / "book.jsonl")
+        synthesize(
+            "digits",
+            budget=epsilon,
+            settings=TINY,
+            out=tmp_path / name,
+            ledger=tmp_path / "book.jsonl",
+        )
     code, _, err = privot("report", "same", "--attacks", "here/verdict.json")
     assert (code, "caution" in err) == (0, False)
-    assert "2 runs with the record and 2 without" in (tmp_path / "report" / "report.html").read_text()
+    assert (
+        "2 runs with the record and 2 without" in (tmp_path / "report" / "report.html").read_text()
+    )
     code, _, err = privot("report", "other", "--attacks", "here/verdict.json", "--out", "page")
     assert code == 2
     assert "another epsilon than the release" in err
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"), [(AUDIT, "here"), (("attack", "lira", "private-set", *SIDES, *SETS, "--shadows", 4), "private-set.shadows")]
+    ("words", "kept"),
+    [
+        (AUDIT, "here"),
+        (("attack", "lira", "private-set", *SIDES, *SETS, "--shadows", 4), "private-set.shadows"),
+    ],
 )
 def test_an_interrupt_says_where_the_work_goes_on(privot, monkeypatch, words, kept):
     def stopped(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privot.attacks.auditing.Audit.run", stopped)
-    monkeypatch.setattr("privot.attacks.shadows.Shadows.prepare", stopped)
-    monkeypatch.setattr("privot.attacks.trying.proved", lambda *given: None)
+    monkeypatch.setattr("privot.audit.runner.Audit.run", stopped)
+    monkeypatch.setattr("privot.attacks.shadows.config.Shadows.prepare", stopped)
+    monkeypatch.setattr("privot.attacks.membership.runner.proved", lambda *given: None)
     code, _, err = privot(*words, "--epsilon", 5)
     assert code == 130
     assert f"stopped; what is done is kept in {kept}: the same command goes on there" in err
@@ -260,14 +319,28 @@ def test_an_interrupt_says_where_the_work_goes_on(privot, monkeypatch, words, ke
 
 def test_an_audit_that_refutes_the_claim_ends_with_three(privot, monkeypatch):
     monkeypatch.setattr(gate_module, "noisy", lambda total, std, grid, secret: total * grid)
-    code, out, err = privot(*AUDIT, "--set", "noise=60", "--runs", 8, "--kind", "orthogonal", "--confidence", 0.8)  # claims epsilon 0.04
+    code, out, err = privot(
+        *AUDIT, "--set", "noise=60", "--runs", 8, "--kind", "orthogonal", "--confidence", 0.8
+    )  # claims epsilon 0.04
     assert code == 3
     assert out.startswith("broken: ")
     assert "implementation broken" in err.splitlines()[-1]
 
 
 def test_an_audit_of_what_claims_nothing_ends_well(privot):
-    code, out, _ = privot("audit", "real-subset", "--data", "digits", "--folder", "one", "--canaries", 40, "--score", "nearest", "--json")
+    code, out, _ = privot(
+        "audit",
+        "real-subset",
+        "--data",
+        "digits",
+        "--folder",
+        "one",
+        "--canaries",
+        40,
+        "--score",
+        "nearest",
+        "--json",
+    )
     assert code == 0
     assert parsed(out)["status"] == "no claim"
 
@@ -275,14 +348,23 @@ def test_an_audit_of_what_claims_nothing_ends_well(privot):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--canaries", 10), "private as to replace"),
+        (
+            ("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--canaries", 10),
+            "private as to replace",
+        ),
         (("merf", "--data", "digits", "--folder", "x"), "no budget"),
         (("merf", "--data", "digits", "--epsilon", 1, "--confidence", 95), "confidence"),
         (("merff", "--data", "digits", "--folder", "x", "--epsilon", 1), "did you mean 'merf'"),
         (("merf", "--data", "digitts", "--folder", "x", "--epsilon", 1), "did you mean 'digits'"),
         (("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--runs", 3), "runs"),
-        (("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--kind", "yellow"), "yellow"),
-        (("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--score", "guess"), "guess"),
+        (
+            ("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--kind", "yellow"),
+            "yellow",
+        ),
+        (
+            ("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--score", "guess"),
+            "guess",
+        ),
     ],
     ids=str,
 )

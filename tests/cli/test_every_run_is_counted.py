@@ -13,16 +13,25 @@ from in_process import SETS, serve_here, simulate_here
 from quick import quick
 
 import privot as package
-from privot import demo
-from privot.cli import app
+from privot.cli import app, demo
 from privot.privacy.ledger import Ledger
-from privot.privacy.ledgers import ledger_path
+from privot.privacy.ledger_lookup import ledger_path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(package.__file__).parents[1]
-COUNTED = ("budget", "reserve", "part", "internal")  # what the table counts; ask and commit lines belong to a reservation
-MERF = tuple(word for key, value in quick("merf").items() if key != "noise" for word in ("--set", f"{key}={value}"))
+COUNTED = (
+    "budget",
+    "reserve",
+    "part",
+    "internal",
+)  # what the table counts; ask and commit lines belong to a reservation
+MERF = tuple(
+    word
+    for key, value in quick("merf").items()
+    if key != "noise"
+    for word in ("--set", f"{key}={value}")
+)
 SET = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
 SMALL = tuple(word for key, value in SET.items() for word in ("--set", f"{key}={value}"))
 
@@ -31,9 +40,18 @@ def rows():
     """{command: its other cells} of the table."""
     text = (ROOT / "docs" / "promise.md").read_text()
     table = text.split("<!-- table of verbs: begin -->")[1].split("<!-- table of verbs: end -->")[0]
-    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
+    cells = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in table.strip().splitlines()
+    ]
     head, _, *body = cells
-    assert head == ["command", "Python", "records read", "lines in the data set's own ledger", "what leaves"]
+    assert head == [
+        "command",
+        "Python",
+        "records read",
+        "lines in the data set's own ledger",
+        "what leaves",
+    ]
     assert len({row[0] for row in body}) == len(body), "two rows have the same command"
     return {row[0]: row[1:] for row in body}
 
@@ -81,11 +99,15 @@ def resolve(name):
 
 @pytest.mark.parametrize("command", ROWS)
 def test_the_python_names_of_the_table_are_there(command):
-    assert all(callable(resolve(name)) or inspect.ismodule(resolve(name)) for name in named(command))
+    assert all(
+        callable(resolve(name)) or inspect.ismodule(resolve(name)) for name in named(command)
+    )
 
 
 def test_the_table_names_every_public_function():
-    functions = {f"privot.{name}" for name in package.__all__ if inspect.isroutine(getattr(package, name))}
+    functions = {
+        f"privot.{name}" for name in package.__all__ if inspect.isroutine(getattr(package, name))
+    }
     assert functions <= {name for command in ROWS for name in named(command)}
 
 
@@ -94,13 +116,22 @@ def gates():
     for path in sorted((ROOT / "privot").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         text = path.read_text()
-        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)] if "Gate(" in text else []
+        calls = (
+            [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+            if "Gate(" in text
+            else []
+        )
         if any(ast.unparse(call.func).split(".")[-1] == "Gate" for call in calls):
             yield module
 
 
 def test_whatever_makes_a_gate_is_in_the_table_as_charged():
-    charged = [resolve(name) for command, row in ROWS.items() if "reserve" in row[2] for name in named(command)]
+    charged = [
+        resolve(name)
+        for command, row in ROWS.items()
+        if "reserve" in row[2]
+        for name in named(command)
+    ]
     made = set(gates())
     assert len(made) >= 4
     assert made <= {each.__module__ for each in charged}
@@ -132,7 +163,17 @@ def done(privot, files):
 @pytest.fixture
 def release(done):
     """A set made of the scans, charged to a ledger of its own, so that the scans' ledger is empty."""
-    words = ("--epsilon", 5, *SMALL, "--out", "release", "--ledger", "before.jsonl", "--device", "cpu")
+    words = (
+        "--epsilon",
+        5,
+        *SMALL,
+        "--out",
+        "release",
+        "--ledger",
+        "before.jsonl",
+        "--device",
+        "cpu",
+    )
     done("synthesize", "scans.npz", *words)
     return "release"
 
@@ -146,42 +187,148 @@ def lines(files, name):
 def claimed(command, parts=1):
     """What the table says of a row: {kind: how many}. Lines of a part come once for each."""
     cell = ROWS[command][2]
-    found = {kind: int(count) * (parts if each == " a part" else 1) for kind, count, each in re.findall(r"(\w+) x (\d+)( a part)?", cell)}
+    found = {
+        kind: int(count) * (parts if each == " a part" else 1)
+        for kind, count, each in re.findall(r"(\w+) x (\d+)( a part)?", cell)
+    }
     assert found or cell.startswith("none")
     return found
 
 
 MEASURED = ("--only", "sliced", "--count", 8)
-CLIENT = ("--server", "localhost:1", "--ca", "ca", "--key", "key", "--epsilon", 100, "--device", "cpu")
+CLIENT = (
+    "--server",
+    "localhost:1",
+    "--ca",
+    "ca",
+    "--key",
+    "key",
+    "--epsilon",
+    100,
+    "--device",
+    "cpu",
+)
 PAID = ("--count", 30, "--pay", 3, "--device", "cpu")
 PLAIN = {  # rows that need nothing but a command: what is called, and the data sets whose ledgers then hold what the table says
-    "`attack`": (("attack", "nearest-pixels", "release", "--members", "scans.npz", "--nonmembers", "others.npz"), ("scans", "others")),
+    "`attack`": (
+        (
+            "attack",
+            "nearest-pixels",
+            "release",
+            "--members",
+            "scans.npz",
+            "--nonmembers",
+            "others.npz",
+        ),
+        ("scans", "others"),
+    ),
     "`attack` with shadows": (
-        ("attack", "lira", "real-subset", "--set", "per_class=2", "--members", "scans.npz", "--nonmembers", "others.npz", "--shadows", 4,
-         "--epochs", 1, "--device", "cpu"),
+        (
+            "attack",
+            "lira",
+            "real-subset",
+            "--set",
+            "per_class=2",
+            "--members",
+            "scans.npz",
+            "--nonmembers",
+            "others.npz",
+            "--shadows",
+            4,
+            "--epochs",
+            1,
+            "--device",
+            "cpu",
+        ),
         ("scans", "others"),
     ),
     "`attacks`": (("attacks",), ()),
-    "`audit`": (("audit", "merf", "--data", "scans.npz", "--runs", 4, "--epsilon", 5, *MERF, "--device", "cpu"), ("scans",)),
+    "`audit`": (
+        (
+            "audit",
+            "merf",
+            "--data",
+            "scans.npz",
+            "--runs",
+            4,
+            "--epsilon",
+            5,
+            *MERF,
+            "--device",
+            "cpu",
+        ),
+        ("scans",),
+    ),
     "`cite`": (("cite", "merf"), ()),
-    "`compare`": (("compare", "release", "release", "--test", "others.npz", "--train", "scans.npz", *MEASURED), ("scans", "others")),
+    "`compare`": (
+        (
+            "compare",
+            "release",
+            "release",
+            "--test",
+            "others.npz",
+            "--train",
+            "scans.npz",
+            *MEASURED,
+        ),
+        ("scans", "others"),
+    ),
     "`demo`": (("demo",), ()),
     "`federate keys`": (("federate", "keys", "--out", "keys"), ()),
-    "`invert`": (("invert", "--data", "large.npz", "--images", 2, "--checked", 0, "--steps", 2, "--device", "cpu"), ("large",)),
+    "`invert`": (
+        (
+            "invert",
+            "--data",
+            "large.npz",
+            "--images",
+            2,
+            "--checked",
+            0,
+            "--steps",
+            2,
+            "--device",
+            "cpu",
+        ),
+        ("large",),
+    ),
     "`ledger`": (("ledger", "scans.npz"), ("scans",)),
     "`ledger --limit`": (("ledger", "scans.npz", "--limit", 3), ("scans",)),
-    "`measure`": (("measure", "release", "--test", "others.npz", "--train", "scans.npz", *MEASURED), ("scans", "others")),
+    "`measure`": (
+        ("measure", "release", "--test", "others.npz", "--train", "scans.npz", *MEASURED),
+        ("scans", "others"),
+    ),
     "`measure --pay`": (("measure", "release", "--test", "others.npz", *PAID), ("others",)),
     "`methods`": (("methods",), ()),
-    "`plan`": (("plan", "scans.npz", "--shape", "1x8x8", "--classes", 3, "--epsilon", 1), ("scans",)),
-    "`privatize`": (("privatize", "scans.npz", "--out", "sent.safetensors", "--epsilon", 40, "--labels-epsilon", 5), ("scans",)),
+    "`plan`": (
+        ("plan", "scans.npz", "--shape", "1x8x8", "--classes", 3, "--epsilon", 1),
+        ("scans",),
+    ),
+    "`privatize`": (
+        (
+            "privatize",
+            "scans.npz",
+            "--out",
+            "sent.safetensors",
+            "--epsilon",
+            40,
+            "--labels-epsilon",
+            5,
+        ),
+        ("scans",),
+    ),
     "`report`": (("report", "release"), ("scans",)),
     "`report --internal`": (("report", "release", "--internal", "--data", "scans.npz"), ("scans",)),
-    "`resize`": (("resize", "release", "--per-class", 3, "--out", "larger", "--device", "cpu"), ("scans",)),
+    "`resize`": (
+        ("resize", "release", "--per-class", 3, "--out", "larger", "--device", "cpu"),
+        ("scans",),
+    ),
     "`sample`": (("sample", "release", "--count", 4), ("scans",)),
-    "`synthesize`": (("synthesize", "scans.npz", "--method", "merf", "--epsilon", 5, *MERF, "--device", "cpu"), ("scans",)),
+    "`synthesize`": (
+        ("synthesize", "scans.npz", "--method", "merf", "--epsilon", 5, *MERF, "--device", "cpu"),
+        ("scans",),
+    ),
     "`verify`": (("verify", "release"), ("scans",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("command", PLAIN)
@@ -197,13 +344,30 @@ def test_the_ledger_has_the_lines_that_the_table_claims(command, done, files, re
     for name in charged:
         assert lines(files, f"{name}.npz") == claimed(command), name
     written = {path.name for path in (files / "home").glob("ledgers/*.jsonl")}
-    own = {ledger_path(str((files / f"{name}.npz").resolve())).name for name in charged if claimed(command)}
+    own = {
+        ledger_path(str((files / f"{name}.npz").resolve())).name
+        for name in charged
+        if claimed(command)
+    }
     assert written == own  # and no other data set's ledger was written
 
 
 def test_a_privatized_file_charges_nothing_more(done, files):
-    done("privatize", "scans.npz", "--out", "sent.safetensors", "--epsilon", 40, "--labels-epsilon", 5, "--ledger", "client.jsonl")
-    sets = tuple(word for key, value in quick("entropic-gan").items() for word in ("--set", f"{key}={value}"))
+    done(
+        "privatize",
+        "scans.npz",
+        "--out",
+        "sent.safetensors",
+        "--epsilon",
+        40,
+        "--labels-epsilon",
+        5,
+        "--ledger",
+        "client.jsonl",
+    )
+    sets = tuple(
+        word for key, value in quick("entropic-gan").items() for word in ("--set", f"{key}={value}")
+    )
     done("synthesize", "sent.safetensors", "--method", "entropic-gan", *sets, "--device", "cpu")
     assert claimed("`synthesize` of a privatized file") == {}
     assert not (files / "home").exists()
@@ -217,7 +381,21 @@ def federated():
 @pytest.mark.usefixtures("federated")
 def test_a_simulation_is_counted_as_the_table_says(done, files, monkeypatch):
     simulate_here(monkeypatch)
-    done("federate", "simulate", "--data", "scans.npz", "--clients", 3, "--epsilon", 20, *SETS, "--device", "cpu", "--out", "made")
+    done(
+        "federate",
+        "simulate",
+        "--data",
+        "scans.npz",
+        "--clients",
+        3,
+        "--epsilon",
+        20,
+        *SETS,
+        "--device",
+        "cpu",
+        "--out",
+        "made",
+    )
     assert lines(files, "scans.npz") == claimed("`federate simulate`", parts=3)
 
 
@@ -235,15 +413,18 @@ def test_clients_are_counted_as_the_table_says(done, files, monkeypatch):
 
 
 APART = {  # rows with tests of their own, above
-    "`synthesize` of a privatized file", "`federate simulate`", "`federate client`", "`federate client --part`",
+    "`synthesize` of a privatized file",
+    "`federate simulate`",
+    "`federate client`",
+    "`federate client --part`",
     "`federate server`",  # it is given no data set at all
-}  # fmt: skip
+}
 
 
 def test_a_server_is_given_no_records():
-    from privot.cli import federating
+    from privot.cli import federate
 
-    assert not {"data", "ledger"} & set(inspect.signature(federating.serve).parameters)
+    assert not {"data", "ledger"} & set(inspect.signature(federate.serve).parameters)
     assert claimed("`federate server`") == {}
 
 

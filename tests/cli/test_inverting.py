@@ -19,9 +19,17 @@ def parsed(out):
 
 
 def test_updates_of_the_digits_leak(privot, tmp_path):
-    code, out, err = privot(*SMALL, "--attack", "idlg", "--optimiser", "lbfgs-search", "--out", "found")
+    code, out, err = privot(
+        *SMALL, "--attack", "idlg", "--optimiser", "lbfgs-search", "--out", "found"
+    )
     assert code == 0
-    for words in ("iDLG", "64 of 64 directions", "these updates leak", "100.0 % read off", "found/inversion.json"):
+    for words in (
+        "iDLG",
+        "64 of 64 directions",
+        "these updates leak",
+        "100.0 % read off",
+        "found/inversion.json",
+    ):
         assert words in " ".join(out.split())
     assert "owner's own" in err
     folder = tmp_path / "found"
@@ -51,7 +59,17 @@ def test_a_clipped_and_noisy_update_for_programs(privot, coarse_prices):
 
 
 def test_noise_without_a_clip_promises_nothing(privot):
-    code, out, _ = privot(*SMALL, "--checked", "0", "--noise", "0.01", "--training", "60000,256,100", "--attack", "hybrid")
+    code, out, _ = privot(
+        *SMALL,
+        "--checked",
+        "0",
+        "--noise",
+        "0.01",
+        "--training",
+        "60000,256,100",
+        "--attack",
+        "hybrid",
+    )
     assert code == 0
     assert "no guarantee: nothing bounds" in out
 
@@ -79,7 +97,11 @@ def test_bad_words_are_refused_in_one_line(privot, words, said):
 
 
 def test_the_same_seed_gives_the_same_victims():
-    one, two = (Experiment(images=3, seed=5).victims(load("digits"), torch.device("cpu")) for _ in range(2))
+    one, two = (
+        Experiment(images=3, seed=5).victims(load("digits"), torch.device("cpu")) for _ in range(2)
+    )
     assert torch.equal(one[1], two[1])
     assert all(torch.equal(each, two[0].update[name]) for name, each in one[0].update.items())
-    assert not torch.equal(one[1], Experiment(images=3, seed=6).victims(load("digits"), torch.device("cpu"))[1])
+    assert not torch.equal(
+        one[1], Experiment(images=3, seed=6).victims(load("digits"), torch.device("cpu"))[1]
+    )

@@ -10,23 +10,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from privot.channels import Laplace, RandomizedResponse, Space
-from privot.data import boxes, load
-from privot.data.privatized import Privatized, joined
-from privot.data.records import Sensitive
+from privot.data import load
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.data.tables import Table
+from privot.data.tabular import Table
 from privot.errors import DataError, PlanError, PrivotError, SettingError
-from privot.local import channel_for, privatize
-from privot.preflight import preflight
+from privot.local.channels import Laplace, RandomizedResponse, Space
+from privot.local.dataset import Privatized, joined
+from privot.local.privatize import channel_for, privatize
+from privot.local.server_gate import ServerGate
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan
-from privot.privacy.server import ServerGate
-from privot.product import Product
 from privot.release import NoGuarantee, verify
+from privot.release.artifact import Product
 from privot.report import write
+from privot.synthesis import inputs as boxes
 from privot.synthesis import synthesize
+from privot.synthesis.preflight import preflight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,12 @@ class Average:
         box = gate.privatized()
         progress("mean", 1, 1)
         image = box.values[:, : gate.spec.pixels].mean(0).clamp(0, 1).view(1, *gate.spec.shape)
-        made = Product.set(image.expand(gate.spec.classes, -1, -1, -1), torch.arange(gate.spec.classes))
-        return dataclasses.replace(made, facts={"diagnostics": {"meaning": "a mean is no law"}, "method": "merf"})
+        made = Product.set(
+            image.expand(gate.spec.classes, -1, -1, -1), torch.arange(gate.spec.classes)
+        )
+        return dataclasses.replace(
+            made, facts={"diagnostics": {"meaning": "a mean is no law"}, "method": "merf"}
+        )
 
 
 @pytest.fixture
@@ -71,7 +76,18 @@ def altered(path, **change):
 
 
 def test_privatize_says_and_writes(privot, tmp_path):
-    words = ("privatize", "digits", "--epsilon", 8, "--labels-epsilon", 2, "--space", "pooled:2", "--out", "sent.safetensors")
+    words = (
+        "privatize",
+        "digits",
+        "--epsilon",
+        8,
+        "--labels-epsilon",
+        2,
+        "--space",
+        "pooled:2",
+        "--out",
+        "sent.safetensors",
+    )
     code, out, err = privot(*words, "--json")
     assert code == 0, err
     facts = json.loads(out)
@@ -126,11 +142,18 @@ def test_a_table_has_a_channel_for_each_column(privot, tmp_path):
         assert box.channel.parts[0].scale == 1.0
         assert box.values[:, 2].unique().tolist() == [0, 1, 2, 3, 4]
     for columns, word in [
-        (("0-1=laplace:4:-1:1",), "none may leave as it is"), (("0=laplace:4:-1:1", "2=unary:1:5"), "column 1 is next"),
-        (("0-2=laplace:-4:-1:1",), "above 0"), (("0-2=laplac:4:-1:1",), "did you mean 'laplace'"), (("0-2=laplace:4",), "write it as"),
-        (("0=unary:4:nan",), "write it as"), (("0=unary:4:inf",), "write it as"), (("0-2=laplace:4:nan:1",), "two finite numbers"),
-        (("0-2=unary:4:5",), "write it as"), (("x=laplace:4:0:1",), "write it as"), (("0-2=laplace:4:1:-1",), "lower one first"),
-    ]:  # fmt: skip
+        (("0-1=laplace:4:-1:1",), "none may leave as it is"),
+        (("0=laplace:4:-1:1", "2=unary:1:5"), "column 1 is next"),
+        (("0-2=laplace:-4:-1:1",), "above 0"),
+        (("0-2=laplac:4:-1:1",), "did you mean 'laplace'"),
+        (("0-2=laplace:4",), "write it as"),
+        (("0=unary:4:nan",), "write it as"),
+        (("0=unary:4:inf",), "write it as"),
+        (("0-2=laplace:4:nan:1",), "two finite numbers"),
+        (("0-2=unary:4:5",), "write it as"),
+        (("x=laplace:4:0:1",), "write it as"),
+        (("0-2=laplace:4:1:-1",), "lower one first"),
+    ]:
         given = [each for column in columns for each in ("--column", column)]
         code, _, err = privot("privatize", "people.npz", *given, "--out", "no.safetensors")
         assert (code, err.count("\n")) == (2, 1)
@@ -141,14 +164,21 @@ def test_a_table_has_a_channel_for_each_column(privot, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--epsilon", 0), "epsilon=0"), (("--epsilon", -1), "epsilon=-1"), (("--epsilon", "nan"), "epsilon=nan"),
-        (("--epsilon", "inf"), "epsilon=inf"), (("--epsilon", 1, "--labels-epsilon", 0), "labels-epsilon=0"),
-        (("--epsilon", 1, "--channel", "gausian"), "did you mean 'gaussian'"), (("--epsilon", 1, "--channel", "unary"), "for categories"),
-        (("--epsilon", 1, "--channel", "gaussian", "--delta", 0), "delta=0"), (("--epsilon", 1, "--space", "pooled:3"), "divides 8"),
-        (("--epsilon", 1, "--space", "poold:2"), "plain, pooled, waves"), (("--epsilon", 1, "--space", "waves"), "write plain"),
-        (("--epsilon", 1, "--radius", -1), "radius=-1"), ((), "give --epsilon"),
+        (("--epsilon", 0), "epsilon=0"),
+        (("--epsilon", -1), "epsilon=-1"),
+        (("--epsilon", "nan"), "epsilon=nan"),
+        (("--epsilon", "inf"), "epsilon=inf"),
+        (("--epsilon", 1, "--labels-epsilon", 0), "labels-epsilon=0"),
+        (("--epsilon", 1, "--channel", "gausian"), "did you mean 'gaussian'"),
+        (("--epsilon", 1, "--channel", "unary"), "for categories"),
+        (("--epsilon", 1, "--channel", "gaussian", "--delta", 0), "delta=0"),
+        (("--epsilon", 1, "--space", "pooled:3"), "divides 8"),
+        (("--epsilon", 1, "--space", "poold:2"), "plain, pooled, waves"),
+        (("--epsilon", 1, "--space", "waves"), "write plain"),
+        (("--epsilon", 1, "--radius", -1), "radius=-1"),
+        ((), "give --epsilon"),
     ],
-)  # fmt: skip
+)
 def test_bad_words_cost_nothing(privot, tmp_path, words, said):
     code, out, err = privot("privatize", "digits", *words, "--out", "sent.safetensors")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -167,7 +197,9 @@ def test_a_wall_holds_before_anything_is_read(privot, tmp_path, monkeypatch):
 
 
 def test_too_little_is_said_before(privot):
-    code, out, err = privot("privatize", "digits", "--epsilon", 0.5, "--out", "sent.safetensors", "--json")
+    code, out, err = privot(
+        "privatize", "digits", "--epsilon", 0.5, "--out", "sent.safetensors", "--json"
+    )
     assert code == 0
     assert "would do" in err
     assert json.loads(out)["cautions"][0] in err
@@ -182,12 +214,20 @@ def test_a_file_is_whole_or_refused(sent, tmp_path, privot):
     flipped = bytearray(raw)
     flipped[-5] ^= 1
     broken = {
-        "cut": raw[:-100], "short": raw[:4], "empty": b"", "flipped": bytes(flipped), "text": b"hello" * 100, "long": raw + b"\0" * 8,
-        "head": raw[:8] + b"[" * length + raw[8 + length :], "huge": b"\xff" * 8 + raw[8:],
-    }  # fmt: skip
+        "cut": raw[:-100],
+        "short": raw[:4],
+        "empty": b"",
+        "flipped": bytes(flipped),
+        "text": b"hello" * 100,
+        "long": raw + b"\0" * 8,
+        "head": raw[:8] + b"[" * length + raw[8 + length :],
+        "huge": b"\xff" * 8 + raw[8:],
+    }
     for name, data in broken.items():
         (tmp_path / f"{name}.safetensors").write_bytes(data)
-        code, _, err = privot("synthesize", f"{name}.safetensors", "--method", "merf", "--out", "release")
+        code, _, err = privot(
+            "synthesize", f"{name}.safetensors", "--method", "merf", "--out", "release"
+        )
         assert (code, err.count("\n")) == (2, 1), name
         assert f"{name}.safetensors" in err
     save_file({"values": torch.zeros(3, 3)}, tmp_path / "plain.safetensors")
@@ -201,7 +241,11 @@ def test_words_changed_in_the_header_are_noticed(sent):
         Privatized.load(altered(sent, spec=Spec((1, 8, 8), 9, 1438).to_json()))
     with pytest.raises(DataError, match="digest"):
         Privatized.load(altered(sent, count=5))
-    save_file({"values": box.values}, other := sent.with_name("x.safetensors"), {"privot": json.dumps({"format": 1})})
+    save_file(
+        {"values": box.values},
+        other := sent.with_name("x.safetensors"),
+        {"privot": json.dumps({"format": 1})},
+    )
     with pytest.raises(DataError, match="does not say by which channel"):
         Privatized.load(other)
     with pytest.raises(DataError, match="format 2"):
@@ -220,7 +264,9 @@ def test_values_that_no_channel_gave_are_refused(sent):
     for classes in (9, 11, 1):  # the last part of the channel is for ten
         with pytest.raises(DataError, match="labels of"):
             Privatized(box.values, box.channel, Spec((1, 8, 8), classes))
-    values = Laplace.calibrated(9.0, space=Space(shape=(65,)))  # a column more than there are pixels, and no label
+    values = Laplace.calibrated(
+        9.0, space=Space(shape=(65,))
+    )  # a column more than there are pixels, and no label
     with pytest.raises(DataError, match="labels of"):
         Privatized(torch.zeros(3, 65), values, Spec((1, 8, 8), 10))
     with pytest.raises(DataError, match="does not fit"):
@@ -232,22 +278,35 @@ def test_files_of_one_channel_are_joined_and_others_refused(tmp_path):
     folder = tmp_path / "clients"
     folder.mkdir()
     for name in ("a", "b"):
-        privatize(Table(np.random.default_rng(0).random((20, 2)), name=name), Laplace.calibrated(3.0, space=space),
-                  out=folder / f"{name}.safetensors", ledger=tmp_path / f"{name}.jsonl")  # fmt: skip
+        privatize(
+            Table(np.random.default_rng(0).random((20, 2)), name=name),
+            Laplace.calibrated(3.0, space=space),
+            out=folder / f"{name}.safetensors",
+            ledger=tmp_path / f"{name}.jsonl",
+        )
     box = privot_load(folder)
     assert len(box) == box.spec.size == 40
     same = Privatized.load(folder / "a.safetensors")
     with pytest.raises(DataError, match="twice"):
         joined([same, same])
-    privatize(Table(np.zeros((20, 2)), name="c"), Laplace.calibrated(4.0, space=space), out=folder / "c.safetensors",
-              ledger=tmp_path / "c.jsonl")  # fmt: skip
+    privatize(
+        Table(np.zeros((20, 2)), name="c"),
+        Laplace.calibrated(4.0, space=space),
+        out=folder / "c.safetensors",
+        ledger=tmp_path / "c.jsonl",
+    )
     with pytest.raises(DataError, match="another channel"):
         privot_load(folder)
 
 
 def test_seeded_noise_makes_neither_a_file_nor_a_guarantee(tmp_path):
     digits = load("digits")
-    box = privatize(digits, channel_for(digits.spec, "laplace", 20.0), ledger=tmp_path / "book.jsonl", insecure_seed=1)
+    box = privatize(
+        digits,
+        channel_for(digits.spec, "laplace", 20.0),
+        ledger=tmp_path / "book.jsonl",
+        insecure_seed=1,
+    )
     with pytest.raises(DataError, match="seeded"):
         box.save(tmp_path / "x.safetensors")
     assert isinstance(synthesize(box, Average()).guarantee, NoGuarantee)
@@ -255,13 +314,22 @@ def test_seeded_noise_makes_neither_a_file_nor_a_guarantee(tmp_path):
 
 def test_labels_that_were_not_privatized_stay(tmp_path):
     """Two data sets that differ in their labels alone: the same file but for its noise, and nothing of the labels in its words."""
-    images, spec = np.random.default_rng(0).random((12, 1, 2, 2), np.float32), Spec((1, 2, 2), 3, 12, (4, 4, 4), ("x", "y", "z"))
-    boxes = [Sensitive(images, np.roll(np.arange(12) % 3, turn), spec, name=f"box{turn}") for turn in (0, 1)]
+    images = np.random.default_rng(0).random((12, 1, 2, 2), np.float32)
+    spec = Spec((1, 2, 2), 3, 12, (4, 4, 4), ("x", "y", "z"))
+    boxes = [
+        Sensitive(images, np.roll(np.arange(12) % 3, turn), spec, name=f"box{turn}")
+        for turn in (0, 1)
+    ]
     for labels_epsilon, same in ((None, True), (50.0, False)):
         channel = channel_for(spec, "laplace", 1.0, labels_epsilon=labels_epsilon)
-        first, second = (privatize(each, channel, ledger=tmp_path / "book.jsonl", insecure_seed=3) for each in boxes)
+        first, second = (
+            privatize(each, channel, ledger=tmp_path / "book.jsonl", insecure_seed=3)
+            for each in boxes
+        )
         assert torch.equal(first.values, second.values) is same
-        assert (first.spec.classes, first.spec.class_names) == ((1, None) if same else (3, ("x", "y", "z")))
+        assert (first.spec.classes, first.spec.class_names) == (
+            (1, None) if same else (3, ("x", "y", "z"))
+        )
         assert first.spec.class_sizes is None
 
 
@@ -272,17 +340,26 @@ def test_a_release_of_what_was_sent(sent, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "server"))
     book = (tmp_path / "book.jsonl").read_bytes()
     seen = []
-    release = synthesize(sent, Average(), out=tmp_path / "release", progress=lambda *step, **facts: seen.append(facts["epsilon"]))
+    release = synthesize(
+        sent,
+        Average(),
+        out=tmp_path / "release",
+        progress=lambda *step, **facts: seen.append(facts["epsilon"]),
+    )
     assert (release.guarantee.neighbours, release.guarantee.delta) == ("local", 0.0)
     assert release.guarantee.epsilon == pytest.approx(22.0)
     assert seen == [pytest.approx(22.0)]
-    assert release.facts["method"] == "average"  # what a method says of itself is no word about the run
+    assert (
+        release.facts["method"] == "average"
+    )  # what a method says of itself is no word about the run
     proved = verify(tmp_path / "release")
     assert proved["epsilon_from_events"] == pytest.approx(22.0)
     assert not list((tmp_path / "server").rglob("*"))  # no ledger on the server
     assert (tmp_path / "book.jsonl").read_bytes() == book
     real = load("digits", public=True).records().images.mean(0)
-    assert (release.sample(1)[0][0] - real).abs().mean() < 0.15  # noise of 4.5 / sqrt(1797) a pixel leaves .07 ± .01; a flat image .3
+    assert (
+        release.sample(1)[0][0] - real
+    ).abs().mean() < 0.15  # noise of 4.5 / sqrt(1797) a pixel leaves .07 ± .01; a flat image .3
     write(release, tmp_path / "page", name="digits")
     text = (tmp_path / "page" / "report.html").read_text()
     for words in ("before it meets others", "the word of those who sent it", "a mean is no law"):
@@ -294,7 +371,9 @@ def test_a_release_cannot_claim_another_channel(sent, tmp_path):
     for scale in (2.0, 0.5):
         channel = json.loads(json.dumps(release.facts["channel"]))
         channel["parts"][0]["scale"] *= scale
-        dataclasses.replace(release, facts={**release.facts, "channel": channel}).save(tmp_path / f"lie{scale}")
+        dataclasses.replace(release, facts={**release.facts, "channel": channel}).save(
+            tmp_path / f"lie{scale}"
+        )
         with pytest.raises(PrivotError, match="not that of its channel"):
             verify(tmp_path / f"lie{scale}")
 
@@ -303,10 +382,15 @@ def test_a_server_gate_has_no_way_to_a_record(sent):
     box = Privatized.load(sent)
     gate = ServerGate(box)
     for ask in (
-        lambda: gate.sum("values-0", lambda image, label: image, bound=1.0), lambda: gate.open("why not"), lambda: gate.update(None),
-        lambda: gate.rows("values-0", lambda image, label: image, bound=1.0), lambda: gate.privatize(box.channel),
-        lambda: gate.split(2, {}), lambda: gate.poll("x", None, bound=1.0), lambda: gate.answer("x", None, bound=1.0, shape=(1,)),
-    ):  # fmt: skip
+        lambda: gate.sum("values-0", lambda image, label: image, bound=1.0),
+        lambda: gate.open("why not"),
+        lambda: gate.update(None),
+        lambda: gate.rows("values-0", lambda image, label: image, bound=1.0),
+        lambda: gate.privatize(box.channel),
+        lambda: gate.split(2, {}),
+        lambda: gate.poll("x", None, bound=1.0),
+        lambda: gate.answer("x", None, bound=1.0, shape=(1,)),
+    ):
         with pytest.raises(PlanError):
             ask()
     assert gate.privatized() is box
@@ -341,7 +425,9 @@ def test_a_plan_of_a_file_reads_its_channel(sent):
     facts = preflight(Privatized.load(sent), Average(), None)
     assert facts["guarantee"]["epsilon"] == pytest.approx(22.0)
     assert facts["cautions"] == []
-    few = Privatized(torch.zeros(10, 1), RandomizedResponse.calibrated(0.1, categories=9), Spec((1, 1, 1), 1))
+    few = Privatized(
+        torch.zeros(10, 1), RandomizedResponse.calibrated(0.1, categories=9), Spec((1, 1, 1), 1)
+    )
     assert "would do" in preflight(few, Average(), None)["cautions"][0]
 
 

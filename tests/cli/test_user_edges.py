@@ -10,19 +10,23 @@ import pyarrow.parquet as parquet
 import pytest
 
 import privot as api
-from privot.cli.terminal import guarantee_lines
+from privot.cli.options import guarantee_lines
 from privot.data import load
 from privot.data.spec import Spec
-from privot.data.tables import read_table
+from privot.data.tabular import read_table
 from privot.errors import BudgetError, PrivotError, PrivotWarning, SettingError
-from privot.preflight import preflight
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
+from privot.progress import round_down, round_up
 from privot.release import Guarantee
-from privot.show import round_down, round_up
 from privot.synthesis import ledger_path
+from privot.synthesis.preflight import preflight
 
-QUICK = tuple(word for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1") for word in ("--set", each))
+QUICK = tuple(
+    word
+    for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1")
+    for word in ("--set", each)
+)
 SMALL = {"per_class": 2, "nets": 2, "trained": 2, "width": 4, "steps": 2, "lessons": 1}
 
 
@@ -47,7 +51,11 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def own(tmp_path):
     """A file of one's own: 40 images of two classes."""
-    np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).integers(0, 256, (40, 8, 8)).astype(np.uint8), y=np.arange(40) % 2)
+    np.savez(
+        tmp_path / "own.npz",
+        x=np.random.default_rng(0).integers(0, 256, (40, 8, 8)).astype(np.uint8),
+        y=np.arange(40) % 2,
+    )
     return tmp_path / "own.npz"
 
 
@@ -63,7 +71,19 @@ def people(privot, tmp_path):
     columns = ("0=laplace:20:18:95", "1=laplace:9:-2:2", "2=randomized-response:5:3")
     words = [word for each in columns for word in ("--column", each)]
     assert privot("privatize", "people.npz", *words, "--out", "sent.safetensors")[0] == 0
-    assert privot("synthesize", "sent.safetensors", "--method", "entropic-gan", "--set", "steps=30", "--out", "made")[0] == 0
+    assert (
+        privot(
+            "synthesize",
+            "sent.safetensors",
+            "--method",
+            "entropic-gan",
+            "--set",
+            "steps=30",
+            "--out",
+            "made",
+        )[0]
+        == 0
+    )
     return tmp_path / "made"
 
 
@@ -80,8 +100,16 @@ def test_a_table_is_sampled_on_its_own_scale_with_its_types(privot, said, people
     assert -2 <= balances.min() < 0 < balances.max() <= 2
     assert set(kinds.tolist()) == {0, 1, 2}
     facts = said("sample", people, "--count", 200, "--out", "a.parquet")
-    assert facts == {"out": "a.parquet", "count": 200, "columns": ["column_0", "column_1", "column_2"]}
-    assert [str(each.type) for each in parquet.read_schema("a.parquet")] == ["double", "double", "int64"]
+    assert facts == {
+        "out": "a.parquet",
+        "count": 200,
+        "columns": ["column_0", "column_1", "column_2"],
+    }
+    assert [str(each.type) for each in parquet.read_schema("a.parquet")] == [
+        "double",
+        "double",
+        "int64",
+    ]
     assert privot("sample", people, "--count", 200, "--out", "a.csv")[0] == 0
     text = Path("a.csv").read_text().splitlines()
     assert (text[0], len(text)) == ("column_0,column_1,column_2", 201)
@@ -109,7 +137,8 @@ def test_images_are_no_csv(privot, home):
 
 def test_the_report_of_a_table_speaks_of_a_table(privot, people):
     assert privot("report", people, "--out", "report")[0] == 0
-    page, card = Path("report/report.html").read_text(), Path("report/README.md").read_text()
+    page = Path("report/report.html").read_text()
+    card = Path("report/README.md").read_text()
     assert "Synthetic rows of a table" in page
     assert ">column_2<" in page
     assert "labelled images" not in page + card
@@ -118,7 +147,15 @@ def test_the_report_of_a_table_speaks_of_a_table(privot, people):
 
 def test_a_csv_without_names_loses_no_row(privot, tmp_path):
     (tmp_path / "bare.csv").write_text("18,2\n19,1\n20,0\n")
-    words = ("privatize", "bare.csv", "--column", "0=laplace:5:18:95", "--column", "1=randomized-response:5:3", "--out")
+    words = (
+        "privatize",
+        "bare.csv",
+        "--column",
+        "0=laplace:5:18:95",
+        "--column",
+        "1=randomized-response:5:3",
+        "--out",
+    )
     code, out, err = privot(*words, "a.safetensors")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "first line holds numbers" in err
@@ -136,9 +173,24 @@ def test_a_large_delta_needs_a_word(privot, own):
     code, _, err = privot(*words)
     assert (code, err.count("\n"), "--allow-large-delta" in err) == (2, 1, True)
     assert not Path("made").exists()
-    assert privot("plan", own, "--shape", "1x8x8", "--classes", 2, "--epsilon", 1, "--delta", 0.5)[0] == 2
+    assert (
+        privot("plan", own, "--shape", "1x8x8", "--classes", 2, "--epsilon", 1, "--delta", 0.5)[0]
+        == 2
+    )
     assert privot(*words, "--allow-large-delta")[0] == 0
-    code, _, err = privot("plan", own, "--shape", "1x8x8", "--classes", 2, "--epsilon", 1, "--delta", 0.5, "--allow-large-delta")
+    code, _, err = privot(
+        "plan",
+        own,
+        "--shape",
+        "1x8x8",
+        "--classes",
+        2,
+        "--epsilon",
+        1,
+        "--delta",
+        0.5,
+        "--allow-large-delta",
+    )
     assert code == 0
 
 
@@ -151,27 +203,44 @@ def test_a_large_delta_in_python(home):
             with pytest.raises(SettingError, match="allow_large_delta=True"):
                 api.synthesize(load("digits"), "private-set", wall, settings=SMALL)
     assert not (home / "home").exists()
-    made = api.synthesize("digits", "private-set", Budget(1.0, 0.01), settings=SMALL, allow_large_delta=True)
+    made = api.synthesize(
+        "digits", "private-set", Budget(1.0, 0.01), settings=SMALL, allow_large_delta=True
+    )
     assert made.guarantee.delta == 0.01
 
 
 def test_a_delta_below_one_over_a_declared_number_needs_no_word():
-    method, wall = api.make("merf"), Budget(1.0, 2e-3)
+    method = api.make("merf")
+    wall = Budget(1.0, 2e-3)
     assert preflight(Spec((1, 8, 8), 2, 400), method, wall)["guarantee"]["delta"] == 2e-3
     with pytest.raises(SettingError, match="1/600"):
         preflight(Spec((1, 8, 8), 2, 600), method, wall)
-    [told] = [each for each in preflight(Spec((1, 8, 8), 2, 600), method, wall, allow_large_delta=True)["cautions"] if "delta" in each]
+    [told] = [
+        each
+        for each in preflight(Spec((1, 8, 8), 2, 600), method, wall, allow_large_delta=True)[
+            "cautions"
+        ]
+        if "delta" in each
+    ]
     assert "1/size" in told
     # 300 owners, each with all that it holds: as the README shows it
     federated = api.make("federated-gs-wgan", {"noise": 5.0, "rounds": 2})
-    assert preflight(Spec((1, 8, 8), 2, owners=300), federated, Budget(math.inf, 1.15e-3))["guarantee"]["delta"] == 1.15e-3
+    assert (
+        preflight(Spec((1, 8, 8), 2, owners=300), federated, Budget(math.inf, 1.15e-3))[
+            "guarantee"
+        ]["delta"]
+        == 1.15e-3
+    )
     with pytest.raises(SettingError, match="1/1000"):
         preflight(Spec((1, 8, 8), 2, owners=1000), federated, Budget(math.inf, 1.15e-3))
 
 
 def test_owners_are_a_lower_bound_of_the_size():
-    method, spec = api.make("merf"), Spec((1, 8, 8), 2, owners=2000)
-    assert "no fewer records than owners" in " ".join(preflight(spec, method, Budget(1.0, 1e-3))["cautions"])
+    method = api.make("merf")
+    spec = Spec((1, 8, 8), 2, owners=2000)
+    assert "no fewer records than owners" in " ".join(
+        preflight(spec, method, Budget(1.0, 1e-3))["cautions"]
+    )
     assert "than owners" not in " ".join(preflight(spec, method, Budget(1.0, 1e-4))["cautions"])
 
 
@@ -182,7 +251,9 @@ def test_a_large_epsilon_is_a_caution_in_plain_words(privot, epsilon, warned):
     assert ("promises little" in err) is warned
     if warned:
         power = float(re.search(r"may find ([\d.]+) % of those", err)[1])
-        claim = Guarantee.of(api.make("private-set").plan(load("digits").spec).calibrated(Budget(epsilon)), 1e-5)
+        claim = Guarantee.of(
+            api.make("private-set").plan(load("digits").spec).calibrated(Budget(epsilon)), 1e-5
+        )
         assert 100 * claim.max_tpr["0.01"] - 1e-6 <= power <= 100
 
 
@@ -197,21 +268,32 @@ def test_a_large_epsilon_of_a_channel_is_a_caution(privot):
 def test_cautions_reach_python(home):
     with pytest.warns(PrivotWarning, match="promises little") as heard:
         api.synthesize("digits", budget=100.0, settings=SMALL, ledger=home / "book.jsonl")
-    assert {Path(each.filename).name for each in heard} == {Path(__file__).name}  # of the line that called
+    assert {Path(each.filename).name for each in heard} == {
+        Path(__file__).name
+    }  # of the line that called
     told = []
-    api.synthesize("digits", budget=100.0, settings=SMALL, ledger=home / "book.jsonl", notice=told.append)
+    api.synthesize(
+        "digits", budget=100.0, settings=SMALL, ledger=home / "book.jsonl", notice=told.append
+    )
     assert any("promises little" in each for each in told)
 
 
-@pytest.mark.parametrize(("method", "settings"), [("real-subset", {"per_class": 1}), ("merf", {"noise": 0.0, "features": 50, "steps": 2})])
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("real-subset", {"per_class": 1}), ("merf", {"noise": 0.0, "features": 50, "steps": 2})],
+)
 def test_a_ledger_is_not_set_to_infinity_without_a_word(home, method, settings):
-    with pytest.raises(SettingError, match="no guarantee and would set the ledger of digits to infinite for good") as refused:
+    with pytest.raises(
+        SettingError, match="no guarantee and would set the ledger of digits to infinite for good"
+    ) as refused:
         api.synthesize("digits", method, settings=settings)
     assert "--epsilon inf (budget=math.inf)" in str(refused.value)
     with pytest.raises(SettingError, match="for good"):
         api.synthesize("digits", method, settings=settings, ledger=ledger_path("digits"))
     assert not (home / "home").exists()
-    trial = api.synthesize("digits", method, settings=settings, ledger=home / "trial.jsonl", notice=lambda text: None)
+    trial = api.synthesize(
+        "digits", method, settings=settings, ledger=home / "trial.jsonl", notice=lambda text: None
+    )
     assert math.isinf(float(trial.facts["ledger"]["spent_epsilon"]))
     assert Ledger(ledger_path("digits")).entries() == []
     api.synthesize("digits", method, math.inf, settings=settings, notice=lambda text: None)
@@ -219,12 +301,24 @@ def test_a_ledger_is_not_set_to_infinity_without_a_word(home, method, settings):
 
 
 def test_the_command_line_asks_for_the_same_word(privot):
-    words = ("synthesize", "digits", "--method", "real-subset", "--set", "per_class=1", "--out", "one")
+    words = (
+        "synthesize",
+        "digits",
+        "--method",
+        "real-subset",
+        "--set",
+        "per_class=1",
+        "--out",
+        "one",
+    )
     code, _, err = privot(*words)
     assert (code, err.count("\n"), "for good" in err) == (2, 1, True)
     assert not Path("home").exists()
     assert privot(*words, "--ledger", "trial.jsonl")[0] == 0
-    assert privot("synthesize", "digits", "--method", "merf", "--set", "noise=0", "--out", "two")[0] == 2
+    assert (
+        privot("synthesize", "digits", "--method", "merf", "--set", "noise=0", "--out", "two")[0]
+        == 2
+    )
 
 
 # Refused runs
@@ -240,13 +334,20 @@ def test_a_refused_run_leaves_nothing_and_the_next_one_goes_on(privot, people):
     assert privot(*words, "--set", "steps=2")[0] == 0
 
 
-@pytest.mark.parametrize("error", [SettingError("no"), BudgetError("no"), MemoryError(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "error",
+    [SettingError("no"), BudgetError("no"), MemoryError(), OSError(28, "No space left on device")],
+)
 def test_whatever_refuses_a_run_before_it_is_charged_nothing_is_left(home, monkeypatch, error):
     monkeypatch.chdir(home)
-    monkeypatch.setattr("privot.methods.private_set.PrivateSet.fit", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(
+        "privot.methods.private_set.PrivateSet.fit", lambda *_: (_ for _ in ()).throw(error)
+    )
     for _ in range(2):  # the second is not told of an unfinished run
         with pytest.raises(type(error)):
-            api.synthesize("digits", budget=1.0, settings=SMALL, out="a/b/out", ledger=home / "book.jsonl")
+            api.synthesize(
+                "digits", budget=1.0, settings=SMALL, out="a/b/out", ledger=home / "book.jsonl"
+            )
         assert not (home / "a").exists()
     assert Ledger(home / "book.jsonl").entries() == []
 
@@ -255,7 +356,9 @@ def test_a_run_past_the_limit_leaves_nothing(privot, own):
     assert privot("ledger", own, "--limit", 1)[0] == 0
     for epsilon in (5, "inf"):
         for method in ((), ("--method", "real-subset", "--set", "per_class=1")):
-            code, _, err = privot("synthesize", own, "--epsilon", epsilon, *(method or QUICK), "--out", "deep/out")
+            code, _, err = privot(
+                "synthesize", own, "--epsilon", epsilon, *(method or QUICK), "--out", "deep/out"
+            )
             assert (code, Path("deep").exists()) == (2, False), err
             assert "unfinished" not in err
 
@@ -268,7 +371,20 @@ def test_a_simulation_whose_terms_are_refused_leaves_nothing(privot, monkeypatch
         raise NotAgreedError("no owner has agreed to the terms")
 
     monkeypatch.setattr(simulation, "simulate", refused)
-    words = ("federate", "simulate", "--data", "digits", "--clients", 3, "--set", "noise=8", "--rounds", 2, "--out", "made")
+    words = (
+        "federate",
+        "simulate",
+        "--data",
+        "digits",
+        "--clients",
+        3,
+        "--set",
+        "noise=8",
+        "--rounds",
+        2,
+        "--out",
+        "made",
+    )
     for _ in range(2):
         code, _, err = privot(*words)
         assert (code, "no owner has agreed" in err) == (2, True), err
@@ -281,15 +397,34 @@ def test_a_simulation_whose_terms_are_refused_leaves_nothing(privot, monkeypatch
 @pytest.mark.parametrize(
     ("method", "lead", "tags"),
     [
-        ("real-subset", "Real records, unprotected", '["real-records", "images", "no-privacy-guarantee"]'),
-        ("kernel-points", "Synthetic labelled images with no privacy guarantee", '["synthetic", "images", "no-privacy-guarantee"]'),
+        (
+            "real-subset",
+            "Real records, unprotected",
+            '["real-records", "images", "no-privacy-guarantee"]',
+        ),
+        (
+            "kernel-points",
+            "Synthetic labelled images with no privacy guarantee",
+            '["synthetic", "images", "no-privacy-guarantee"]',
+        ),
     ],
 )
 def test_the_report_says_what_is_released_without_protection(privot, home, method, lead, tags):
-    settings = {"per_class": 1} | ({} if method == "real-subset" else {"steps": 2, "batch": 8, "width": 4, "nets": 2})
-    api.synthesize("digits", method, settings=settings, out="made", ledger=home / "book.jsonl", notice=lambda text: None)
+    settings = {"per_class": 1} | (
+        {} if method == "real-subset" else {"steps": 2, "batch": 8, "width": 4, "nets": 2}
+    )
+    api.synthesize(
+        "digits",
+        method,
+        settings=settings,
+        out="made",
+        ledger=home / "book.jsonl",
+        notice=lambda text: None,
+    )
     assert privot("report", "made", "--out", "report")[0] == 0
-    page, card, record = (Path(f"report/{name}").read_text() for name in ("report.html", "README.md", "registry.yaml"))
+    page, card, record = (
+        Path(f"report/{name}").read_text() for name in ("report.html", "README.md", "registry.yaml")
+    )
     assert f'class="lead">{lead}' in page
     assert f"tags: {tags}" in card
     assert lead in card
@@ -299,7 +434,9 @@ def test_the_report_says_what_is_released_without_protection(privot, home, metho
 
 
 def test_the_report_shows_the_noise_that_ran(privot, home):
-    made = api.synthesize("digits", budget=3.0, settings=SMALL, out="made", ledger=home / "book.jsonl")
+    made = api.synthesize(
+        "digits", budget=3.0, settings=SMALL, out="made", ledger=home / "book.jsonl"
+    )
     assert privot("report", "made", "--out", "report")[0] == 0
     shown = json.loads(Path("report/report.json").read_text())["method"]["settings"]["noise"]
     assert shown.startswith("derived from the budget: means ")
@@ -309,36 +446,59 @@ def test_the_report_shows_the_noise_that_ran(privot, home):
 
 
 def test_a_sample_of_a_set_says_how_many_images_there_are(privot, said, home, tmp_path):
-    made = api.synthesize("digits", budget=5.0, settings=SMALL, out="made", ledger=home / "book.jsonl")
+    made = api.synthesize(
+        "digits", budget=5.0, settings=SMALL, out="made", ledger=home / "book.jsonl"
+    )
     assert len(made.product.tensors["labels"]) == 20
     code, out, _ = privot("sample", "made", "--count", 100, "--out", "a.npz")
     assert (code, out.count("\n")) == (0, 1)
     assert "100 images in a.npz: 20 of the 20 images of the set, and images repeat" in out
     assert said("sample", "made", "--count", 100, "--out", "b.npz") == {
-        "out": "b.npz", "count": 100, "distinct": 20, "images_in_set": 20, "repeated": True,
-    }  # fmt: skip
+        "out": "b.npz",
+        "count": 100,
+        "distinct": 20,
+        "images_in_set": 20,
+        "repeated": True,
+    }
     with np.load("a.npz") as found:
         assert len(np.unique(found["x"].reshape(100, -1), axis=0)) == 20
-    assert "10 of the 20 images of the set, each once" in privot("sample", "made", "--count", 10, "--out", "c.npz")[1]
+    assert (
+        "10 of the 20 images of the set, each once"
+        in privot("sample", "made", "--count", 10, "--out", "c.npz")[1]
+    )
 
 
 def test_bounds_are_never_rounded_the_wrong_way():
     rng = np.random.default_rng(0)
     for value in (10 ** rng.uniform(-6, 4, 2000)).tolist():
         for digits in (3, 4, 6):
-            up, down = float(round_up(value, digits)), float(round_down(value, digits))
+            up = float(round_up(value, digits))
+            down = float(round_down(value, digits))
             assert down * (1 - 2e-9) <= value <= up * (1 + 2e-9)
             assert up - down <= value * 10.0 ** (1 - digits) * (1 + 1e-6)
-    assert (round_up(0.37225, 3), round_down(0.37279, 3), round_up(5.0), round_up(1e-5)) == ("0.373", "0.372", "5", "1e-05")
+    assert (round_up(0.37225, 3), round_down(0.37279, 3), round_up(5.0), round_up(1e-5)) == (
+        "0.373",
+        "0.372",
+        "5",
+        "1e-05",
+    )
 
 
 def test_certified_attack_power_is_rounded_up_on_the_command_line(privot, home):
-    claim = {"epsilon": 0.99961, "delta": 1.23456e-5, "neighbours": "replace", "accountant": "x", "unit": "one record",
-             "max_tpr": {"0.01": 0.37225}}  # fmt: skip
+    claim = {
+        "epsilon": 0.99961,
+        "delta": 1.23456e-5,
+        "neighbours": "replace",
+        "accountant": "x",
+        "unit": "one record",
+        "max_tpr": {"0.01": 0.37225},
+    }
     text = "\n".join(guarantee_lines(claim))
     assert "epsilon 0.9997, delta 1.235e-05" in text
     assert "0.373 at 0.01" in text
-    made = api.synthesize("digits", budget=3.0, settings=SMALL, out="made", ledger=home / "book.jsonl")
+    made = api.synthesize(
+        "digits", budget=3.0, settings=SMALL, out="made", ledger=home / "book.jsonl"
+    )
     _, out, _ = privot("verify", "made")
     for rate, power in made.guarantee.max_tpr.items():
         assert float(re.search(rf"([\d.]+) at {re.escape(rate)}\b", out)[1]) >= power

@@ -16,19 +16,27 @@ from PIL import Image
 from rich.console import Console
 from specimens import hand
 
-from privot import __version__, demo, files, product
-from privot.cli import main
+from privot import __version__
+from privot.cli import demo, main
 from privot.data import catalogue, load, readers
-from privot.data.records import Sensitive
-from privot.measures.reading import Reading, read
+from privot.data.dataset import Sensitive
+from privot.measures.result import Reading, read
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.release import Release
-from privot.show import progress_bar
+from privot.progress import progress_bar
+from privot.release import Release, artifact
 from privot.synthesis import ledger_path, synthesize
 
 QUICK = ("--method", "merf", "--set", "features=200", "--set", "steps=20")  # a generator
-SMALL = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1, "soft": 0.5}  # a set, by the default method
+SMALL = {
+    "per_class": 2,
+    "nets": 4,
+    "trained": 2,
+    "width": 4,
+    "steps": 4,
+    "lessons": 1,
+    "soft": 0.5,
+}  # a set, by the default method
 
 
 @pytest.fixture
@@ -49,7 +57,17 @@ def release(tmp_path_factory):
     """A release of the digits, made once."""
     root = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        words = ("synthesize", "digits", "--epsilon", "5", *QUICK, "--out", str(root / "digits"), "--ledger", str(root / "book.jsonl"))
+        words = (
+            "synthesize",
+            "digits",
+            "--epsilon",
+            "5",
+            *QUICK,
+            "--out",
+            str(root / "digits"),
+            "--ledger",
+            str(root / "book.jsonl"),
+        )
         patch.setattr(sys, "argv", ["privot", *words])
         main()
     return root / "digits"
@@ -59,11 +77,18 @@ def release(tmp_path_factory):
 def images(tmp_path_factory):
     """A release of a set, made once, by the default method."""
     root = tmp_path_factory.mktemp("set")
-    return synthesize("digits", budget=5.0, settings=SMALL, out=root / "digits", ledger=root / "book.jsonl") and root / "digits"
+    return (
+        synthesize(
+            "digits", budget=5.0, settings=SMALL, out=root / "digits", ledger=root / "book.jsonl"
+        )
+        and root / "digits"
+    )
 
 
 def settings(**more):
-    return tuple(word for key, value in {**SMALL, **more}.items() for word in ("--set", f"{key}={value}"))
+    return tuple(
+        word for key, value in {**SMALL, **more}.items() for word in ("--set", f"{key}={value}")
+    )
 
 
 def test_methods(privot, said):
@@ -81,7 +106,9 @@ def test_plan(privot, said):
     assert "epsilon 5" in out
     assert "None" not in out
     assert err == ""
-    code, _, err = privot("plan", "digits", "--epsilon", 0.2)  # too little for 1,438 records, and said so before anything is spent
+    code, _, err = privot(
+        "plan", "digits", "--epsilon", 0.2
+    )  # too little for 1,438 records, and said so before anything is spent
     assert code == 0
     assert err.startswith("caution: signal to noise")
     assert "a class has about 144 records" in err
@@ -90,12 +117,18 @@ def test_plan(privot, said):
     assert facts["method"] == "private-set"
     assert facts["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-6)
     whole = sum(stage["steps"] / stage["noise"] ** 2 for stage in facts["plan"]["stages"]) ** -0.5
-    assert whole == pytest.approx(3.7306, rel=1e-4)  # one Gaussian of this multiplier has epsilon 1 at delta 1e-5
+    assert whole == pytest.approx(
+        3.7306, rel=1e-4
+    )  # one Gaussian of this multiplier has epsilon 1 at delta 1e-5
     assert facts["forecast"]["predicted_seconds"] > 0
-    assert said("plan", "digits", "--set", "noise=5")["guarantee"]["epsilon"] == pytest.approx(0.726, abs=1e-3)
+    assert said("plan", "digits", "--set", "noise=5")["guarantee"]["epsilon"] == pytest.approx(
+        0.726, abs=1e-3
+    )
     powers = said("plan", "digits", "--max-tpr", "0.05@0.01")["guarantee"]["max_tpr"]
     assert 0.0499 < powers["0.01"] <= 0.05
-    assert said("plan", "digits", "--epsilon", "inf")["guarantee"] == {"reason": "no noise is added"}
+    assert said("plan", "digits", "--epsilon", "inf")["guarantee"] == {
+        "reason": "no noise is added"
+    }
 
 
 def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeypatch):
@@ -112,7 +145,14 @@ def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeyp
     (tmp_path / "photos").mkdir()
     for path in ("scans.npz", "photos"):
         facts = said("plan", path, "--epsilon", 1, "--shape", "3x16x16", "--classes", 4)
-        assert facts["spec"] == {"shape": [3, 16, 16], "classes": 4, "size": None, "class_sizes": None, "class_names": None, "mirror": None}
+        assert facts["spec"] == {
+            "shape": [3, 16, 16],
+            "classes": 4,
+            "size": None,
+            "class_sizes": None,
+            "class_names": None,
+            "mirror": None,
+        }
         code, _, err = privot("plan", path, "--epsilon", 1)
         assert code == 2
         assert "--shape" in err
@@ -120,12 +160,22 @@ def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeyp
 
 
 def test_synthesize(privot, said, tmp_path):
-    code, out, err = privot("synthesize", "digits", "--epsilon", 5, *QUICK, "--set", "steps=100", "--out", "one")
+    code, out, err = privot(
+        "synthesize", "digits", "--epsilon", 5, *QUICK, "--set", "steps=100", "--out", "one"
+    )
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["release", "guarantee", "ledger"]
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == [
+        "release",
+        "guarantee",
+        "ledger",
+    ]
     lines = [line for line in err.splitlines() if not line.startswith("caution: ")]
-    assert [line.split(":")[0] for line in lines] == ["embedding the records"] * 2 + ["training the generator"] * 4
-    assert all("epsilon 5" in line for line in lines[1:])  # in a pipe: whole lines, no bars, no escapes
+    assert [line.split(":")[0] for line in lines] == ["embedding the records"] * 2 + [
+        "training the generator"
+    ] * 4
+    assert all(
+        "epsilon 5" in line for line in lines[1:]
+    )  # in a pipe: whole lines, no bars, no escapes
     assert err.isascii()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["home", "one"]
 
@@ -148,7 +198,9 @@ def test_too_little_signal_is_said_before_anything_is_spent(privot, said, monkey
     words = ("digits", "--epsilon", 0.2, *settings())
     [told] = said("plan", *words)["cautions"]
     with monkeypatch.context() as stopped:
-        stopped.setattr(Ledger, "reserve", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        stopped.setattr(
+            Ledger, "reserve", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         code, _, err = privot("synthesize", *words, "--out", "one")
     assert (code, err.splitlines()[0]) == (130, f"caution: {told}")
     assert said("ledger", "digits")["runs"] == []
@@ -166,7 +218,10 @@ def test_resize(privot, said, images, tmp_path, monkeypatch):
         monkeypatch.setattr(place, "__init__", touched)
     code, out, err = privot("resize", images, "--per-class", 5, "--out", "five")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["release", "guarantee"]
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == [
+        "release",
+        "guarantee",
+    ]
     assert "50 images, at no cost" in out
     assert all(line.split(":")[0] for line in err.splitlines())
     result = said("resize", images, "--per-class", 1, "--out", "one")
@@ -177,12 +232,17 @@ def test_resize(privot, said, images, tmp_path, monkeypatch):
 
 
 def test_settings_come_from_a_file_and_the_command_wins(said, tmp_path):
-    (tmp_path / "c.toml").write_text('features = 300\nsteps = 20\nneighbours = "add-remove"\nwidths = [5, 10.5]\n')
+    (tmp_path / "c.toml").write_text(
+        'features = 300\nsteps = 20\nneighbours = "add-remove"\nwidths = [5, 10.5]\n'
+    )
     words = ("--method", "merf", "--config", "c.toml", "--set", "features=200")
     settings = said("plan", "digits", "--epsilon", 1, *words)["settings"]
     assert {key: settings[key] for key in ("features", "steps", "neighbours", "widths")} == {
-        "features": 200, "steps": 20, "neighbours": "add-remove", "widths": [5.0, 10.5],
-    }  # fmt: skip
+        "features": 200,
+        "steps": 20,
+        "neighbours": "add-remove",
+        "widths": [5.0, 10.5],
+    }
 
 
 def test_synthesize_from_a_path(said, tmp_path):
@@ -191,7 +251,9 @@ def test_synthesize_from_a_path(said, tmp_path):
     said("synthesize", "a.npz", "--epsilon", 5, *QUICK, "--out", "out")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["spec"]["size"] is None
-    assert str(tmp_path) not in json.dumps(manifest)  # where the owner keeps the data is nobody's business
+    assert str(tmp_path) not in json.dumps(
+        manifest
+    )  # where the owner keeps the data is nobody's business
     assert len(said("ledger", "a.npz")["runs"]) == len(said("ledger", "./a.npz")["runs"]) == 1
 
 
@@ -200,12 +262,16 @@ def test_the_public_seed_replays_what_is_public(said, tmp_path):
     for name in ("one", "two"):
         said("synthesize", "digits", "--epsilon", "inf", "--seed", 7, *QUICK, "--out", name)
     said("synthesize", "digits", "--epsilon", "inf", "--seed", 8, *QUICK, "--out", "other")
-    one, two, other = ((tmp_path / name / "tensors.safetensors").read_bytes() for name in ("one", "two", "other"))
+    one, two, other = (
+        (tmp_path / name / "tensors.safetensors").read_bytes() for name in ("one", "two", "other")
+    )
     assert one == two  # without noise the answer is the same
     assert one != other
     said("synthesize", "digits", "--epsilon", 5, "--seed", 7, *QUICK, "--out", "noisy")
     said("synthesize", "digits", "--epsilon", 5, "--seed", 7, *QUICK, "--out", "noisier")
-    noisy, noisier = ((tmp_path / name / "tensors.safetensors").read_bytes() for name in ("noisy", "noisier"))
+    noisy, noisier = (
+        (tmp_path / name / "tensors.safetensors").read_bytes() for name in ("noisy", "noisier")
+    )
     assert noisy != noisier  # the noise has no seed
 
 
@@ -253,10 +319,13 @@ def test_writing_a_parquet_needs_its_extra(privot, release, tmp_path, monkeypatc
 
 def test_many_samples_show_how_far_they_are(release, monkeypatch):
     """A large generator takes minutes where there is no GPU; in portions it draws what it would in one go."""
-    told, loaded = [], Release.load(release)
+    told = []
+    loaded = Release.load(release)
     whole = loaded.sample(25)
-    monkeypatch.setattr(product, "PORTION", 10)
-    parts = loaded.product.sample(loaded.spec, 25, progress=lambda stage, step, of, **facts: told.append((stage, step, of)))
+    monkeypatch.setattr(artifact, "PORTION", 10)
+    parts = loaded.product.sample(
+        loaded.spec, 25, progress=lambda stage, step, of, **facts: told.append((stage, step, of))
+    )
     assert told == [("drawing", 10, 25), ("drawing", 20, 25), ("drawing", 25, 25)]
     assert torch.allclose(whole[0], parts[0], atol=1e-5)
     assert torch.equal(whole[1], parts[1])
@@ -264,7 +333,9 @@ def test_many_samples_show_how_far_they_are(release, monkeypatch):
 
 def test_nothing_is_drawn_for_a_file_that_cannot_be_written(privot, release, tmp_path, monkeypatch):
     (tmp_path / "a.npz").touch()
-    monkeypatch.setattr(product.Product, "sample", lambda *given, **more: pytest.fail("drawn for nothing"))
+    monkeypatch.setattr(
+        artifact.Product, "sample", lambda *given, **more: pytest.fail("drawn for nothing")
+    )
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for out, why in (
         ("a.npz", "there already"),
@@ -303,7 +374,11 @@ def test_measure(privot, said, release):
     assert found["release"] == (release / "manifest.sha256").read_text().strip()
     assert found["subject"] == "digits"
     [reading] = found["readings"]
-    assert (reading["name"], reading["count"], reading["publishable"]) == ("logistic_accuracy", 359, False)
+    assert (reading["name"], reading["count"], reading["publishable"]) == (
+        "logistic_accuracy",
+        359,
+        False,
+    )
     assert 0 < reading["value"] < 1
     [public] = said(*words, "--public")["readings"]
     assert public["publishable"]
@@ -311,22 +386,52 @@ def test_measure(privot, said, release):
 
 
 def test_measure_writes_what_report_and_ceiling_read(said, privot, release, tmp_path):
-    words = ("measure", release, "--test", "digits", "--count", 200, "--public", "--out", "deep/er/r.json")
+    words = (
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--count",
+        200,
+        "--public",
+        "--out",
+        "deep/er/r.json",
+    )
     found = said(*words, "--only", "gaussian_nb,exact")
     assert json.loads((tmp_path / "deep/er/r.json").read_text()) == found
-    assert [each["name"] for each in found["readings"]] == ["exact_wasserstein", "gaussian_nb_accuracy"]
+    assert [each["name"] for each in found["readings"]] == [
+        "exact_wasserstein",
+        "gaussian_nb_accuracy",
+    ]
     assert found["readings"][0]["error"] == "nan"  # JSON has no other word for it
     assert [path.name for path in (tmp_path / "deep/er").iterdir()] == ["r.json"]
     again = [Reading.from_json(each) for each in found["readings"]]
-    assert [repr(each) for each in read(tmp_path / "deep/er/r.json")] == [repr(each) for each in again]
+    assert [repr(each) for each in read(tmp_path / "deep/er/r.json")] == [
+        repr(each) for each in again
+    ]
     code, _, err = privot(*words, "--only", "lda")
     assert (code, "deep/er/r.json is there already" in err) == (2, True)
-    assert said("measure", release, "--test", "digits", "--count", 50, "--only", "lda", "--ceiling", "deep/er/r.json")
+    assert said(
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--count",
+        50,
+        "--only",
+        "lda",
+        "--ceiling",
+        "deep/er/r.json",
+    )
 
 
 def test_measure_takes_foreign_output_and_features(said, privot, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data"])
-    np.savez(tmp_path / "theirs.npz", x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8), y=np.arange(60) % 10)
+    monkeypatch.setattr(io, "folders", lambda: [tmp_path / "data"])
+    np.savez(
+        tmp_path / "theirs.npz",
+        x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8),
+        y=np.arange(60) % 10,
+    )
     words = ("measure", "theirs.npz", "--test", "digits", "--only", "fid,sliced")
     found = said(*words)
     assert found["subject"] == "theirs"
@@ -357,26 +462,56 @@ def test_measure_refuses_a_test_on_the_training_data(privot, said, release, tmp_
 
 
 def test_a_number_can_be_bought(privot, said, release):
-    words = ("measure", release, "--test", "digits", "--count", 60, "--pay", 3, "--ledger", "paid.jsonl")
+    words = (
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--count",
+        60,
+        "--pay",
+        3,
+        "--ledger",
+        "paid.jsonl",
+    )
     [reading] = said(*words)["readings"]
     assert (reading["name"], reading["publishable"]) == ("cnn_accuracy", True)
     assert "through the gate at epsilon 3" in reading["ruler"]
-    assert said("ledger", "digits", "--ledger", "paid.jsonl")["spent_epsilon"] == pytest.approx(3, rel=1e-6)
-    for more, name in ((("--public",), "--pay"), (("--only", "lda"), "of networks"), (("--pay", 0), "epsilon=0")):
+    assert said("ledger", "digits", "--ledger", "paid.jsonl")["spent_epsilon"] == pytest.approx(
+        3, rel=1e-6
+    )
+    for more, name in (
+        (("--public",), "--pay"),
+        (("--only", "lda"), "of networks"),
+        (("--pay", 0), "epsilon=0"),
+    ):
         code, _, err = privot(*words, *more)
         assert (code, name in err) == (2, True)
     assert len(said("ledger", "digits", "--ledger", "paid.jsonl")["runs"]) == 1
 
 
 def test_networks_that_are_paid_for_learn_soft_labels_too(said, images):
-    [reading] = said("measure", images, "--test", "digits", "--pay", 3, "--ledger", "paid.jsonl")["readings"]
+    [reading] = said("measure", images, "--test", "digits", "--pay", 3, "--ledger", "paid.jsonl")[
+        "readings"
+    ]
     assert "; soft labels;" in reading["ruler"]
     assert reading["samples"] == 20  # the set as it is
 
 
 def test_what_was_paid_for_is_not_lost(privot, release, tmp_path):
     (tmp_path / "file").write_text("x")
-    words = ("measure", release, "--test", "digits", "--count", 60, "--pay", 3, "--ledger", "paid.jsonl")
+    words = (
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--count",
+        60,
+        "--pay",
+        3,
+        "--ledger",
+        "paid.jsonl",
+    )
     code, _, _ = privot(*words, "--out", "file/x.json")  # said before anything is charged
     assert code == 2
     assert not (tmp_path / "paid.jsonl").exists()
@@ -398,8 +533,22 @@ def test_the_ledger_of_a_test_split_can_be_seen_and_limited(privot, said, releas
 
 
 def test_compare(privot, said, release, tmp_path):
-    np.savez(tmp_path / "theirs.npz", x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8), y=np.arange(60) % 10)
-    words = ("compare", release, "theirs.npz", "--test", "digits", "--only", "gaussian_nb,cnn", "--count", 60)
+    np.savez(
+        tmp_path / "theirs.npz",
+        x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8),
+        y=np.arange(60) % 10,
+    )
+    words = (
+        "compare",
+        release,
+        "theirs.npz",
+        "--test",
+        "digits",
+        "--only",
+        "gaussian_nb,cnn",
+        "--count",
+        60,
+    )
     found = said(*words)
     assert [each["subject"] for each in found["subjects"]] == ["digits", "theirs"]
     assert Path(found["page"]).name == "comparison.html"
@@ -418,9 +567,35 @@ PUBLIC = ["report.html", "report.json", "registry.yaml", "README.md"]
 
 
 def test_report(privot, said, release, tmp_path):
-    said("measure", release, "--test", "digits", "--only", "lda", "--count", 50, "--public", "--out", "public.json")
-    said("measure", release, "--test", "digits", "--only", "gaussian_nb", "--count", 50, "--out", "internal.json")
-    assert (os.stat("public.json").st_mode & 0o004, os.stat("internal.json").st_mode & 0o777) == (0o004, 0o600)
+    said(
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--only",
+        "lda",
+        "--count",
+        50,
+        "--public",
+        "--out",
+        "public.json",
+    )
+    said(
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--only",
+        "gaussian_nb",
+        "--count",
+        50,
+        "--out",
+        "internal.json",
+    )
+    assert (os.stat("public.json").st_mode & 0o004, os.stat("internal.json").st_mode & 0o777) == (
+        0o004,
+        0o600,
+    )
     words = ("report", release, "--readings", "public.json", "--readings", "internal.json")
     code, out, err = privot(*words)
     assert code == 0
@@ -445,17 +620,56 @@ def test_a_report_takes_nothing_of_another_release(privot, said, release, images
         assert (code, f"{file}: this is of another release" in err, err.count("\n")) == (2, True, 1)
     shutil.copytree(release, "mine")
     Path("mine.attacks").mkdir()
-    attack = {"name": "a", "fpr": [0.01], "tpr": [0.01], "lower": [0.0], "confidence": 0.95, "publishable": True}
-    for digest, code in ((Release.load(release).digest, 0), (Release.load(images).digest, 2)):  # left by one that lay here before
-        Path("mine.attacks", "a.json").write_text(json.dumps({"release": digest, "attacks": [attack]}))
+    attack = {
+        "name": "a",
+        "fpr": [0.01],
+        "tpr": [0.01],
+        "lower": [0.0],
+        "confidence": 0.95,
+        "publishable": True,
+    }
+    for digest, code in (
+        (Release.load(release).digest, 0),
+        (Release.load(images).digest, 2),
+    ):  # left by one that lay here before
+        Path("mine.attacks", "a.json").write_text(
+            json.dumps({"release": digest, "attacks": [attack]})
+        )
         assert privot("report", "mine", "--out", "mine-page")[0] == code
 
 
 def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
-    said("measure", release, "--test", "digits", "--only", "gaussian_nb", "--count", 50, "--out", "internal.json")
+    said(
+        "measure",
+        release,
+        "--test",
+        "digits",
+        "--only",
+        "gaussian_nb",
+        "--count",
+        50,
+        "--out",
+        "internal.json",
+    )
     book = release.parent / "book.jsonl"
-    found = said("report", release, "--internal", "--data", "digits", "--ledger", book, "--readings", "internal.json", "--out", "both")
-    assert [Path(each).name for each in found["files"]] == [*PUBLIC, "internal.html", "internal.json"]
+    found = said(
+        "report",
+        release,
+        "--internal",
+        "--data",
+        "digits",
+        "--ledger",
+        book,
+        "--readings",
+        "internal.json",
+        "--out",
+        "both",
+    )
+    assert [Path(each).name for each in found["files"]] == [
+        *PUBLIC,
+        "internal.html",
+        "internal.json",
+    ]
     assert found["left_out"] == 0
     facts = json.loads((tmp_path / "both-internal" / "internal.json").read_text())
     assert [each["name"] for each in facts["utility"]["readings"]] == ["gaussian_nb_accuracy"]
@@ -464,7 +678,9 @@ def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
     for words in (("--data", "digits"), ("--ledger", book)):
         code, _, err = privot("report", release, *words, "--out", "none")
         assert (code, "--internal" in err, err.count("\n")) == (2, True, 1)
-    code, _, err = privot("report", release, "--internal", "--ledger", "nothing.jsonl", "--out", "none")
+    code, _, err = privot(
+        "report", release, "--internal", "--ledger", "nothing.jsonl", "--out", "none"
+    )
     assert (code, err) == (2, "privot: nothing.jsonl: no such ledger\n")
     assert not (tmp_path / "none").exists()
     assert not (tmp_path / "nothing.jsonl").exists()
@@ -473,10 +689,19 @@ def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
 def test_an_attack_above_the_certificate_ends_with_3(privot, release, tmp_path):
     claim = Release.load(release).guarantee.max_tpr["0.01"]
     for name, power, broken in (("weak", claim / 2, False), ("strong", (1 + claim) / 2, True)):
-        attack = {"name": name, "fpr": [0.01], "tpr": [power], "lower": [power], "confidence": 0.95, "publishable": True}
+        attack = {
+            "name": name,
+            "fpr": [0.01],
+            "tpr": [power],
+            "lower": [power],
+            "confidence": 0.95,
+            "publishable": True,
+        }
         (tmp_path / f"{name}.json").write_text(json.dumps({"attacks": [attack]}))
         for json_too in ((), ("--json",)):
-            code, out, err = privot("report", release, "--attacks", f"{name}.json", "--out", name, *json_too)
+            code, out, err = privot(
+                "report", release, "--attacks", f"{name}.json", "--out", name, *json_too
+            )
             assert code == (3 if broken else 0)
             assert ("implementation broken" in err) is broken
             assert out
@@ -490,14 +715,22 @@ def test_report_refuses_files_of_another_kind(privot, release, tmp_path, option)
     for text in ("", "{}", '{"readings": [3], "attacks": 3}'):
         (tmp_path / "a.json").write_text(text)
         code, _, err = privot("report", release, option, "a.json")
-        assert (code, err.startswith("privot: a.json: not a file of"), err.count("\n")) == (2, True, 1)
+        assert (code, err.startswith("privot: a.json: not a file of"), err.count("\n")) == (
+            2,
+            True,
+            1,
+        )
     assert not (tmp_path / "report").exists()
 
 
 def test_verify(privot, said, release):
     code, out, _ = privot("verify", release)
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["digests", "guarantee", "recomputed"]
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == [
+        "digests",
+        "guarantee",
+        "recomputed",
+    ]
     result = said("verify", release)
     assert result["epsilon_from_events"] == pytest.approx(result["guarantee"]["epsilon"])
 
@@ -505,9 +738,18 @@ def test_verify(privot, said, release):
 def test_ledger(privot, said, tmp_path):
     book = ("--ledger", tmp_path / "book.jsonl")
     assert said("ledger", "digits", *book) == {
-        "ledger": str(tmp_path / "book.jsonl"), "limit": None, "limit_delta": None, "spent_epsilon": 0.0, "delta": 1e-5, "runs": [],
-        "vaults": [], "neighbours": None, "unit": None, "own": False, "internal": [],
-    }  # fmt: skip
+        "ledger": str(tmp_path / "book.jsonl"),
+        "limit": None,
+        "limit_delta": None,
+        "spent_epsilon": 0.0,
+        "delta": 1e-5,
+        "runs": [],
+        "vaults": [],
+        "neighbours": None,
+        "unit": None,
+        "own": False,
+        "internal": [],
+    }
     assert not (tmp_path / "book.jsonl").exists()  # looking writes nothing
     said("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", "one", *book)
     said("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", "two", *book)
@@ -526,7 +768,9 @@ def test_ledger(privot, said, tmp_path):
     facts = said("ledger", "digits", *book, "--limit", 3, "--delta", 1e-7)
     assert said("ledger", "digits", *book) == facts  # spent at the delta of the limit
     assert (facts["delta"], facts["limit_delta"]) == (1e-7, 1e-7)
-    assert said("ledger", "digits", *book, "--limit", 4)["limit_delta"] == 1e-7  # unless another is given
+    assert (
+        said("ledger", "digits", *book, "--limit", 4)["limit_delta"] == 1e-7
+    )  # unless another is given
     assert said("ledger", "digits", *book, "--limit", 3, "--delta", 1e-7)["limit"] == 3
     assert "of 3 at delta 1e-07" in privot("ledger", "digits", *book, "--delta", 1e-4)[1]
 
@@ -555,7 +799,15 @@ def test_demo(privot, said, quick_demo, tmp_path):
     code, out, err = privot("demo")
     assert code == 0
     words = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
-    assert words == ["guarantee", "logistic_accuracy", "verified", "release", "samples", "report", "ledger"]
+    assert words == [
+        "guarantee",
+        "logistic_accuracy",
+        "verified",
+        "release",
+        "samples",
+        "report",
+        "ledger",
+    ]
     result = said("demo", "--epsilon", 2)  # what the demo made, the demo may replace
     assert result["verified_epsilon"] == pytest.approx(2, rel=1e-6)
     assert all(Path(where).exists() for where in result["files"].values())
@@ -588,14 +840,66 @@ REFUSED = {
     "resize to no number": ("resize", "{images}", "--out", "b"),
     "resize to nowhere": ("resize", "{images}", "--per-class", "3"),
     "resize onto something": ("resize", "{images}", "--per-class", "3", "--out", "a.npz"),
-    "resize on no device": ("resize", "{images}", "--per-class", "3", "--out", "b", "--device", "abacus"),
-    "measure by an unknown classifier": ("measure", "{release}", "--test", "digits", "--only", "oracle", "--count", "20"),
+    "resize on no device": (
+        "resize",
+        "{images}",
+        "--per-class",
+        "3",
+        "--out",
+        "b",
+        "--device",
+        "abacus",
+    ),
+    "measure by an unknown classifier": (
+        "measure",
+        "{release}",
+        "--test",
+        "digits",
+        "--only",
+        "oracle",
+        "--count",
+        "20",
+    ),
     "measure on nothing": ("measure", "{release}", "--test", "nothing.npz"),
-    "measure on another shape": ("measure", "{release}", "--test", "a.npz", "--only", "logistic", "--count", "50"),
-    "measure with one sample": ("measure", "{release}", "--test", "digits", "--only", "logistic", "--count", "1"),
+    "measure on another shape": (
+        "measure",
+        "{release}",
+        "--test",
+        "a.npz",
+        "--only",
+        "logistic",
+        "--count",
+        "50",
+    ),
+    "measure with one sample": (
+        "measure",
+        "{release}",
+        "--test",
+        "digits",
+        "--only",
+        "logistic",
+        "--count",
+        "1",
+    ),
     "measure by no measure": ("measure", "{release}", "--test", "digits", "--only", ""),
-    "measure with an unreadable ceiling": ("measure", "{release}", "--test", "digits", "--ceiling", "a.npz"),
-    "measure the score without training data": ("measure", "{release}", "--test", "digits", "--only", "is", "--count", "20"),
+    "measure with an unreadable ceiling": (
+        "measure",
+        "{release}",
+        "--test",
+        "digits",
+        "--ceiling",
+        "a.npz",
+    ),
+    "measure the score without training data": (
+        "measure",
+        "{release}",
+        "--test",
+        "digits",
+        "--only",
+        "is",
+        "--count",
+        "20",
+    ),
     "measure with the old option": ("measure", "{release}", "--test", "digits", "--public-test"),
     "compare nothing": ("compare", "--test", "digits"),
     "compare with nothing": ("compare", "{release}", "nothing.npz", "--test", "digits"),
@@ -627,10 +931,22 @@ def test_refusals(privot, release, images, tmp_path, name):
             assert json.loads(out) == {"error": err[len("privot: ") : -1]}
         else:
             assert out == ""
-    assert [each.name for each in tmp_path.iterdir() if each.suffix != ".lock" and each.name != "home"] == ["a.npz"]
+    assert [
+        each.name for each in tmp_path.iterdir() if each.suffix != ".lock" and each.name != "home"
+    ] == ["a.npz"]
 
 
-VERBS = ("methods", "plan", "synthesize", "resize", "sample", "measure", "compare", "report", "verify")
+VERBS = (
+    "methods",
+    "plan",
+    "synthesize",
+    "resize",
+    "sample",
+    "measure",
+    "compare",
+    "report",
+    "verify",
+)
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), *((verb, "--help") for verb in VERBS)])
@@ -645,22 +961,39 @@ def test_version(privot):
 
 
 def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
-    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")):
-        monkeypatch.setattr(product.Product, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+    for error in (
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ):
+        monkeypatch.setattr(
+            artifact.Product, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
+        )
         code, _, err = privot("sample", release, "--out", "a.npz")
         assert (code, err.count("\n"), "memory" in err) == (2, 1, True)
-    monkeypatch.setattr(product.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):  # our own mistakes are not dressed up as the user's
+    monkeypatch.setattr(
+        artifact.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug"))
+    )
+    with pytest.raises(
+        RuntimeError, match="a bug"
+    ):  # our own mistakes are not dressed up as the user's
         privot("sample", release, "--out", "a.npz")
 
 
-LONG = [("resize", "{images}", "--per-class", "3"), ("compare", "{release}", "--test", "digits"), ("invert", "--data", "digits")]
+LONG = [
+    ("resize", "{images}", "--per-class", "3"),
+    ("compare", "{release}", "--test", "digits"),
+    ("invert", "--data", "digits"),
+]
 
 
 def test_classes_are_known_by_their_names(privot, said, tmp_path):
     hand(classes=3).save(tmp_path / "ours")  # cat, dog, ship
     pixels = np.random.default_rng(0).integers(0, 255, (3, 4, 8, 8), np.uint8)
-    for folder, names in (("test", ("ship", "cat", "dog")), ("wrong", ("ant", "cat", "dog")), ("few", ("cat", "ship"))):
+    for folder, names in (
+        ("test", ("ship", "cat", "dog")),
+        ("wrong", ("ant", "cat", "dog")),
+        ("few", ("cat", "ship")),
+    ):
         for name, own in zip(names, pixels, strict=False):
             Path(folder, name).mkdir(parents=True)
             for place, each in enumerate(own):
@@ -670,7 +1003,9 @@ def test_classes_are_known_by_their_names(privot, said, tmp_path):
     for folder, what in (("wrong", "'ant' is none of those"), ("few", "'dog' has no records")):
         code, _, err = privot(*words, folder)
         assert (code, f"class {what}" in err, err.count("\n")) == (2, True, 1), err
-    code, _, err = privot("attack", "nearest-pixels", "ours", "--members", "test", "--nonmembers", "wrong")
+    code, _, err = privot(
+        "attack", "nearest-pixels", "ours", "--members", "test", "--nonmembers", "wrong"
+    )
     assert (code, "class 'ant' is none of those" in err) == (2, True)
     code, _, err = privot("compare", "ours", "test", "--test", "wrong", "--only", "lda")
     assert (code, "class 'ant' is none of those" in err) == (2, True)
@@ -691,73 +1026,168 @@ def test_foreign_folders_are_known_by_the_names_of_a_built_in(privot, said, monk
         folder = Path("theirs", entry["class_names"][labels[place]])
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((images[place, 0] * 255).byte().numpy()).save(folder / f"{place}.png")
-    assert said("measure", "theirs", "--test", "digits", "--only", "lda")["readings"][0]["value"] > 0.5
+    assert (
+        said("measure", "theirs", "--test", "digits", "--only", "lda")["readings"][0]["value"] > 0.5
+    )
 
 
 def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
-    words = ("synthesize", "digits", "--method", "real-subset", "--set", "per_class=1", "--out", "one")
+    words = (
+        "synthesize",
+        "digits",
+        "--method",
+        "real-subset",
+        "--set",
+        "per_class=1",
+        "--out",
+        "one",
+    )
     for wall in (("--epsilon", 1), ("--max-tpr", "0.05@0.01")):
         code, _, err = privot(*words, *wall)
-        assert (code, "real-subset adds no noise, so it keeps to no budget" in err, err.count("\n")) == (2, True, 1)
+        assert (
+            code,
+            "real-subset adds no noise, so it keeps to no budget" in err,
+            err.count("\n"),
+        ) == (2, True, 1)
     assert (said("ledger", "digits")["runs"], Path("one.run").exists()) == ([], False)
-    assert ["epsilon inf from now on" in each for each in said(*words, "--epsilon", "inf")["cautions"]] == [True]
+    assert [
+        "epsilon inf from now on" in each for each in said(*words, "--epsilon", "inf")["cautions"]
+    ] == [True]
 
 
 @pytest.mark.usefixtures("coarse_prices")
 def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
     np.savez("few.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
-    words = ("synthesize", "few.npz", "--method", "gs-wgan", "--epsilon", 1, "--out", "one", "--ledger", "book.jsonl", "--device", "cpu")
+    words = (
+        "synthesize",
+        "few.npz",
+        "--method",
+        "gs-wgan",
+        "--epsilon",
+        1,
+        "--out",
+        "one",
+        "--ledger",
+        "book.jsonl",
+        "--device",
+        "cpu",
+    )
     for _ in range(2):
         code, _, err = privot(*words, "--set", "steps=100")
         assert (code, "set fewer critics" in err.splitlines()[-1]) == (2, True), err
-    assert (said("ledger", "digits", "--ledger", "book.jsonl")["runs"], Path("one.run").exists()) == ([], False)
+    assert (
+        said("ledger", "digits", "--ledger", "book.jsonl")["runs"],
+        Path("one.run").exists(),
+    ) == ([], False)
 
 
 def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
     said("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", "one", "--ledger", "book.jsonl")
     for name in ("vault0.safetensors", "vault3.part", "vault0 (copy).safetensors", "vaulted"):
         Path(f"book.jsonl.{name}").touch()
-    assert f"{tmp_path}/book.jsonl.vault3.part holds" in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
+    assert (
+        f"{tmp_path}/book.jsonl.vault3.part holds"
+        in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
+    )
     told = f"{tmp_path}/book.jsonl.vault0.safetensors holds what critics know"
     assert told in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
-    assert said("ledger", "digits", "--ledger", "book.jsonl")["vaults"] == ["book.jsonl.vault0.safetensors"]
-    found = said("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", "two", "--ledger", tmp_path / "book.jsonl")
+    assert said("ledger", "digits", "--ledger", "book.jsonl")["vaults"] == [
+        "book.jsonl.vault0.safetensors"
+    ]
+    found = said(
+        "synthesize",
+        "digits",
+        "--epsilon",
+        5,
+        *QUICK,
+        "--out",
+        "two",
+        "--ledger",
+        tmp_path / "book.jsonl",
+    )
     assert any(each.startswith(told) for each in found["cautions"])
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("digits", "--method", "gs-wgan", "--set", "critics=200", "--set", "noise=9", "--set", "steps=9"), "would know 7 records"),
-        (("digits", "--method", "merf", "--owners", "3", "--epsilon", 10), "not for all that one of the 3 owners holds"),
-        (("here.npz", "--shape", "1x8x8", "--classes", "10", "--epsilon", 10), "no sizes are declared"),
+        (
+            (
+                "digits",
+                "--method",
+                "gs-wgan",
+                "--set",
+                "critics=200",
+                "--set",
+                "noise=9",
+                "--set",
+                "steps=9",
+            ),
+            "would know 7 records",
+        ),
+        (
+            ("digits", "--method", "merf", "--owners", "3", "--epsilon", 10),
+            "not for all that one of the 3 owners holds",
+        ),
+        (
+            ("here.npz", "--shape", "1x8x8", "--classes", "10", "--epsilon", 10),
+            "no sizes are declared",
+        ),
     ],
 )
 def test_a_plan_says_what_a_careful_colleague_would(words, told, said):
     Path("here.npz").touch()
     cautions = said("plan", *words)["cautions"]
     assert sum(told in each for each in cautions) == 1, cautions
-    assert not any(told in each for each in said("plan", "mnist", "--method", "merf", "--epsilon", 10)["cautions"])
+    assert not any(
+        told in each
+        for each in said("plan", "mnist", "--method", "merf", "--epsilon", 10)["cautions"]
+    )
 
 
 @pytest.mark.parametrize("words", LONG)
-def test_what_cannot_be_written_is_said_before_the_work(words, privot, release, images, monkeypatch):
-    for name in ("privot.synthesis._again", "privot.measures.Workbench.measure", "privot.attacks.inversion.experiment.invert"):
+def test_what_cannot_be_written_is_said_before_the_work(
+    words, privot, release, images, monkeypatch
+):
+    for name in (
+        "privot.synthesis._again",
+        "privot.measures.Workbench.measure",
+        "privot.attacks.inversion.experiment.invert",
+    ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("the work began"))
     Path("file").touch()
-    code, _, err = privot(*(each.format(release=release, images=images) for each in words), "--out", "file/deeper")
+    code, _, err = privot(
+        *(each.format(release=release, images=images) for each in words), "--out", "file/deeper"
+    )
     assert (code, err.count("\n"), "cannot be written" in err) == (2, 1, True), err
 
 
 def test_once_records_are_open_epsilon_is_not_0(privot):
-    _, _, err = privot("synthesize", "digits", "--method", "real-subset", "--epsilon", "inf", "--set", "per_class=1", "--out", "one")
+    _, _, err = privot(
+        "synthesize",
+        "digits",
+        "--method",
+        "real-subset",
+        "--epsilon",
+        "inf",
+        "--set",
+        "per_class=1",
+        "--out",
+        "one",
+    )
     assert err.splitlines()[-1].endswith("epsilon inf")
 
 
 def test_an_interrupt_ends_with_130(privot, release, monkeypatch):
-    monkeypatch.setattr(product.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        artifact.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     code, out, err = privot("sample", release, "--out", "a.npz")
-    assert (code, out, err) == (130, "", "privot: stopped\n")  # nothing was charged, and there is nothing to resume
+    assert (code, out, err) == (
+        130,
+        "",
+        "privot: stopped\n",
+    )  # nothing was charged, and there is nothing to resume
     code, out, _ = privot("sample", release, "--out", "a.npz", "--json")
     assert (code, json.loads(out)) == (130, {"error": "stopped"})
 
@@ -773,7 +1203,10 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines():
 
     lines = shown(False).splitlines()
     assert len(lines) == 12
-    assert lines[:2] == ["training: 1 of 100  epsilon 1.24  note on", "training: 10 of 100  epsilon 1.24  note on"]  # rounded up
+    assert lines[:2] == [
+        "training: 1 of 100  epsilon 1.24  note on",
+        "training: 10 of 100  epsilon 1.24  note on",
+    ]  # rounded up
     bar = shown(True)
     assert "\x1b[" in bar
     assert "100/100" in bar
@@ -788,7 +1221,9 @@ def test_help_does_not_wait_for_torch():
         "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'dp_accounting', 'PIL', 'pyarrow', 'matplotlib'} & sys.modules.keys()\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "synthesize" in done.stdout
 
@@ -826,6 +1261,9 @@ def test_a_ledger_that_would_move_with_the_folder_is_refused(privot, monkeypatch
     assert "PRIVOT_HOME=state: a whole path is needed" in err
     monkeypatch.delenv("PRIVOT_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    for state, folder in (("state", tmp_path / "me/.local/state"), (str(tmp_path / "state"), tmp_path / "state")):
+    for state, folder in (
+        ("state", tmp_path / "me/.local/state"),
+        (str(tmp_path / "state"), tmp_path / "state"),
+    ):
         monkeypatch.setenv("XDG_STATE_HOME", state)
         assert ledger_path("digits").is_relative_to(folder / "privot" / "ledgers")

@@ -24,9 +24,10 @@ import torch
 from filedata import CHANGES, coupled_orders, entries_of, read, write
 from quick import CLASSES, COUNT, OWNERS, SHAPE, is_local, sealed
 
-from privot import local, synthesis
-from privot.channels import Mixed
+from privot import synthesis
 from privot.data.spec import Spec
+from privot.local import privatize
+from privot.local.channels import Mixed
 from privot.privacy import accounting, gate
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
@@ -46,8 +47,10 @@ def _fresh(count):
 
 
 def _with(images, labels, where, new_images, new_labels):
-    images, labels = images.copy(), labels.copy()
-    images[where], labels[where] = new_images, new_labels
+    images = images.copy()
+    labels = labels.copy()
+    images[where] = new_images
+    labels[where] = new_labels
     return images, labels
 
 
@@ -56,14 +59,25 @@ def _with(images, labels, where, new_images, new_labels):
 KINDS = {
     "one replaced": lambda images, labels: _with(images, labels, 0, 1.0, (labels[0] + 1) % CLASSES),
     "one removed": lambda images, labels: (images[:-1], labels[:-1]),
-    "half replaced": lambda images, labels: _with(images, labels, slice(0, len(labels) // 2), *_fresh(len(labels) // 2)),
+    "half replaced": lambda images, labels: _with(
+        images, labels, slice(0, len(labels) // 2), *_fresh(len(labels) // 2)
+    ),
     "all replaced": lambda images, labels: _fresh(len(labels)),
     "sign flipped": lambda images, labels: (1 - images, labels),
     "scaled": lambda images, labels: (images * np.float32(1e6), labels),
     "constant": lambda images, labels: (np.full_like(images, 0.5), labels),
-    "duplicates": lambda images, labels: (images.repeat(2, 0), labels.repeat(2)),  # the size doubles: one removed moves no threshold
-    "one class empty": lambda images, labels: (np.where((labels == 2)[:, None, None, None], 0, images), np.where(labels == 2, 0, labels)),
-    "labels permuted": lambda images, labels: (images, np.roll(labels, len(labels) // 2) * 2 % CLASSES),
+    "duplicates": lambda images, labels: (
+        images.repeat(2, 0),
+        labels.repeat(2),
+    ),  # the size doubles: one removed moves no threshold
+    "one class empty": lambda images, labels: (
+        np.where((labels == 2)[:, None, None, None], 0, images),
+        np.where(labels == 2, 0, labels),
+    ),
+    "labels permuted": lambda images, labels: (
+        images,
+        np.roll(labels, len(labels) // 2) * 2 % CLASSES,
+    ),
     "one NaN": lambda images, labels: _with(images, labels, 0, np.nan, labels[0]),
     "reordered": lambda images, labels: (images[::-1].copy(), labels[::-1].copy()),
 }
@@ -72,8 +86,13 @@ SAME = "the same"  # the control: D itself
 
 def _held(images, labels, count):
     """The first owner holds other records, and so many of them; whose they all are is said."""
-    rest, (new, marks) = (owners := np.arange(len(labels)) % OWNERS) > 0, _fresh(count)
-    return np.concatenate([images[rest], new]), np.concatenate([labels[rest], marks]), np.concatenate([owners[rest], np.zeros(count, int)])
+    rest = (owners := np.arange(len(labels)) % OWNERS) > 0
+    (new, marks) = _fresh(count)
+    return (
+        np.concatenate([images[rest], new]),
+        np.concatenate([labels[rest], marks]),
+        np.concatenate([owners[rest], np.zeros(count, int)]),
+    )
 
 
 OWNED = {  # where a whole owner is the unit
@@ -95,9 +114,12 @@ def pair(kind, images, labels, spec):
         return OWNED[kind](images, labels)
     other, marks = KINDS[kind](images, labels) if kind != SAME else (images, labels)
     if spec.size and len(marks) < spec.size:
-        other, marks = np.concatenate([other, np.zeros_like(images[:1])]), np.concatenate([marks, labels[-1:]])
+        other = np.concatenate([other, np.zeros_like(images[:1])])
+        marks = np.concatenate([marks, labels[-1:]])
     other, marks = (other[: spec.size], marks[: spec.size]) if spec.size else (other, marks)
-    if spec.class_sizes and not np.array_equal(np.bincount(marks, minlength=spec.classes), spec.class_sizes):
+    if spec.class_sizes and not np.array_equal(
+        np.bincount(marks, minlength=spec.classes), spec.class_sizes
+    ):
         marks = labels
     return other, marks
 
@@ -112,10 +134,25 @@ def _hook(event, args):
         return
     if event == "open":
         path, mode, flags = args
-        writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if writes and isinstance(path, (str, bytes, os.PathLike)) and "__pycache__" not in os.fsdecode(path):
+        writes = (
+            any(letter in mode for letter in "wax+")
+            if isinstance(mode, str)
+            else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        )
+        if (
+            writes
+            and isinstance(path, (str, bytes, os.PathLike))
+            and "__pycache__" not in os.fsdecode(path)
+        ):
             _events.append(("write", os.path.abspath(os.fsdecode(path))))
-    elif event in ("socket.connect", "socket.sendto", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
+    elif event in (
+        "socket.connect",
+        "socket.sendto",
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+    ):
         _events.append((event, ""))
 
 
@@ -141,7 +178,9 @@ def captured(seen):
         def emit(self, record):
             seen.append(("log", record.getMessage()))
 
-    root, text, handler = logging.getLogger(), io.StringIO(), Keep()
+    root = logging.getLogger()
+    text = io.StringIO()
+    handler = Keep()
     level = root.level
     with tempfile.TemporaryFile() as file, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -169,8 +208,20 @@ def captured(seen):
 def tree(root):
     """Every file under a folder by name, with the digest of its bytes; of a vault, which is secret, only that it lies with the ledger."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    vaults = {path for path in files if ".vault" in path.name and path.parent == root / "ledger" and not path.stat().st_mode & 0o077}
-    return tuple((str(path.relative_to(root)), "" if path in vaults else hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
+    vaults = {
+        path
+        for path in files
+        if ".vault" in path.name
+        and path.parent == root / "ledger"
+        and not path.stat().st_mode & 0o077
+    }
+    return tuple(
+        (
+            str(path.relative_to(root)),
+            "" if path in vaults else hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in files
+    )
 
 
 @dataclasses.dataclass
@@ -188,7 +239,8 @@ class Trace:
 
 
 # Prices depend on plans alone, and a sampled plan takes seconds to price: each is priced once.
-_cost, _of = accounting.cost, Guarantee.of
+_cost = accounting.cost
+_of = Guarantee.of
 
 
 _prices: dict = {}
@@ -211,7 +263,7 @@ def _seeded(insecure_seed=None):
 
 
 CLIENTS = Spec(SHAPE, CLASSES, COUNT)  # how many there are is public where each sends a record
-CHANNEL = local.channel_for(CLIENTS, "laplace", 40.0, labels_epsilon=5.0)
+CHANNEL = privatize.channel_for(CLIENTS, "laplace", 40.0, labels_epsilon=5.0)
 
 
 def run(method, images, labels, spec, root, kept=None, coupled=False, owners=None, order=None):
@@ -229,8 +281,11 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
     root.mkdir()
     trace = Trace([], [], [], [], [], [], [])
     from_clients = spec is CLIENTS
-    here, noisy, rmtree = os.getcwd(), gate.noisy, shutil.rmtree
-    draw, through = Shards.draw, Mixed.privatize
+    here = os.getcwd()
+    noisy = gate.noisy
+    rmtree = shutil.rmtree
+    draw = Shards.draw
+    through = Mixed.privatize
 
     def look():
         trace.seen.append(("files", tree(root)))
@@ -251,7 +306,9 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
             return super().deal(*given, some=some, **more)
 
         def update(self, query, *public, some=None, **more):
-            trace.seen.append(("update", None if some is None else some.tolist()))  # the schedule is public
+            trace.seen.append(
+                ("update", None if some is None else some.tolist())
+            )  # the schedule is public
             super().update(query, *public, some=some, **more)
 
     def drawing(self, count, secret):
@@ -259,14 +316,19 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
         return trace.drawn[-1]
 
     def answer(steps, noise_std, grid, secret):
-        value, number = noisy(steps, noise_std, grid, secret), len(trace.true)  # drawn in any case, so that the streams stay in step
-        trace.seen.append(("noise", tuple(steps.shape), str(steps.dtype), float(noise_std), float(grid)))
+        # drawn in any case, so that the streams stay in step
+        value = noisy(steps, noise_std, grid, secret)
+        number = len(trace.true)
+        trace.seen.append(
+            ("noise", tuple(steps.shape), str(steps.dtype), float(noise_std), float(grid))
+        )
         trace.true.append(steps * grid)
         trace.answers.append(value if kept is None or number >= len(kept) else kept[number].clone())
         return trace.answers[-1].clone()
 
     def sent(channel, parts, secret):
-        value, number = through(channel, parts, secret), len(trace.answers)
+        value = through(channel, parts, secret)
+        number = len(trace.answers)
         trace.seen.append(("sent", tuple(value.shape), str(value.dtype)))
         trace.answers.append(value if kept is None else kept[number].clone())
         return trace.answers[-1].clone()
@@ -291,7 +353,9 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
     if coupled:
         patches.append(mock.patch.object(gate, "Secret", _seeded))
         given = np.arange(box._count()) if order is None else order
-        patches.append(mock.patch.object(gate.Gate, "_permutation", return_value=torch.from_numpy(given)))
+        patches.append(
+            mock.patch.object(gate.Gate, "_permutation", return_value=torch.from_numpy(given))
+        )
     environment = dict(os.environ)
     os.chdir(root)
     try:
@@ -302,10 +366,16 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
             events = stack.enter_context(watched())
             ledger = Ledger(root / "ledger" / "tiny.jsonl", clock=lambda: 0.0)
             notice = functools.partial(lambda text: trace.seen.append(("notice", text)))
-            budget = None if getattr(method, "noise", None) is not None or not method.plan(box.spec).stages else 5.0
+            budget = (
+                None
+                if getattr(method, "noise", None) is not None or not method.plan(box.spec).stages
+                else 5.0
+            )
             try:
                 if from_clients:
-                    box = local.privatize(box, CHANNEL, out=root / "sent.safetensors", ledger=ledger)
+                    box = privatize.privatize(
+                        box, CHANNEL, out=root / "sent.safetensors", ledger=ledger
+                    )
                 made = synthesis.synthesize(
                     box,
                     method,
@@ -319,10 +389,14 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
                 )
                 trace.seen.append(("release", repr(made.guarantee), made.product.kind))
             except Exception as error:
-                trace.seen.append(("error", type(error).__name__, str(error), repr(error.__cause__)))
+                trace.seen.append(
+                    ("error", type(error).__name__, str(error), repr(error.__cause__))
+                )
     finally:
         os.chdir(here)
-    changed = {key for key in {*environment, *os.environ} if environment.get(key) != os.environ.get(key)}
+    changed = {
+        key for key in {*environment, *os.environ} if environment.get(key) != os.environ.get(key)
+    }
     for key in changed:
         os.environ.pop(key)
         os.environ.update({key: environment[key]} if key in environment else {})
@@ -331,24 +405,42 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
     trace.seen.append(("environment", sorted(changed)))
     trace.seen.append(("written", [(event, path.removeprefix(inside)) for event, path in events]))
     outside = [(event, path) for event, path in events if not path.startswith((inside, os.devnull))]
-    trace.seen.append(("outside", outside))  # its content is not compared, so `leaks` lets none pass
-    trace.release = b"".join(path.read_bytes() for path in sorted((root / "out").rglob("*")) if path.is_file())
+    trace.seen.append(
+        ("outside", outside)
+    )  # its content is not compared, so `leaks` lets none pass
+    trace.release = b"".join(
+        path.read_bytes() for path in sorted((root / "out").rglob("*")) if path.is_file()
+    )
     return trace
 
 
 def leaks(method, records, spec, root, kinds=KINDS):
     """Each (kind, what) by which the outside could tell D' from D, lazily; none for an honest method."""
     spec = CLIENTS if is_local(method) else spec
-    run(method, *records, spec, root)  # what a library does on its first use (imports, caches) is not of the data
+    run(
+        method, *records, spec, root
+    )  # what a library does on its first use (imports, caches) is not of the data
     first = {}  # of each way to draw: D is run once
     whole = OWNED if kinds is KINDS and method.plan(spec).neighbours is Neighbours.CLIENT else {}
     for kind in (*kinds, *whole):
-        near = kind in (SAME, *NEIGHBOURS[method.plan(spec).neighbours])  # what is the same is so in one order
+        near = kind in (
+            SAME,
+            *NEIGHBOURS[method.plan(spec).neighbours],
+        )  # what is the same is so in one order
         if near not in first:
             first[near] = run(method, *records, spec, root, coupled=near)
         one = first[near]
         images, labels, *owners = pair(kind, *records, spec)
-        two = run(method, images, labels, spec, root, kept=one.answers, coupled=near, owners=owners[0] if owners else None)
+        two = run(
+            method,
+            images,
+            labels,
+            spec,
+            root,
+            kept=one.answers,
+            coupled=near,
+            owners=owners[0] if owners else None,
+        )
         outside = next(each for each in two.seen if each[0] == "outside")
         if outside[1]:
             yield kind, outside
@@ -364,13 +456,18 @@ def file_leaks(method, records, spec, root, reader, kinds=CHANGES):
     images, labels = records
     spec = CLIENTS if is_local(method) else spec
     entries = entries_of((np.clip(images[:, 0], 0, 1) * 255).astype(np.uint8), labels)
-    folder, relation = root.with_name("files"), method.plan(spec).neighbours
+    folder = root.with_name("files")
+    relation = method.plan(spec).neighbours
     run(method, images, labels, spec, root)  # what a library does on its first use
     for kind in kinds:
         way, change = kinds[kind]
         shutil.rmtree(folder, ignore_errors=True)
         boxes = [
-            read(write(reader, folder / name, each), dataclasses.replace(spec, size=None, class_sizes=None), "tiny")
+            read(
+                write(reader, folder / name, each),
+                dataclasses.replace(spec, size=None, class_sizes=None),
+                "tiny",
+            )
             for name, each in (("here", entries), ("there", change(entries)))
         ]
         if not all(consistent(box, spec) for box in boxes):
@@ -380,9 +477,23 @@ def file_leaks(method, records, spec, root, reader, kinds=CHANGES):
         first_order, second_order = coupled_orders(*boxes)
         for near in (True, False)[: 2 if kind == next(iter(kinds)) else 1]:
             one = watch(method, boxes[0], spec, root, coupled=near, order=first_order)
-            two = watch(method, boxes[1], spec, root, kept=one.answers, coupled=near, order=second_order)
-            close = near and way in ("same", *(["replace"] if relation in (Neighbours.REPLACE, Neighbours.LOCAL) else [str(relation)]))
-            yield from ((kind, what) for what in _differences(one, two, close, int(np.argmax(_changed(boxes, first_order, second_order)))))
+            two = watch(
+                method, boxes[1], spec, root, kept=one.answers, coupled=near, order=second_order
+            )
+            close = near and way in (
+                "same",
+                *(
+                    ["replace"]
+                    if relation in (Neighbours.REPLACE, Neighbours.LOCAL)
+                    else [str(relation)]
+                ),
+            )
+            yield from (
+                (kind, what)
+                for what in _differences(
+                    one, two, close, int(np.argmax(_changed(boxes, first_order, second_order)))
+                )
+            )
 
 
 def consistent(box, spec):
@@ -394,7 +505,10 @@ def consistent(box, spec):
 def _changed(boxes, first, second):
     """Whether the records at a position differ, [positions]; beyond the shorter data set all do."""
     same = min(len(first), len(second))
-    images = [box._images[order[:same]].reshape(same, -1) for box, order in zip(boxes, (first, second), strict=True)]
+    images = [
+        box._images[order[:same]].reshape(same, -1)
+        for box, order in zip(boxes, (first, second), strict=True)
+    ]
     labels = [box._labels[order[:same]] for box, order in zip(boxes, (first, second), strict=True)]
     return np.append((images[0] != images[1]).any(1) | (labels[0] != labels[1]), True)
 
@@ -402,11 +516,16 @@ def _changed(boxes, first, second):
 def _differences(one, two, near, place=0):
     """What tells two runs apart, in words; of neighbours also answers that move too far. The record at ``place`` was replaced."""
     if one.seen != two.seen:
-        yield next((each for each in zip(one.seen, two.seen, strict=False) if each[0] != each[1]), "one run shows more")
+        yield next(
+            (each for each in zip(one.seen, two.seen, strict=False) if each[0] != each[1]),
+            "one run shows more",
+        )
     elif one.release != two.release:
         yield "release"
     if near:
-        for number, pair_of in enumerate(zip(one.true, two.true, one.reach, one.drawn, one.dealt, one.shards, strict=False)):
+        for number, pair_of in enumerate(
+            zip(one.true, two.true, one.reach, one.drawn, one.dealt, one.shards, strict=False)
+        ):
             if told := _too_far(*pair_of, place):
                 yield f"ask {number} {told}"
 
@@ -419,14 +538,25 @@ def _too_far(left, right, reach, drawn, dealt, shards, place):
         others = torch.tensor(dealt) != place % OWNERS
         if (left != right)[others].any():
             return "moves in rows of another owner"
-        drawn = torch.zeros(left.shape[:2], dtype=torch.int64) if drawn is None else drawn.view(left.shape[:2])
-        left, right, drawn = left[~others].flatten(0, 1), right[~others].flatten(0, 1), drawn[~others].flatten()
+        drawn = (
+            torch.zeros(left.shape[:2], dtype=torch.int64)
+            if drawn is None
+            else drawn.view(left.shape[:2])
+        )
+        left = left[~others].flatten(0, 1)
+        right = right[~others].flatten(0, 1)
+        drawn = drawn[~others].flatten()
         if not len(left):
             return ""
     elif drawn is None:
-        left, right = left.flatten()[None], right.flatten()[None]
+        left = left.flatten()[None]
+        right = right.flatten()[None]
     gaps = torch.linalg.vector_norm((left - right).flatten(1), dim=1)
     own = place // OWNERS % shards if dealt is not None else place % shards
     if drawn is not None and gaps[drawn != own].any():
         return "moves in rows that drew another shard"
-    return f"moves by {gaps.max():.3g}, its declared sensitivity is {reach:.3g}" if gaps.max() > reach * (1 + 1e-9) else ""
+    return (
+        f"moves by {gaps.max():.3g}, its declared sensitivity is {reach:.3g}"
+        if gaps.max() > reach * (1 + 1e-9)
+        else ""
+    )

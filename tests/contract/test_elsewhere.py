@@ -6,12 +6,12 @@ from elsewhere import Away, Mixed, elsewhere
 from quick import CLASSES, SHAPE, given, quick, records, sealed, spec_for
 
 from privot import synthesize
-from privot.attacks.inversion.attacking import ATTACKS, invert
-from privot.attacks.inversion.defences import Noise
-from privot.attacks.inversion.judging import judge
-from privot.attacks.inversion.nets import NETS, drawn
-from privot.attacks.inversion.victims import Problem
-from privot.attacks.shadows import Shadows
+from privot.attacks.inversion.attacks import ATTACKS, invert
+from privot.attacks.inversion.defenses import Noise
+from privot.attacks.inversion.models import NETS, drawn
+from privot.attacks.inversion.problem import Problem
+from privot.attacks.inversion.scoring import judge
+from privot.attacks.shadows.config import Shadows
 from privot.data import Public, Spec
 from privot.measures import Subject, Workbench
 from privot.methods import make, methods
@@ -20,17 +20,32 @@ from privot.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 MORE = {  # settings that take another way through a method
-    "sliced-flow": ({"mode": "records"}, {"mode": "resampled", "drawn": 12}, {"space": "public"}, {"space": "private"}),
-    "sliced-generator": ({"net": "conv"}, {"mode": "records"}, {"space": "public"}, {"space": "private"}),
+    "sliced-flow": (
+        {"mode": "records"},
+        {"mode": "resampled", "drawn": 12},
+        {"space": "public"},
+        {"space": "private"},
+    ),
+    "sliced-generator": (
+        {"net": "conv"},
+        {"mode": "records"},
+        {"space": "public"},
+        {"space": "private"},
+    ),
     "gs-wgan": ({"routing": "step"}, {"full": True}),
     "merf": ({"net": "conv"},),
     "kernel-points": ({"zca": True}, {"init": "real"}),
     "distribution-matching": ({"init": "real"},),
     "entropic-gan": ({"loss": "nll"},),
 }
-LESS = {"gradient-matching": {"iterations": 1, "outer": 1, "inner": 1}, "conditional-gan": {"steps": 2}}
+LESS = {
+    "gradient-matching": {"iterations": 1, "outer": 1, "inner": 1},
+    "conditional-gan": {"steps": 2},
+}
 WAYS = [pytest.param(name, {}, id=name) for name in sorted(methods())] + [
-    pytest.param(name, more, id="-".join([name, *map(str, more.values())]), marks=pytest.mark.slow) for name in MORE for more in MORE[name]
+    pytest.param(name, more, id="-".join([name, *map(str, more.values())]), marks=pytest.mark.slow)
+    for name in MORE
+    for more in MORE[name]
 ]
 
 
@@ -40,7 +55,9 @@ def test_a_method_does_not_mix_devices(name, more, tmp_path, monkeypatch):
     images, labels = records()
     box = given(method, images, labels, spec_for(method))
     with elsewhere(monkeypatch):
-        release = synthesize(box, method, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "release")
+        release = synthesize(
+            box, method, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "release"
+        )
         drawn = release.sample(6, device=torch.device("meta"))
     assert drawn[0].shape == (6, 1, 8, 8)
     assert (tmp_path / "release" / "manifest.json").exists()
@@ -48,10 +65,16 @@ def test_a_method_does_not_mix_devices(name, more, tmp_path, monkeypatch):
 
 def test_what_is_mixed_is_seen(monkeypatch):
     with elsewhere(monkeypatch):
-        there, here = torch.ones(3, device="meta"), torch.ones(3)
+        there = torch.ones(3, device="meta")
+        here = torch.ones(3)
         assert isinstance(there, Away)
         assert torch.equal((2 * there + torch.tensor(1.0)).cpu(), torch.full((3,), 3.0))
-        for mix in (lambda: there + here, lambda: here[there.long()], lambda: there @ here, lambda: torch.cat([there, here])):
+        for mix in (
+            lambda: there + here,
+            lambda: here[there.long()],
+            lambda: there @ here,
+            lambda: torch.cat([there, here]),
+        ):
             with pytest.raises(Mixed):
                 mix()
         with pytest.raises(Mixed):
@@ -64,7 +87,9 @@ def test_shadows_do_not_mix_devices(tmp_path, monkeypatch):
     box = sealed(images, labels, Spec(SHAPE, CLASSES))
     small = {"per_class": 2, "iterations": 2, "batch": 4, "width": 4, "rate": 1.0}
     with elsewhere(monkeypatch):
-        Shadows(folder=tmp_path / "shadows", box=box, settings=small, count=4, at_once=2, epochs=1).prepare()
+        Shadows(
+            folder=tmp_path / "shadows", box=box, settings=small, count=4, at_once=2, epochs=1
+        ).prepare()
     assert len(list((tmp_path / "shadows").glob("shadow-*.npz"))) == 4
 
 
@@ -74,9 +99,21 @@ def test_inversion_does_not_mix_devices(attack, monkeypatch):
         here = torch.device("meta")
         make_net, loss, reach = NETS["lenet"]
         net = make_net((1, 8, 8), 3).to(here)
-        images, labels = torch.rand(2, 1, 1, 8, 8).to(here), torch.tensor([[0], [2]], device=here)
-        weights = {name: each.to(here) for name, each in drawn(net, 2, torch.Generator().manual_seed(0), reach).items()}
-        problem = Problem.of(net, loss, images, labels, weights, Noise(1e-3), generator=torch.Generator().manual_seed(0))
+        images = torch.rand(2, 1, 1, 8, 8).to(here)
+        labels = torch.tensor([[0], [2]], device=here)
+        weights = {
+            name: each.to(here)
+            for name, each in drawn(net, 2, torch.Generator().manual_seed(0), reach).items()
+        }
+        problem = Problem.of(
+            net,
+            loss,
+            images,
+            labels,
+            weights,
+            Noise(1e-3),
+            generator=torch.Generator().manual_seed(0),
+        )
         chosen = ATTACKS[attack]
         found = invert(problem, chosen.under(chosen.phases[0].optimiser, 2), restarts=1)
         assert judge(found, images, labels, 1e-2).mse.shape == (2, 1)
@@ -85,9 +122,14 @@ def test_inversion_does_not_mix_devices(attack, monkeypatch):
 def test_measures_do_not_mix_devices(monkeypatch):
     images, labels = (torch.from_numpy(each[:16]) for each in records())
     spec = Spec(SHAPE, CLASSES)
-    test, train = (Public(images[which].numpy(), labels[which].numpy(), spec, name="tiny") for which in (slice(8), slice(8, None)))
+    test, train = (
+        Public(images[which].numpy(), labels[which].numpy(), spec, name="tiny")
+        for which in (slice(8), slice(8, None))
+    )
     with elsewhere(monkeypatch):
         bench = Workbench(test, train, runtime=Runtime("auto"), notice=lambda text: None)
-        found = bench.measure(Subject("drawn", images.flip(2), labels, CLASSES, public=True), ["sliced", "precision"])
+        found = bench.measure(
+            Subject("drawn", images.flip(2), labels, CLASSES, public=True), ["sliced", "precision"]
+        )
     # Without the weights of a standard network, features are of the domain.
     assert {each.name.removeprefix("domain_") for each in found} >= {"precision", "recall"}

@@ -16,16 +16,16 @@ from quick import CLASSES, SHAPE, asked, given, is_local, is_open, quick, record
 from sidedoor import run, watched
 
 import privot.methods
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError, SettingError
 from privot.methods import make, methods
-from privot.preflight import prepare
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Plan
 from privot.release import Guarantee, NoGuarantee, Release, verify
 from privot.runtime import Runtime, Streams
 from privot.synthesis import synthesize
+from privot.synthesis.preflight import prepare
 
 HEADINGS = ("Released", "Bound", "Cost", "Departs", "Notation")
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
@@ -37,7 +37,10 @@ every_method = pytest.mark.parametrize("name", sorted(methods()))
 def test_a_method_is_a_file():
     files = {found.name for found in pkgutil.iter_modules(privot.methods.__path__)}
     assert {kind.__module__.rpartition(".")[2] for kind in methods().values()} == files
-    assert all(name.replace("-", "_") == kind.__module__.rpartition(".")[2] for name, kind in methods().items())
+    assert all(
+        name.replace("-", "_") == kind.__module__.rpartition(".")[2]
+        for name, kind in methods().items()
+    )
 
 
 @every_method
@@ -96,7 +99,10 @@ def test_settings_make_the_round_trip(name):
         settings = dataclasses.asdict(method)
         assert make(name, settings) == method
         assert make(name, json.loads(json.dumps(settings))) == method  # through a manifest
-        words = {key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for key, value in settings.items()}
+        words = {
+            key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for key, value in settings.items()
+        }
         assert make(name, words) == method  # through a command line
 
 
@@ -148,14 +154,26 @@ def released(tmp_path_factory):
 
     @functools.cache
     def of(name):
-        folder, method = tmp_path_factory.mktemp(name), make(name, quick(name))
-        ledger, shown = Ledger(folder / "tiny.jsonl"), []
+        folder = tmp_path_factory.mktemp(name)
+        method = make(name, quick(name))
+        ledger = Ledger(folder / "tiny.jsonl")
+        shown = []
 
         def progress(stage, step, of, **facts):
             shown.append((stage, step, of, facts))
 
-        ways = {"out": folder / "out", "ledger": ledger, "progress": progress, "runtime": Runtime("cpu")}
-        return synthesize(given(method, *records(), spec_for(method)), method, asked(method), **ways), folder, ledger, shown
+        ways = {
+            "out": folder / "out",
+            "ledger": ledger,
+            "progress": progress,
+            "runtime": Runtime("cpu"),
+        }
+        return (
+            synthesize(given(method, *records(), spec_for(method)), method, asked(method), **ways),
+            folder,
+            ledger,
+            shown,
+        )
 
     return of
 
@@ -180,7 +198,9 @@ def test_a_release_from_end_to_end(name, released):
     stages = method.plan(spec_for(method)).stages
     if isinstance(made.guarantee, Guarantee):
         assert proved["epsilon_from_events"] == pytest.approx(made.guarantee.epsilon)
-        assert ledger.spent().epsilon(1e-5) == pytest.approx(0.0 if is_local(method) else made.guarantee.epsilon)
+        assert ledger.spent().epsilon(1e-5) == pytest.approx(
+            0.0 if is_local(method) else made.guarantee.epsilon
+        )
         assert all(facts["epsilon"] <= made.guarantee.epsilon * (1 + 1e-9) for *_, facts in shown)
     else:
         assert isinstance(made.guarantee, NoGuarantee)
@@ -200,7 +220,9 @@ def test_one_more_run_is_one_more_charge(name, released):
     ledger.limit(Budget(once * 1.01))
     lines = ledger.entries()
     with pytest.raises(BudgetError):
-        synthesize(sealed(*records(), spec), method, asked(method), ledger=ledger, runtime=Runtime("cpu"))
+        synthesize(
+            sealed(*records(), spec), method, asked(method), ledger=ledger, runtime=Runtime("cpu")
+        )
     assert ledger.entries() == lines
 
 
@@ -219,7 +241,9 @@ def test_the_public_half_replays(name, tmp_path):
         assert again.release == first.release
         assert first.release
     other = run(method, *records(), spec, tmp_path / "run")
-    assert other.release != first.release  # the noise is in it: without the answers nobody can replay a run
+    assert (
+        other.release != first.release
+    )  # the noise is in it: without the answers nobody can replay a run
 
 
 def test_methods_are_plain_about_wrong_names():
@@ -235,6 +259,11 @@ def test_declared_class_sizes_are_used(name, tmp_path):
     images, labels = records()
     sizes = tuple(int((labels == each).sum()) for each in range(CLASSES))
     method = make(name, quick(name))
-    box = given(method, images, labels, dataclasses.replace(spec_for(method), size=len(labels), class_sizes=sizes))
+    box = given(
+        method,
+        images,
+        labels,
+        dataclasses.replace(spec_for(method), size=len(labels), class_sizes=sizes),
+    )
     release = synthesize(box, method, asked(method), ledger=tmp_path / "book.jsonl")
     assert release.sample(CLASSES)[0].isfinite().all()

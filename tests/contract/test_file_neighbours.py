@@ -15,11 +15,11 @@ from filedata import CHANGES, READERS, coupled_orders, entries_of, read, write
 from trust.planting import Bug, changed
 from unwritten import Unpriced, Unwritten
 
-from privot.channels import Mixed
-from privot.data import held
-from privot.data.records import Sensitive
+from privot.data import partition
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.local import channel_for
+from privot.local.channels import Mixed
+from privot.local.privatize import channel_for
 from privot.privacy import gate as gate_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import SENSITIVITY, Gate
@@ -30,10 +30,17 @@ from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-COUNT, SIDE, CLASSES, SHARDS, OWNERS = 26, 4, 3, 5, 2
-SHAPE, DIM, BOUND = (1, SIDE, SIDE), SIDE * SIDE, 1.5
+COUNT = 26
+SIDE = 4
+CLASSES = 3
+SHARDS = 5
+OWNERS = 2
+SHAPE = (1, SIDE, SIDE)
+DIM = SIDE * SIDE
+BOUND = 1.5
 RNG = np.random.default_rng(3)
-IMAGES, LABELS = RNG.integers(0, 256, (COUNT, SIDE, SIDE), np.uint8), RNG.permutation(np.arange(COUNT) % CLASSES)
+IMAGES = RNG.integers(0, 256, (COUNT, SIDE, SIDE), np.uint8)
+LABELS = RNG.permutation(np.arange(COUNT) % CLASSES)
 
 
 def pixels(image, label):
@@ -50,7 +57,8 @@ def tell(state, row):
 
 def give_order(gate, order):
     """Let the gate draw this secret order; what it draws after it comes of its own stream."""
-    secret, waiting = gate._secret, [torch.from_numpy(order.copy())]
+    secret = gate._secret
+    waiting = [torch.from_numpy(order.copy())]
     secret.order = lambda count: waiting.pop() if waiting else Secret.order(secret, count)
 
 
@@ -59,25 +67,41 @@ class Asked:
 
     def __init__(self, box, verb, relation, sampling, order, device="cpu"):
         plan = Unpriced((Stage("it", verb, 0.0, 10**6, sampling),), relation)
-        self.gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime(device, 8), insecure_seed=1)
+        self.gate = Gate(
+            box, plan, Unwritten(), Unwritten(), runtime=Runtime(device, 8), insecure_seed=1
+        )
         give_order(self.gate, order)
         self.verb = verb
 
     def value(self):
         """What the verb answers; of a channel, what it is given."""
-        gate, verb = self.gate, self.verb
+        gate = self.gate
+        verb = self.verb
         if verb == "answer":
-            return gate.answer("it", lambda records: records.images.flatten(1).cumsum(0)[-1], bound=BOUND, shape=(DIM,))
+            return gate.answer(
+                "it",
+                lambda records: records.images.flatten(1).cumsum(0)[-1],
+                bound=BOUND,
+                shape=(DIM,),
+            )
         if verb == "sorted_blocks":
-            frame = torch.linalg.qr(torch.randn(DIM, DIM, generator=torch.Generator().manual_seed(0))).Q
+            frame = torch.linalg.qr(
+                torch.randn(DIM, DIM, generator=torch.Generator().manual_seed(0))
+            ).Q
             return gate.sorted_blocks("it", pixels, frame=frame, blocks=2, radius=BOUND)
         if verb in ("route", "poll", "deal"):
             self.split(SHARDS * OWNERS if verb == "deal" else SHARDS)
             if verb == "poll":
                 return gate.poll("it", lambda state: state["it"], bound=BOUND)
-            rows = torch.zeros(OWNERS, 9, device=gate._device) if verb == "deal" else torch.zeros(40, device=gate._device)
+            rows = (
+                torch.zeros(OWNERS, 9, device=gate._device)
+                if verb == "deal"
+                else torch.zeros(40, device=gate._device)
+            )
             return getattr(gate, verb)("it", tell, rows, bound=BOUND)
-        return getattr(gate, verb)("it", pixels, bound=BOUND, **({"per_class": True} if verb == "sum" else {}))
+        return getattr(gate, verb)(
+            "it", pixels, bound=BOUND, **({"per_class": True} if verb == "sum" else {})
+        )
 
     def split(self, count):
         self.gate.split(count, {"it": torch.zeros(count, DIM)}, 4 if self.verb == "deal" else 0)
@@ -102,7 +126,10 @@ CASES = {  # verb, relation, draws
 def boxes(reader, folder, kind):
     """Two neighbouring data sets as a reader finds them; what is declared of them is the same."""
     entries = entries_of(IMAGES, LABELS)
-    return [sealed(write(reader, folder / name, each)) for name, each in (("here", entries), ("there", CHANGES[kind][1](entries)))]
+    return [
+        sealed(write(reader, folder / name, each))
+        for name, each in (("here", entries), ("there", CHANGES[kind][1](entries)))
+    ]
 
 
 def sealed(source):
@@ -111,7 +138,11 @@ def sealed(source):
 
 def declared(box, verb):
     """The facts that this verb needs: under replace-one, all data sets of a size are neighbours of some other."""
-    sizes = tuple(np.bincount(box._labels, minlength=CLASSES).tolist()) if verb == "sorted_blocks" else None
+    sizes = (
+        tuple(np.bincount(box._labels, minlength=CLASSES).tolist())
+        if verb == "sorted_blocks"
+        else None
+    )
     box.spec = Spec(SHAPE, CLASSES, COUNT, sizes, owners=OWNERS if verb == "deal" else None)
     return box
 
@@ -120,7 +151,8 @@ def moved(case, pair, orders, device="cpu"):
     """How far the answer moves, in units of its declared sensitivity, and how many of its rows do."""
     verb, relation, sampling = CASES[case]
     left, right = (
-        Asked(declared(box, verb), verb, relation, sampling, order, device).value().cpu() for box, order in zip(pair, orders, strict=True)
+        Asked(declared(box, verb), verb, relation, sampling, order, device).value().cpu()
+        for box, order in zip(pair, orders, strict=True)
     )
     rows = (left - right).flatten(0, 1) if verb == "deal" else left - right
     far = rows.flatten(1).norm(dim=1) if verb in ("rows", "route", "deal") else rows.norm()[None]
@@ -138,7 +170,8 @@ def fits(case, kind, reader):
 
 def problems(reader, folder, kinds=CHANGES, cases=CASES, device="cpu"):
     """(what was compared, what moved too far), for every verb."""
-    compared, wrong = 0, []
+    compared = 0
+    wrong = []
     for kind in kinds:
         pair = boxes(reader, folder / kind, kind)
         orders = coupled_orders(*pair)
@@ -158,7 +191,12 @@ def test_one_file_moves_no_answer_beyond_its_bound(reader, tmp_path, trust):
     compared, wrong = problems(reader, tmp_path)
     assert wrong == []
     assert compared >= 50
-    trust("G10", "neighbours made as files, read and asked, none beyond its bound", compared, of=compared)
+    trust(
+        "G10",
+        "neighbours made as files, read and asked, none beyond its bound",
+        compared,
+        of=compared,
+    )
 
 
 def shards_that_differ(pair, orders, count=SHARDS):
@@ -167,13 +205,18 @@ def shards_that_differ(pair, orders, count=SHARDS):
         asked = Asked(declared(box, "route"), "route", REPLACE, Shards(count), order)
         asked.split(count)
         found.append(asked.gate._shards[0])
-    same = [torch.equal(found[0].images[each], found[1].images[each]) and torch.equal(*(one.labels[each] for one in found))
-            for each in range(count)]  # fmt: skip
+    same = [
+        torch.equal(found[0].images[each], found[1].images[each])
+        and torch.equal(*(one.labels[each] for one in found))
+        for each in range(count)
+    ]
     return count - sum(same)
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"]
+)
 def test_one_file_changes_one_shard(reader, kind, tmp_path, trust):
     pair = boxes(reader, tmp_path, kind)
     assert shards_that_differ(pair, coupled_orders(*pair)) <= (CHANGES[kind][0] == "replace")
@@ -181,12 +224,22 @@ def test_one_file_changes_one_shard(reader, kind, tmp_path, trust):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"]
+)
 def test_one_file_changes_one_row_that_is_sent(reader, kind, tmp_path):
     pair = boxes(reader, tmp_path, kind)
-    channel, found = channel_for(Spec(SHAPE, CLASSES, COUNT), "laplace", 1.0, labels_epsilon=1.0), []
+    channel = channel_for(Spec(SHAPE, CLASSES, COUNT), "laplace", 1.0, labels_epsilon=1.0)
+    found = []
     for box, order in zip(pair, coupled_orders(*pair), strict=True):
-        gate = Gate(declared(box, "privatize"), channel.plan(), Unwritten(), Unwritten(), runtime=Runtime("cpu", 8), insecure_seed=1)
+        gate = Gate(
+            declared(box, "privatize"),
+            channel.plan(),
+            Unwritten(),
+            Unwritten(),
+            runtime=Runtime("cpu", 8),
+            insecure_seed=1,
+        )
         give_order(gate, order)
         with mock.patch.object(Mixed, "privatize", lambda self, records, secret: records):
             found.append(gate.privatize(channel))
@@ -194,16 +247,27 @@ def test_one_file_changes_one_row_that_is_sent(reader, kind, tmp_path):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, (way, _) in CHANGES.items() if way != "add-remove"]
+)
 def test_one_file_changes_what_one_client_holds(reader, kind, tmp_path, monkeypatch):
     pair = boxes(reader, tmp_path, kind)
     changed_clients = []
     for client in range(OWNERS):
         parts = []
         for box, order in zip(pair, coupled_orders(*pair), strict=True):
-            monkeypatch.setattr(held, "dealing_order", lambda ledger, count, order=order: torch.from_numpy(order))
-            part = held.held_by(box, client, Ledger(tmp_path / "ledger.jsonl"))
-            parts.append(sorted(image.tobytes() + bytes([label]) for image, label in zip(part._images, part._labels, strict=True)))
+            monkeypatch.setattr(
+                partition,
+                "dealing_order",
+                lambda ledger, count, order=order: torch.from_numpy(order),
+            )
+            part = partition.held_by(box, client, Ledger(tmp_path / "ledger.jsonl"))
+            parts.append(
+                sorted(
+                    image.tobytes() + bytes([label])
+                    for image, label in zip(part._images, part._labels, strict=True)
+                )
+            )
         changed_clients.append(parts[0] != parts[1])
     assert sum(changed_clients) <= (CHANGES[kind][0] == "replace")
 
@@ -220,27 +284,45 @@ def rebuilt(place, old, new):
     """A function of the gate with one place of its source changed."""
     space = dict(vars(gate_module))
     exec(
-        "from __future__ import annotations\n" + changed(Bug("order", "planted", f"privot.privacy.gate:Gate.{place}", old, new, ())), space
+        "from __future__ import annotations\n"
+        + changed(Bug("order", "planted", f"privot.privacy.gate:Gate.{place}", old, new, ())),
+        space,
     )
     return space[place]
 
 
 PLANTED = {
-    "the order of the files is kept": lambda patch: patch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count())),
-    "the order follows the labels": lambda patch: patch.setattr(Gate, "_permutation", sorted_by_label),
+    "the order of the files is kept": lambda patch: patch.setattr(
+        Gate, "_permutation", lambda gate: torch.arange(gate._data._count())
+    ),
+    "the order follows the labels": lambda patch: patch.setattr(
+        Gate, "_permutation", sorted_by_label
+    ),
     "draws come in the order of the files": lambda patch: patch.setattr(
         Gate,
         "_taken",
-        rebuilt("_taken", "self._data._take(self._permutation()[where], self._device)", "self._data._take(where, self._device)"),
+        rebuilt(
+            "_taken",
+            "self._data._take(self._permutation()[where], self._device)",
+            "self._data._take(where, self._device)",
+        ),
     ),
     "shards by position in the files": lambda patch: patch.setattr(
-        Gate, "split", rebuilt("split", "order[here[:, None] + count * torch.arange(size)]", "here[:, None] + count * torch.arange(size)")
+        Gate,
+        "split",
+        rebuilt(
+            "split",
+            "order[here[:, None] + count * torch.arange(size)]",
+            "here[:, None] + count * torch.arange(size)",
+        ),
     ),
     "owners by position in the files": lambda patch: patch.setattr(
         Sensitive, "_owners_by", lambda box, order: np.arange(box._count()) % (box.spec.owners or 1)
     ),
     "parts of an owner in the order of the files": lambda patch: patch.setattr(
-        Sensitive, "_laid", lambda box, *given, laid=Sensitive._laid: laid(box, *given[:3], np.arange(box._count()))
+        Sensitive,
+        "_laid",
+        lambda box, *given, laid=Sensitive._laid: laid(box, *given[:3], np.arange(box._count())),
     ),
 }
 
@@ -269,7 +351,9 @@ def test_a_shard_by_position_in_the_files_changes_many(reader, tmp_path, monkeyp
 def test_a_record_has_every_position_equally_often(reader, tmp_path):
     """Whatever the reader: chi-square of where each of the records comes out, over 2,000 orders."""
     box = declared(sealed(write(reader, tmp_path / "data", entries_of(IMAGES, LABELS))), "rows")
-    plan, seen, runs = Unpriced((Stage("it", "rows", 0.0),), REPLACE), np.zeros((COUNT, COUNT)), 2000
+    plan = Unpriced((Stage("it", "rows", 0.0),), REPLACE)
+    seen = np.zeros((COUNT, COUNT))
+    runs = 2000
     for _ in range(runs):
         gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"))
         seen[np.arange(COUNT), gate._permutation().numpy()] += 1
@@ -282,6 +366,16 @@ def test_a_record_has_every_position_equally_often(reader, tmp_path):
 def test_the_order_depends_on_the_number_of_records_alone(tmp_path):
     one, other = boxes("folder", tmp_path, "one replaced")
     plan = Unpriced((Stage("it", "rows", 0.0),), REPLACE)
-    gates = [Gate(declared(box, "rows"), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"), insecure_seed=4) for box in (one, other)]
+    gates = [
+        Gate(
+            declared(box, "rows"),
+            plan,
+            Unwritten(),
+            Unwritten(),
+            runtime=Runtime("cpu"),
+            insecure_seed=4,
+        )
+        for box in (one, other)
+    ]
     assert torch.equal(*(gate._permutation() for gate in gates))
     assert not torch.equal(gates[0]._permutation(), Secret(5).order(COUNT))

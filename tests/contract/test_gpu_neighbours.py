@@ -11,7 +11,7 @@ from quick import is_open, quick, records, spec_for
 from sidedoor import file_leaks
 from test_file_neighbours import CASES, Asked, boxes, declared, problems
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.methods import make, methods
 from privot.privacy import gate as gate_module
 from privot.privacy.accounting import Neighbours
@@ -20,7 +20,9 @@ from privot.privacy.plan import Stage
 from privot.privacy.sampling import Full
 from privot.runtime import Runtime
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: its answers cannot be compared with a CPU's")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: its answers cannot be compared with a CPU's"
+)
 
 WITH_A_MECHANISM = [name for name in sorted(methods()) if not is_open(make(name, quick(name)))]
 
@@ -38,7 +40,11 @@ def test_a_gpu_answers_as_a_cpu_does(case, tmp_path):
     pair = boxes("npz", tmp_path, "one changed")
     order = coupled_orders(*pair)[0]
     here, there = (
-        Asked(declared(pair[0], verb), verb, relation, sampling, order, device).value().cpu().double() for device in ("cpu", "cuda")
+        Asked(declared(pair[0], verb), verb, relation, sampling, order, device)
+        .value()
+        .cpu()
+        .double()
+        for device in ("cpu", "cuda")
     )
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
 
@@ -69,9 +75,12 @@ def test_a_part_does_not_depend_on_its_place_or_its_company(portion, monkeypatch
     ]
     record = torch.rand(1, 28, 28, device="cuda", generator=generator)
     gate = object.__new__(Gate)
-    gate._portion, gate._stages, gate._device = portion, {"it": None}, torch.device("cuda")
+    gate._portion = portion
+    gate._stages = {"it": None}
+    gate._device = torch.device("cuda")
     gate.plan = type("", (), {"neighbours": Neighbours.REPLACE, "stages": (None,)})()
-    stage, parts = Stage("it", "sum", 1.0, 1, Full()), set()
+    stage = Stage("it", "sum", 1.0, 1, Full())
+    parts = set()
     for company in (torch.zeros, torch.ones, torch.rand):
         for place in (0, portion // 2, portion - 1):
             images = company(portion, 1, 28, 28, device="cuda")
@@ -96,5 +105,7 @@ def test_records_near_a_gpu_come_in_the_secret_order(tmp_path):
     asked = Asked(declared(pair[0], "rows"), "rows", Neighbours.REPLACE, Full(), order, "cuda")
     near = asked.gate._taken(slice(0, 7))
     far = Sensitive._take(pair[0], torch.from_numpy(order[:7]))
-    torch.testing.assert_close(near.images.cpu(), far.images, rtol=1e-6, atol=0)  # bytes become floats by another division there
+    torch.testing.assert_close(
+        near.images.cpu(), far.images, rtol=1e-6, atol=0
+    )  # bytes become floats by another division there
     assert torch.equal(near.labels.cpu(), far.labels)

@@ -22,15 +22,15 @@ from safetensors.torch import save_file
 from sidedoor import KINDS, SAME, file_leaks, leaks, run
 from unwritten import clipping
 
-from privot import local
-from privot.data.privatized import Privatized
 from privot.errors import PlanError
+from privot.local import privatize
+from privot.local.dataset import Privatized
 from privot.methods import make, methods
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson, Shards
-from privot.product import Product
+from privot.release.artifact import Product
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
@@ -74,12 +74,16 @@ class Descent(Means):
     steps = 4
 
     def plan(self, spec):
-        return Plan((Stage("means", "sum", self.noise, self.steps, Poisson(0.5)),), Neighbours.ADD_REMOVE)
+        return Plan(
+            (Stage("means", "sum", self.noise, self.steps, Poisson(0.5)),), Neighbours.ADD_REMOVE
+        )
 
     def fit(self, gate, streams, progress):
         point = torch.rand(gate.spec.pixels, generator=streams.generator("start"))
         for step in range(self.steps):
-            toward = gate.sum("means", lambda image, label, point: image.flatten() - point, point, bound=1.0)
+            toward = gate.sum(
+                "means", lambda image, label, point: image.flatten() - point, point, bound=1.0
+            )
             point = point + toward.float() / 10
             progress("walking", step + 1, self.steps, length=float(point.norm()))
         return self.product(gate, point.expand(gate.spec.classes, -1))
@@ -92,10 +96,16 @@ class Critic(Means):
     shards: ClassVar[int] = 5
 
     def plan(self, spec):
-        return Plan((Stage("means", "route", self.noise, self.steps, Shards(self.shards)),), Neighbours.REPLACE)
+        return Plan(
+            (Stage("means", "route", self.noise, self.steps, Shards(self.shards)),),
+            Neighbours.REPLACE,
+        )
 
     def fit(self, gate, streams, progress):
-        gate.split(self.shards, {"net": torch.zeros(self.shards, gate.spec.pixels), "own": torch.arange(self.shards)})
+        gate.split(
+            self.shards,
+            {"net": torch.zeros(self.shards, gate.spec.pixels), "own": torch.arange(self.shards)},
+        )
         point = torch.rand(10, gate.spec.pixels, generator=streams.generator("start"))
         for step in range(self.steps // len(point)):
             self.learn(gate, point, step)
@@ -106,11 +116,16 @@ class Critic(Means):
         return self.product(gate, point[: gate.spec.classes])
 
     def learn(self, gate, point, step):
-        gate.update(self.lesson, point, some=torch.tensor([step % self.shards, (step + 1) % self.shards]))
+        gate.update(
+            self.lesson, point, some=torch.tensor([step % self.shards, (step + 1) % self.shards])
+        )
 
     @staticmethod
     def lesson(images, labels, state, point):
-        return {"net": state["net"] / 2 + images.flatten(1).mean(0) - point.mean(0), "own": state["own"]}
+        return {
+            "net": state["net"] / 2 + images.flatten(1).mean(0) - point.mean(0),
+            "own": state["own"],
+        }
 
     def ask(self, gate, point):
         return gate.route("means", lambda state, row: state["net"] * (1 + row), point, bound=1.0)
@@ -123,7 +138,9 @@ class Polled(Critic):
         return Plan((Stage("means", "poll", self.noise, self.steps),), Neighbours.REPLACE)
 
     def ask(self, gate, point):
-        return gate.poll("means", lambda state, point: state["net"] * (1 + point.mean(0)), point, bound=1.0)
+        return gate.poll(
+            "means", lambda state, point: state["net"] * (1 + point.mean(0)), point, bound=1.0
+        )
 
 
 class Dealt(Critic):
@@ -138,12 +155,22 @@ class Dealt(Critic):
 
     def fit(self, gate, streams, progress):
         count = gate.spec.owners * self.critics
-        gate.split(count, {"net": torch.zeros(count, gate.spec.pixels), "own": torch.arange(count)}, self.most(gate))
+        gate.split(
+            count,
+            {"net": torch.zeros(count, gate.spec.pixels), "own": torch.arange(count)},
+            self.most(gate),
+        )
         point = torch.rand(10, gate.spec.pixels, generator=streams.generator("start"))
         for step in range(6):
             some = self.some(gate, step)
             self.learn(gate, point, step)
-            said = gate.deal("means", lambda state, row: state["net"] * (1 + row), point.expand(len(some), -1, -1), bound=1.0, some=some)
+            said = gate.deal(
+                "means",
+                lambda state, row: state["net"] * (1 + row),
+                point.expand(len(some), -1, -1),
+                bound=1.0,
+                some=some,
+            )
             point = point + said.float().mean(0) / 10
             gate.store()
             progress("walking", step + 1, 6)
@@ -153,7 +180,9 @@ class Dealt(Critic):
         gate.update(self.lesson, point)
 
     def some(self, gate, step):
-        return torch.arange(step % 2, gate.spec.owners, 2) if step else torch.arange(gate.spec.owners)
+        return (
+            torch.arange(step % 2, gate.spec.owners, 2) if step else torch.arange(gate.spec.owners)
+        )
 
     def most(self, gate):
         return 12
@@ -175,10 +204,15 @@ class Chosen(Means):
     def plan(self, spec):
         if spec.size is None:
             raise PlanError("the size must be declared")
-        return Plan((Stage("means", "answer", self.noise, 1, Fixed(spec.size // 3, spec.size)),), Neighbours.REPLACE)
+        return Plan(
+            (Stage("means", "answer", self.noise, 1, Fixed(spec.size // 3, spec.size)),),
+            Neighbours.REPLACE,
+        )
 
     def means(self, gate):
-        value = gate.answer("means", lambda records: records.images.mean(0), bound=1.0, shape=gate.spec.shape)
+        value = gate.answer(
+            "means", lambda records: records.images.mean(0), bound=1.0, shape=gate.spec.shape
+        )
         return value.view(1, -1).expand(gate.spec.classes, -1)
 
 
@@ -332,7 +366,9 @@ class RaggedShape(Means):
 
     def fit(self, gate, streams, progress):
         shape = (gate._data._count(),)
-        gate.answer("means", lambda records: records.images.flatten(1).mean(1), bound=1.0, shape=shape)
+        gate.answer(
+            "means", lambda records: records.images.flatten(1).mean(1), bound=1.0, shape=shape
+        )
         return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
 
 
@@ -535,7 +571,13 @@ class NormalisedOutside(Means):
 
     def fit(self, gate, streams, progress):
         scale = gate._data._take(slice(None)).images.max()
-        return self.product(gate, gate.sum("means", lambda image, label, scale: image.flatten() / scale, scale, bound=4.0), scale)
+        return self.product(
+            gate,
+            gate.sum(
+                "means", lambda image, label, scale: image.flatten() / scale, scale, bound=4.0
+            ),
+            scale,
+        )
 
 
 class BoundFromData(Means):
@@ -598,7 +640,11 @@ class CrossRecord(Means):
         return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
 
 
-PLANTED = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Means) and kind not in HONEST]
+PLANTED = [
+    kind
+    for kind in globals().values()
+    if isinstance(kind, type) and issubclass(kind, Means) and kind not in HONEST
+]
 
 
 def declaring(kind):
@@ -617,15 +663,24 @@ def root(tmp_path, monkeypatch):
 def test_methods_have_no_side_doors(name, root, trust):
     method = make(name, quick(name))
     if not method.plan(spec_for(method)).stages and not is_local(method):
-        pytest.skip("no mechanism: the release carries NoGuarantee, and depends on the data by design")
+        pytest.skip(
+            "no mechanism: the release carries NoGuarantee, and depends on the data by design"
+        )
     assert list(leaks(method, records(), spec_for(method), root)) == []
-    trust("G3", "pairs of data sets that nothing told apart, 12 kinds a method", len(KINDS), of=len(KINDS))
+    trust(
+        "G3",
+        "pairs of data sets that nothing told apart, 12 kinds a method",
+        len(KINDS),
+        of=len(KINDS),
+    )
 
 
 WITH_A_MECHANISM = [name for name in sorted(methods()) if not is_open(make(name, quick(name)))]
 
 
-@pytest.mark.parametrize(("name", "reader"), [(name, READERS[place % 4]) for place, name in enumerate(WITH_A_MECHANISM)])
+@pytest.mark.parametrize(
+    ("name", "reader"), [(name, READERS[place % 4]) for place, name in enumerate(WITH_A_MECHANISM)]
+)
 def test_methods_have_no_side_doors_on_files(name, reader, root, trust):
     """Each method through one of the readers; all of the gate's verbs go through each of them in test_file_neighbours."""
     method = make(name, quick(name))
@@ -646,17 +701,37 @@ def test_methods_have_no_side_doors_through_any_reader(name, reader, root):
 def test_methods_whose_shards_follow_the_files_are_caught(name, reader, root, monkeypatch, trust):
     """The shard of a record is its place in the files: one file that changes its class moves others to other shards."""
     monkeypatch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
-    monkeypatch.setattr(sidedoor, "coupled_orders", lambda one, other: (np.arange(one._count()), np.arange(other._count())))
+    monkeypatch.setattr(
+        sidedoor,
+        "coupled_orders",
+        lambda one, other: (np.arange(one._count()), np.arange(other._count())),
+    )
     method = make(name, quick(name))
     changes = {kind: CHANGES[kind] for kind in ("one renamed", "one replaced")}
-    found = [what for _, what in file_leaks(method, records(), spec_for(method), root, reader, changes)]
+    found = [
+        what for _, what in file_leaks(method, records(), spec_for(method), root, reader, changes)
+    ]
     assert any("moves" in str(each) for each in found)
     trust("G3", "planted positions caught, a reader each", 1, of=1)
 
 
 def test_owners_in_turn_with_several_critics_have_no_side_doors(root):
-    method = make("federated-gs-wgan", {**quick("federated-gs-wgan"), "unit": "record", "critics": 2, "cohort": 2})
-    assert list(leaks(method, records(), spec_for(method), root, ["one replaced", "one NaN", "one removed", "all replaced"])) == []
+    method = make(
+        "federated-gs-wgan",
+        {**quick("federated-gs-wgan"), "unit": "record", "critics": 2, "cohort": 2},
+    )
+    assert (
+        list(
+            leaks(
+                method,
+                records(),
+                spec_for(method),
+                root,
+                ["one replaced", "one NaN", "one removed", "all replaced"],
+            )
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("kind", HONEST, ids=lambda kind: kind.__name__)
@@ -673,7 +748,9 @@ def test_planted_leaks_are_caught(kind, root, trust):
 
 
 @pytest.mark.parametrize(
-    "kind", [each for each in PLANTED if each not in (SecretOutside, WritingElsewhere, ScheduleFromDraws)], ids=lambda kind: kind.__name__
+    "kind",
+    [each for each in PLANTED if each not in (SecretOutside, WritingElsewhere, ScheduleFromDraws)],
+    ids=lambda kind: kind.__name__,
 )
 def test_leaks_are_caught_by_the_data_alone(kind, root):
     # On D itself there is nothing to see, so what was caught above was not some accident of running twice.
@@ -682,9 +759,14 @@ def test_leaks_are_caught_by_the_data_alone(kind, root):
 
 def test_what_a_client_sends_beside_its_channel_is_seen(root, monkeypatch):
     """A file that tells how bright the first record is, in a fact that no channel made."""
-    method, save = make("entropic-gan", quick("entropic-gan")), Privatized.save
+    method = make("entropic-gan", quick("entropic-gan"))
+    save = Privatized.save
     bright = []
-    monkeypatch.setattr(local, "Gate", lambda data, *given, **more: bright.append(data) or gate_module.Gate(data, *given, **more))
+    monkeypatch.setattr(
+        privatize,
+        "Gate",
+        lambda data, *given, **more: bright.append(data) or gate_module.Gate(data, *given, **more),
+    )
 
     def telling(sent, out):
         save(sent, out)

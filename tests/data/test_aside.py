@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from privot.data.aside import aside, digest
-from privot.data.load import load
-from privot.data.records import Public, Sensitive
+from privot.data.dataset import Public, Sensitive
+from privot.data.loading import load
+from privot.data.public_images import aside, digest
 from privot.data.spec import Spec
 from privot.errors import SettingError
 
@@ -14,7 +14,9 @@ RNG = np.random.default_rng(0)
 
 
 def box(shape, count=6, kind=Sensitive, name="secret"):
-    return kind(RNG.random((count, *shape), np.float32), np.arange(count) % 2, Spec(shape, 2), name=name)
+    return kind(
+        RNG.random((count, *shape), np.float32), np.arange(count) % 2, Spec(shape, 2), name=name
+    )
 
 
 def saved(path, shape, count=5):
@@ -48,8 +50,11 @@ def test_a_refusal_says_nothing_of_the_records(tmp_path):
     path = saved(tmp_path / "open.npz", (8, 8, 1))
     known = load(path, public=True).records()
     equal = Sensitive(known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 2), name="secret")
-    other = Sensitive(1 - known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 2), name="secret")
-    one, two = aside(path, equal), aside(path, other)
+    other = Sensitive(
+        1 - known.images.numpy(), known.labels.numpy(), Spec((1, 8, 8), 2), name="secret"
+    )
+    one = aside(path, equal)
+    two = aside(path, other)
     assert one[1] == two[1]
     assert one[1]["sha256"] == digest(load(path, public=True))
     assert torch.equal(one[0], two[0])
@@ -57,6 +62,9 @@ def test_a_refusal_says_nothing_of_the_records(tmp_path):
 
 def test_a_digest_is_of_the_pictures_however_they_are_stored():
     images = RNG.integers(0, 256, (4, 1, 8, 8), np.uint8)
-    one, two = (Public(each, np.arange(4) % 2, Spec((1, 8, 8), 2)) for each in (images, images.astype(np.float32) / 255))
+    one, two = (
+        Public(each, np.arange(4) % 2, Spec((1, 8, 8), 2))
+        for each in (images, images.astype(np.float32) / 255)
+    )
     assert digest(one) == digest(two)
     assert digest(one) != digest(Public(images[::-1].copy(), np.arange(4) % 2, Spec((1, 8, 8), 2)))

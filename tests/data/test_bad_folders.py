@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from privot.data import load, readers
-from privot.data.held import load_own
-from privot.data.tables import read_table
+from privot.data.partition import load_own
+from privot.data.tabular import read_table
 from privot.errors import DataError
 
 
@@ -39,8 +39,9 @@ def refused(folder, *needles):
 
 
 @pytest.mark.parametrize(
-    ("one", "two"), [("Cat", "cat"), ("1", "01"), ("7", "007"), ("straße", "STRASSE"), ("caf\u00e9", "cafe\u0301")]
-)  # fmt: skip
+    ("one", "two"),
+    [("Cat", "cat"), ("1", "01"), ("7", "007"), ("straße", "STRASSE"), ("caf\u00e9", "cafe\u0301")],
+)
 def test_class_folders_that_differ_only_in_case_or_zeros_are_refused(tmp_path, one, two):
     for name in (one, two, "other"):
         picture(tmp_path / "photos" / name / "1.png")
@@ -119,7 +120,9 @@ def test_a_folder_that_may_not_be_listed_is_named(photos, monkeypatch, name):
         return really(path)
 
     monkeypatch.setattr(Path, "iterdir", guarded)
-    with pytest.raises(DataError, match=f"{name}: cannot be listed .Permission denied.: check its permissions"):
+    with pytest.raises(
+        DataError, match=f"{name}: cannot be listed .Permission denied.: check its permissions"
+    ):
         readers.read_folder(photos)
 
 
@@ -140,10 +143,14 @@ def test_an_npz_with_two_arrays_of_one_name_is_refused(tmp_path):
         load(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("first", ["18.5,2", "1,0", "1e3, -2", '"1","2"', "nan,1", "18,", "18,NA", "\ufeff18,2"])
+@pytest.mark.parametrize(
+    "first", ["18.5,2", "1,0", "1e3, -2", '"1","2"', "nan,1", "18,", "18,NA", "\ufeff18,2"]
+)
 def test_a_first_line_of_numbers_is_no_line_of_names(tmp_path, first):
     (tmp_path / "people.csv").write_text(f"{first}\n19,1\n20,0\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"people\.csv: its first line holds numbers, not names.*--no-header"):
+    with pytest.raises(
+        DataError, match=r"people\.csv: its first line holds numbers, not names.*--no-header"
+    ):
         read_table(tmp_path / "people.csv")
 
 
@@ -167,10 +174,12 @@ def test_no_line_of_a_table_is_passed_over_as_a_comment(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "mend"),
     [
-        (np.eye(4, dtype=int), "labels.argmax(1)"), (np.eye(4, dtype=np.float32), "labels.argmax(1)"),
-        (np.arange(4)[:, None] % 2, "labels[:, 0]"), (np.arange(4) / 2, "numpy.unique"),
+        (np.eye(4, dtype=int), "labels.argmax(1)"),
+        (np.eye(4, dtype=np.float32), "labels.argmax(1)"),
+        (np.arange(4)[:, None] % 2, "labels[:, 0]"),
+        (np.arange(4) / 2, "numpy.unique"),
     ],
-)  # fmt: skip
+)
 def test_the_advice_about_labels_leads_somewhere(tmp_path, labels, mend):
     """What is advised, done, gives labels that are read."""
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 8, 8), np.uint8), y=labels)

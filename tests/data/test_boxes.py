@@ -20,7 +20,10 @@ def test_spec_goes_through_json():
     spec = Spec((3, 5, 6), 2, 7, (3, 4), ("cat", "dog"))
     assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.pixels == 90
-    assert (spec.to_json()["shape"], spec.to_json()["class_names"]) == ([3, 5, 6], ["cat", "dog"])  # lists, as JSON has them
+    assert (spec.to_json()["shape"], spec.to_json()["class_names"]) == (
+        [3, 5, 6],
+        ["cat", "dog"],
+    )  # lists, as JSON has them
 
 
 def test_spec_takes_the_whole_numbers_of_numpy_and_gives_python_ones():
@@ -32,13 +35,26 @@ def test_spec_takes_the_whole_numbers_of_numpy_and_gives_python_ones():
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        ({"shape": (2, 4, 4)}, "shape"), ({"shape": (1, 0, 4)}, "shape"), ({"shape": (1, 4097, 4)}, "shape"), ({"shape": (4, 4)}, "shape"),
-        ({"shape": (1.0, 4, 4)}, "shape"), ({"shape": None}, "shape"), ({"shape": "abc"}, "shape"), ({"classes": 0}, "classes"),
-        ({"classes": 100_001}, "classes"), ({"classes": 2.5}, "counts"), ({"classes": None}, "counts"), ({"size": 0}, "records"),
-        ({"size": -1}, "records"), ({"size": 1.5}, "counts"), ({"class_sizes": (1,)}, "class_sizes"),
-        ({"class_sizes": (1, -1)}, "class_sizes"), ({"class_sizes": (1, 0.5)}, "counts"), ({"class_names": ("a",)}, "class_names"),
+        ({"shape": (2, 4, 4)}, "shape"),
+        ({"shape": (1, 0, 4)}, "shape"),
+        ({"shape": (1, 4097, 4)}, "shape"),
+        ({"shape": (4, 4)}, "shape"),
+        ({"shape": (1.0, 4, 4)}, "shape"),
+        ({"shape": None}, "shape"),
+        ({"shape": "abc"}, "shape"),
+        ({"classes": 0}, "classes"),
+        ({"classes": 100_001}, "classes"),
+        ({"classes": 2.5}, "counts"),
+        ({"classes": None}, "counts"),
+        ({"size": 0}, "records"),
+        ({"size": -1}, "records"),
+        ({"size": 1.5}, "counts"),
+        ({"class_sizes": (1,)}, "class_sizes"),
+        ({"class_sizes": (1, -1)}, "class_sizes"),
+        ({"class_sizes": (1, 0.5)}, "counts"),
+        ({"class_names": ("a",)}, "class_names"),
     ],
-)  # fmt: skip
+)
 def test_spec_refuses(wrong, field):
     with pytest.raises(DataError, match=field):
         Spec(**{"shape": (1, 4, 4), "classes": 2, **wrong})
@@ -46,21 +62,44 @@ def test_spec_refuses(wrong, field):
         Spec.from_json({"shape": [1, 4, 4], "classes": 2, **wrong})
 
 
-@pytest.mark.parametrize("value", [None, 3, [], {}, {"shape": [1, 4, 4]}, {"shape": [1, 4, 4], "classes": 2, "more": 1}])
+@pytest.mark.parametrize(
+    "value", [None, 3, [], {}, {"shape": [1, 4, 4]}, {"shape": [1, 4, 4], "classes": 2, "more": 1}]
+)
 def test_spec_from_anything_else(value):
     with pytest.raises(DataError):
         Spec.from_json(value)
 
 
 SEALS = {
-    "len": len, "index": lambda box: box[0], "slice": lambda box: box[:2], "iter": iter, "list": list, "next": lambda box: next(iter(box)),
-    "bool": bool, "if": lambda box: 1 if box else 0, "in": lambda box: 1.0 in box, "reversed": reversed, "sorted": sorted,
-    "unpack": lambda box: (*box,), "pickle": pickle.dumps, "pickle 0": lambda box: pickle.dumps(box, 0), "copy": copy.copy,
-    "deepcopy": copy.deepcopy, "asarray": np.asarray, "array of floats": lambda box: np.array(box, float),
-    "stack": lambda box: np.stack([box]), "as_tensor": torch.as_tensor, "tensor": torch.tensor, "vars": vars, "json": json.dumps,
+    "len": len,
+    "index": lambda box: box[0],
+    "slice": lambda box: box[:2],
+    "iter": iter,
+    "list": list,
+    "next": lambda box: next(iter(box)),
+    "bool": bool,
+    "if": lambda box: 1 if box else 0,
+    "in": lambda box: 1.0 in box,
+    "reversed": reversed,
+    "sorted": sorted,
+    "unpack": lambda box: (*box,),
+    "pickle": pickle.dumps,
+    "pickle 0": lambda box: pickle.dumps(box, 0),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "asarray": np.asarray,
+    "array of floats": lambda box: np.array(box, float),
+    "stack": lambda box: np.stack([box]),
+    "as_tensor": torch.as_tensor,
+    "tensor": torch.tensor,
+    "vars": vars,
+    "json": json.dumps,
     "getstate": lambda box: box.__getstate__(),
-    "reduce": lambda box: box.__reduce__(), "assign": lambda box: setattr(box, "peek", 1), "memoryview": memoryview, "bytes": bytes,
-}  # fmt: skip
+    "reduce": lambda box: box.__reduce__(),
+    "assign": lambda box: setattr(box, "peek", 1),
+    "memoryview": memoryview,
+    "bytes": bytes,
+}
 
 
 @pytest.mark.parametrize("way", SEALS)
@@ -76,7 +115,9 @@ def test_the_words_of_a_box_are_public_facts():
     for say in (repr, str, "{}".format, lambda each: f"{each!r:>100}"):
         assert say(box) == say(other)
         assert "Spec(shape=(1, 4, 4), classes=2, size=None" in say(box)
-    assert not [name for name in dir(box) if not name.startswith("_") and name not in ("name", "spec")]
+    assert not [
+        name for name in dir(box) if not name.startswith("_") and name not in ("name", "spec")
+    ]
 
 
 def test_public_opens():
@@ -96,17 +137,28 @@ def test_bytes_become_zero_to_one():
 
 
 WRONG = {
-    "shape": (IMAGES[:, :, :3], LABELS, "shape"), "no images": (IMAGES[:0], LABELS[:0], "shape"),
-    "flat": (IMAGES[0, 0, 0], LABELS, "shape"), "number": (3.0, LABELS, "shape"), "labels short": (IMAGES, LABELS[:5], "labels"),
+    "shape": (IMAGES[:, :, :3], LABELS, "shape"),
+    "no images": (IMAGES[:0], LABELS[:0], "shape"),
+    "flat": (IMAGES[0, 0, 0], LABELS, "shape"),
+    "number": (3.0, LABELS, "shape"),
+    "labels short": (IMAGES, LABELS[:5], "labels"),
     "labels float": (IMAGES, LABELS * 1.0, "labels"),
-    "labels square": (IMAGES, LABELS[:, None], "labels"), "labels negative": (IMAGES, LABELS - 1, "labels"),
+    "labels square": (IMAGES, LABELS[:, None], "labels"),
+    "labels negative": (IMAGES, LABELS - 1, "labels"),
     "label 2": (IMAGES, LABELS + 1, "labels"),
     "nan": (np.where(np.arange(6)[:, None, None, None] == 4, np.nan, IMAGES), LABELS, "record 4"),
-    "infinite": (np.where(np.arange(6)[:, None, None, None] == 5, np.inf, IMAGES), LABELS, "record 5"),
+    "infinite": (
+        np.where(np.arange(6)[:, None, None, None] == 5, np.inf, IMAGES),
+        LABELS,
+        "record 5",
+    ),
     "dark": (IMAGES - 0.5, LABELS, "0 to 1"),
-    "bright": (IMAGES * 9, LABELS, "0 to 1"), "int": (IMAGES.astype(int), LABELS, "uint8"), "bool": (IMAGES > 0.5, LABELS, "uint8"),
-    "words": (IMAGES.astype(str), LABELS, "uint8"), "objects": (IMAGES.astype(object), LABELS, "uint8"),
-}  # fmt: skip
+    "bright": (IMAGES * 9, LABELS, "0 to 1"),
+    "int": (IMAGES.astype(int), LABELS, "uint8"),
+    "bool": (IMAGES > 0.5, LABELS, "uint8"),
+    "words": (IMAGES.astype(str), LABELS, "uint8"),
+    "objects": (IMAGES.astype(object), LABELS, "uint8"),
+}
 
 
 @pytest.mark.parametrize("kind", [Sensitive, Public])
@@ -134,7 +186,10 @@ def test_declared_sizes_are_held():
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble])
 def test_repair_mends_record_by_record(kind):
     images = IMAGES.astype(kind)
-    images[1, 0, 0, 0], images[2, 0, 3, 3], images[3], images[4] = np.nan, -np.inf, images[3] * 9 - 4, np.finfo(kind).max
+    images[1, 0, 0, 0] = np.nan
+    images[2, 0, 3, 3] = -np.inf
+    images[3] = images[3] * 9 - 4
+    images[4] = np.finfo(kind).max
     found = Public(images, LABELS, SPEC, repair=True).records().images.numpy()
     assert (found[1:3] == 0).all()  # a record that is not finite turns black as a whole
     assert np.array_equal(found[3], np.clip(images[3], 0, 1).astype(np.float32))
@@ -147,14 +202,16 @@ def test_repair_changes_nothing_else():
     """A repaired record may not depend on any other record, or neighbours would be further apart than one record."""
     images = IMAGES.copy()
     images[0] = np.nan
-    sick, well = (Public(each, LABELS, SPEC, repair=True).records().images for each in (images, IMAGES))
+    sick, well = (
+        Public(each, LABELS, SPEC, repair=True).records().images for each in (images, IMAGES)
+    )
     assert torch.equal(sick[1:], well[1:])
     with pytest.raises(DataError, match="labels"):
         Public(images, LABELS - 1, SPEC, repair=True)
 
 
 def test_the_check_goes_in_portions(monkeypatch):
-    monkeypatch.setattr("privot.data.records.CHECKED", 4)
+    monkeypatch.setattr("privot.data.dataset.CHECKED", 4)
     images = IMAGES.copy()
     images[5] = np.nan
     with pytest.raises(DataError, match="record 5"):

@@ -10,11 +10,11 @@ import numpy as np
 import pooch
 import pytest
 
-from privot import files
+from privot import io as files
 from privot.data import Public, Sensitive, catalogue, describe, load
 from privot.errors import DataError, SettingError
 
-loading = import_module("privot.data.load")  # the package's name for it is the function
+loading = import_module("privot.data.loading")  # the package's name for it is the function
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def split_at_hand(at_hand):
     return check
 
 
-BUILT_IN = [(source, split) for source in catalogue() for split in ("train", "test") if source != "digits"]
+BUILT_IN = [
+    (source, split) for source in catalogue() for split in ("train", "test") if source != "digits"
+]
 
 
 @pytest.mark.parametrize(("source", "split"), BUILT_IN)
@@ -47,7 +49,9 @@ def test_built_in(source, split, split_at_hand):
     assert labels.max() < told.classes
 
 
-@pytest.mark.parametrize(("source", "mean", "deviation"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
+@pytest.mark.parametrize(
+    ("source", "mean", "deviation"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)]
+)
 def test_the_pictures_are_the_published_ones(source, mean, deviation, split_at_hand):
     split_at_hand(source, "train")
     box = load(source, public=True)
@@ -62,7 +66,9 @@ def test_what_may_be_mirrored_is_declared(tmp_path):
     assert describe("svhn").mirror is False  # colour, but digits
     assert describe("mnist").mirror is describe("cifar10").mirror is None
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
-    assert [load(tmp_path / "own.npz", mirror=each).spec.mirror for each in (None, True, False)] == [None, True, False]
+    assert [
+        load(tmp_path / "own.npz", mirror=each).spec.mirror for each in (None, True, False)
+    ] == [None, True, False]
 
 
 def test_femnist_is_white_on_black(split_at_hand):
@@ -72,7 +78,11 @@ def test_femnist_is_white_on_black(split_at_hand):
 
 def test_digits_are_embedded_and_their_splits_are_apart():
     train, test = (load("digits", split, public=True) for split in ("train", "test"))
-    assert (len(train), len(test)) == (describe("digits").size, describe("digits", "test").size) == (1438, 359)
+    assert (
+        (len(train), len(test))
+        == (describe("digits").size, describe("digits", "test").size)
+        == (1438, 359)
+    )
     seen = {each.numpy().tobytes() for each in train.records().images}
     assert sum(each.numpy().tobytes() in seen for each in test.records().images) == 0
 
@@ -138,10 +148,18 @@ def test_folders_are_looked_through_in_order(tmp_path, monkeypatch):
 
 def tiny_mnist(monkeypatch):
     """Stand-ins for the files of MNIST, with a catalogue that knows them."""
-    images, labels = np.zeros((10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
+    images = np.zeros((10, 28, 28), np.uint8)
+    labels = np.arange(10, dtype=np.uint8)
     files = {}
-    for name, array in (("train-images-idx3-ubyte.gz", images), ("train-labels-idx1-ubyte.gz", labels)):
-        files[name] = gzip.compress(bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes())
+    for name, array in (
+        ("train-images-idx3-ubyte.gz", images),
+        ("train-labels-idx1-ubyte.gz", labels),
+    ):
+        files[name] = gzip.compress(
+            bytes([0, 0, 8, array.ndim])
+            + struct.pack(f">{array.ndim}I", *array.shape)
+            + array.tobytes()
+        )
     sums = [hashlib.sha256(files[name]).hexdigest() for name in sorted(files)]
     entry = {"path": "train-images-idx3-ubyte.gz", "sha256": sums[0], "labels": sums[1]}
     known = {"mnist": {**catalogue()["mnist"], "train": {"size": 10, "files": [entry]}}}
@@ -150,7 +168,8 @@ def tiny_mnist(monkeypatch):
 
 
 def test_download_fetches_by_checksum_and_only_once(nowhere, monkeypatch):
-    files, asked = tiny_mnist(monkeypatch), []
+    files = tiny_mnist(monkeypatch)
+    asked = []
 
     def retrieve(url, known_hash, fname, path):
         asked.append(url)
@@ -169,7 +188,9 @@ def test_download_fetches_by_checksum_and_only_once(nowhere, monkeypatch):
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("failure", [OSError("no network"), ValueError("wrong sum"), ConnectionError(), RuntimeError()])
+@pytest.mark.parametrize(
+    "failure", [OSError("no network"), ValueError("wrong sum"), ConnectionError(), RuntimeError()]
+)
 def test_a_failed_download_is_one_line(nowhere, monkeypatch, failure):
     tiny_mnist(monkeypatch)
 

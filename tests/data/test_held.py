@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from privot.data.held import held_by, load_own
-from privot.data.load import load
+from privot.data.loading import load
+from privot.data.partition import held_by, load_own
 from privot.data.spec import Spec
 from privot.errors import DataError, SettingError
 
@@ -40,7 +40,9 @@ def test_an_owner_may_lack_a_class(tmp_path, name):
         with pytest.raises(DataError, match=r"records\.npz: labels"):
             own(classes=2)
     for less in ({}, {"shape": (1, 4, 4)}, {"classes": 2}, {"class_names": ("cat", "dog")}):
-        with pytest.raises(SettingError, match=r"declare --shape .* and --classes or --class-names"):
+        with pytest.raises(
+            SettingError, match=r"declare --shape .* and --classes or --class-names"
+        ):
             load_own(path, **less)
 
 

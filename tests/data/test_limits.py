@@ -4,43 +4,77 @@ import numpy as np
 import pytest
 import torch
 
-from privot.channels import Laplace, Space
-from privot.data.aside import aside, digest
-from privot.data.privatized import Privatized, joined
+from privot.data.dataset import CHECKED, Public, Sensitive
+from privot.data.public_images import aside, digest
 from privot.data.readers import channels_first, decode
-from privot.data.records import CHECKED, Public, Sensitive
 from privot.data.spec import LARGEST, Spec
-from privot.data.tables import Table
+from privot.data.tabular import Table
 from privot.errors import DataError
-from privot.local import privatize
+from privot.local.channels import Laplace, Space
+from privot.local.dataset import Privatized, joined
+from privot.local.privatize import privatize
 
 
-@pytest.mark.parametrize("facts", [
-    ((1, 1, LARGEST), 1), ((3, LARGEST, 1), 1), ((1, 1, 1), 100_000), ((1, 1, 1), 1, 1), ((1, 1, 1), 2, None, (0, 3)),
-    ((1, 1, 1), 1, 4, None, None, None, 4), ((1, 1, 1), 1, None, None, None, None, 10**9), ((1, 1, 1), 1, None, None, None, None, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ((1, 1, LARGEST), 1),
+        ((3, LARGEST, 1), 1),
+        ((1, 1, 1), 100_000),
+        ((1, 1, 1), 1, 1),
+        ((1, 1, 1), 2, None, (0, 3)),
+        ((1, 1, 1), 1, 4, None, None, None, 4),
+        ((1, 1, 1), 1, None, None, None, None, 10**9),
+        ((1, 1, 1), 1, None, None, None, None, 1),
+    ],
+)
 def test_the_last_that_is_taken(facts):
     spec = Spec(*facts)
     assert Spec.from_json(spec.to_json()) == spec
 
 
-@pytest.mark.parametrize("facts", [
-    ((1, 1, LARGEST + 1), 1), ((3, LARGEST + 1, 1), 1), ((1, 0, 1), 1), ((1, 1, 0), 1), ((2, 1, 1), 1), ((4, 1, 1), 1), ((0, 1, 1), 1),
-    ((1, 1, 1), 100_001), ((1, 1, 1), 0), ((1, 1, 1), 1, 0), ((1, 1, 1), 1, -1), ((1, 1, 1), 2, None, (4, -1)), ((1, 1, 1), 2, None, (4,)),
-    ((1, 1, 1), 2, None, None, ("a",)), ((1, 1, 1), 1, 4, None, None, None, 5), ((1, 1, 1), 1, None, None, None, None, 10**9 + 1),
-    ((1, 1, 1), 1, None, None, None, None, 0), ((1, 1), 1), ((1, 1, 1.5), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ((1, 1, LARGEST + 1), 1),
+        ((3, LARGEST + 1, 1), 1),
+        ((1, 0, 1), 1),
+        ((1, 1, 0), 1),
+        ((2, 1, 1), 1),
+        ((4, 1, 1), 1),
+        ((0, 1, 1), 1),
+        ((1, 1, 1), 100_001),
+        ((1, 1, 1), 0),
+        ((1, 1, 1), 1, 0),
+        ((1, 1, 1), 1, -1),
+        ((1, 1, 1), 2, None, (4, -1)),
+        ((1, 1, 1), 2, None, (4,)),
+        ((1, 1, 1), 2, None, None, ("a",)),
+        ((1, 1, 1), 1, 4, None, None, None, 5),
+        ((1, 1, 1), 1, None, None, None, None, 10**9 + 1),
+        ((1, 1, 1), 1, None, None, None, None, 0),
+        ((1, 1), 1),
+        ((1, 1, 1.5), 1),
+    ],
+)
 def test_the_first_that_is_refused(facts):
     with pytest.raises(DataError):
         Spec(*facts)
 
 
 def test_pictures_with_colours_may_be_mirrored_unless_told():
-    said = [Spec((channels, 1, 1), 1, mirror=mirror).mirrored for channels in (1, 3) for mirror in (None, True, False)]
+    said = [
+        Spec((channels, 1, 1), 1, mirror=mirror).mirrored
+        for channels in (1, 3)
+        for mirror in (None, True, False)
+    ]
     assert said == [False, True, False, True, True, False]
 
 
-@pytest.mark.parametrize(("value", "fine"), [(0.0, True), (1.0, True), (-1e-6, False), (1 + 1e-6, False), (np.nan, False)])
+@pytest.mark.parametrize(
+    ("value", "fine"),
+    [(0.0, True), (1.0, True), (-1e-6, False), (1 + 1e-6, False), (np.nan, False)],
+)
 @pytest.mark.parametrize("place", [0, CHECKED, CHECKED + 2])
 def test_every_record_is_looked_at(value, fine, place):
     images = np.full((CHECKED + 3, 1, 1, 1), 0.5)
@@ -51,7 +85,9 @@ def test_every_record_is_looked_at(value, fine, place):
     else:
         with pytest.raises(DataError):
             Sensitive(images, np.zeros(len(images), int), spec)
-    mended = Public(images, np.zeros(len(images), int), spec, repair=True).records().images.flatten()
+    mended = (
+        Public(images, np.zeros(len(images), int), spec, repair=True).records().images.flatten()
+    )
     assert mended[place] == (0 if np.isnan(value) else min(max(value, 0), 1))
     assert (mended == 0.5).sum() == CHECKED + 2
 
@@ -75,13 +111,17 @@ def test_small_pictures_are_means_of_large_ones(tmp_path):
     """One column of four is white: a point between the others would be black."""
     pictures = np.zeros((2, 1, 32, 32), np.float32)
     pictures[..., ::4] = 1
-    assert torch.allclose(beside(tmp_path, pictures, (1, 8, 8))[..., 1:-1], torch.tensor(0.25), atol=0.05)
+    assert torch.allclose(
+        beside(tmp_path, pictures, (1, 8, 8))[..., 1:-1], torch.tensor(0.25), atol=0.05
+    )
 
 
 def test_a_digest_is_of_every_record_however_it_is_stored():
     images = (np.arange(2001) % 251).astype(np.uint8)[:, None, None, None]
     box = Public(images, np.zeros(2001, int), Spec((1, 1, 1), 1))
-    assert digest(box) == digest(Public((images / 255).astype(np.float32), np.zeros(2001, int), box.spec))
+    assert digest(box) == digest(
+        Public((images / 255).astype(np.float32), np.zeros(2001, int), box.spec)
+    )
     for place in (0, 999, 1000, 1001, 2000):
         other = images.copy()
         other[place] += 1
@@ -93,17 +133,28 @@ def test_a_digest_is_of_every_record_however_it_is_stored():
 
 @pytest.mark.parametrize("lost", [1, 7, 16])
 def test_a_header_that_was_cut_is_said_to_be_cut(tmp_path, lost):
-    box = privatize(Table(np.zeros((3, 2))), Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2))), ledger=tmp_path / "book.jsonl")
+    box = privatize(
+        Table(np.zeros((3, 2))),
+        Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2))),
+        ledger=tmp_path / "book.jsonl",
+    )
     raw = box.save(tmp_path / "sent.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(raw[: 8 + int.from_bytes(raw[:8], "little") - lost])
     with pytest.raises(DataError, match="cut short"):
         Privatized.load(tmp_path / "cut.safetensors")
 
 
-@pytest.mark.parametrize(("shape", "wanted"), [
-    ((2, 5, 4), (2, 1, 5, 4)), ((2, 5, 4, 3), (2, 3, 5, 4)), ((2, 5, 4, 1), (2, 1, 5, 4)), ((2, 3, 5, 4), (2, 3, 5, 4)),
-    ((2, 1, 5, 3), (2, 1, 5, 3)), ((2, 5, 4, 2), (2, 5, 4, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((2, 5, 4), (2, 1, 5, 4)),
+        ((2, 5, 4, 3), (2, 3, 5, 4)),
+        ((2, 5, 4, 1), (2, 1, 5, 4)),
+        ((2, 3, 5, 4), (2, 3, 5, 4)),
+        ((2, 1, 5, 3), (2, 1, 5, 3)),
+        ((2, 5, 4, 2), (2, 5, 4, 2)),
+    ],
+)
 def test_where_the_channels_are(shape, wanted):
     assert channels_first(np.zeros(shape), "x").shape == wanted
 

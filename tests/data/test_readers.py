@@ -13,11 +13,13 @@ from PIL import Image
 from pyarrow import parquet
 
 from privot.data import Public, Sensitive, describe, load, readers
-from privot.data.load import existing
+from privot.data.loading import existing
 from privot.errors import DataError, SettingError
 
 LABELS = np.array([0, 1, 2, 0, 1, 2])
-GREY = np.random.default_rng(0).integers(0, 256, (6, 7, 5)).astype(np.uint8)  # neither square nor like its own transpose
+GREY = (
+    np.random.default_rng(0).integers(0, 256, (6, 7, 5)).astype(np.uint8)
+)  # neither square nor like its own transpose
 COLOUR = np.random.default_rng(1).integers(0, 256, (6, 7, 5, 3)).astype(np.uint8)
 
 
@@ -41,7 +43,11 @@ def encoded(pixels, root, form="PNG"):
 
 
 def idx(array):
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -55,7 +61,11 @@ def test_idx(tmp_path, suffix):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("keys", [("x", "y"), ("images", "labels")])
 def test_npz_by_either_pair_of_names(tmp_path, keys, save):
-    save(tmp_path / "a.npz", **dict(zip(keys, (GREY, LABELS), strict=True)), other=np.array(["words", "are skipped"]))
+    save(
+        tmp_path / "a.npz",
+        **dict(zip(keys, (GREY, LABELS), strict=True)),
+        other=np.array(["words", "are skipped"]),
+    )
     check_grey(tmp_path / "a.npz")
 
 
@@ -105,7 +115,9 @@ def test_folder_of_class_folders(tmp_path, ending):
     names = ("ant", "bee", "cat")
     for place, (pixels, label) in enumerate(zip(GREY, LABELS, strict=True)):
         (tmp_path / "photos" / names[label]).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "photos" / names[label] / f"{place}.{ending}").write_bytes(encoded(pixels, tmp_path))
+        (tmp_path / "photos" / names[label] / f"{place}.{ending}").write_bytes(
+            encoded(pixels, tmp_path)
+        )
     (tmp_path / "photos" / "ant" / "readme.txt").write_text("not a picture, and no harm")
     (tmp_path / "photos" / ".git").mkdir()
     images, labels, spec = opened(tmp_path / "photos")
@@ -127,20 +139,37 @@ def test_folders_that_are_numbers_are_those_numbers(tmp_path):
     _, labels, spec = opened(folder_of(tmp_path / "ten", *map(str, range(11))))
     images, _, _ = opened(tmp_path / "ten")
     assert (labels.tolist(), spec.class_names) == (list(range(11)), None)
-    assert images[:, 0, 0, 0].tolist() == [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]  # "10" comes third in the alphabet
+    assert images[:, 0, 0, 0].tolist() == [
+        0,
+        1,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        2,
+    ]  # "10" comes third in the alphabet
     assert opened(folder_of(tmp_path / "some", "3", "7", "10"))[2].class_names == ("3", "7", "10")
 
 
 @pytest.mark.parametrize(
     ("known", "folders", "labels"),
     [
-        (("1", "2", "3"), ("1", "2", "3"), [0, 1, 2]), (("1", "2", "3"), ("0", "1", "2"), None), (("0", "2", "5"), ("0", "1", "2"), None),
-        ((), ("0", "1", "2"), [0, 1, 2]), ((), ("00", "01", "02"), [0, 1, 2]), ((), ("1", "2", "3"), None),
+        (("1", "2", "3"), ("1", "2", "3"), [0, 1, 2]),
+        (("1", "2", "3"), ("0", "1", "2"), None),
+        (("0", "2", "5"), ("0", "1", "2"), None),
+        ((), ("0", "1", "2"), [0, 1, 2]),
+        ((), ("00", "01", "02"), [0, 1, 2]),
+        ((), ("1", "2", "3"), None),
         ((), ("a", "b", "c"), [0, 1, 2]),
-        (("2", "0", "1"), ("0", "1", "2"), [1, 2, 0]), (("a", "b", "c"), ("0", "1", "2"), [0, 1, 2]),
+        (("2", "0", "1"), ("0", "1", "2"), [1, 2, 0]),
+        (("a", "b", "c"), ("0", "1", "2"), [0, 1, 2]),
         (("a", "b", "c"), ("1", "2", "3"), None),
     ],
-)  # fmt: skip
+)
 def test_numbers_are_names_too_where_classes_are_known(tmp_path, known, folders, labels):
     folder_of(tmp_path / "it", *folders)
     if labels is None:
@@ -158,7 +187,10 @@ def test_pictures_that_are_not_read_are_not_left_out_unsaid(tmp_path):
     assert len(opened(tmp_path / "photos")[1]) == 3
     for name in ("2.TIFF", "2.dcm", "2.avif"):
         (folder / name).touch()
-        with pytest.raises(DataError, match=f"{name}: a class folder holds PNG and JPEG images, and nothing is left out unsaid"):
+        with pytest.raises(
+            DataError,
+            match=f"{name}: a class folder holds PNG and JPEG images, and nothing is left out unsaid",
+        ):
             load(tmp_path / "photos")
         (folder / name).unlink()
     (folder / "patient").mkdir()
@@ -176,13 +208,17 @@ def test_twelve_bits_in_sixteen_would_be_black(tmp_path, peak):
         return
     with pytest.raises(DataError, match="16 bits whose values all lie below 4096"):
         load(tmp_path)
-    Image.fromarray(np.zeros((5, 5), np.uint8)).save(tmp_path / "a" / "2.png")  # one of eight bits: then they are not all of such a scanner
+    Image.fromarray(np.zeros((5, 5), np.uint8)).save(
+        tmp_path / "a" / "2.png"
+    )  # one of eight bits: then they are not all of such a scanner
     load(tmp_path)
 
 
 def test_twelve_bits_in_sixteen_of_a_colour_image_too(tmp_path):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     for name, value in (("a", 100), ("b", 4000)):
         rows = b"".join(b"\0" + struct.pack(">12H", *[value] * 12) for _ in range(4))
@@ -197,18 +233,28 @@ def test_twelve_bits_in_sixteen_of_a_colour_image_too(tmp_path):
 def test_known_class_names_number_the_folders(tmp_path):
     known = ("wolf", "cat", "dog")
     images, labels, spec = opened(folder_of(tmp_path / "all", *known), class_names=known)
-    assert (images[:, 0, 0, 0].tolist(), labels.tolist(), spec.class_names) == ([0, 1, 2], [1, 2, 0], known)
-    with pytest.raises(DataError, match="class 'cow' is none of those that are known here: wolf, cat, dog"):
+    assert (images[:, 0, 0, 0].tolist(), labels.tolist(), spec.class_names) == (
+        [0, 1, 2],
+        [1, 2, 0],
+        known,
+    )
+    with pytest.raises(
+        DataError, match="class 'cow' is none of those that are known here: wolf, cat, dog"
+    ):
         load(folder_of(tmp_path / "more", *known, "cow"), class_names=known)
     with pytest.raises(DataError, match="class 'wolf' has no records"):
         load(folder_of(tmp_path / "few", "cat", "dog"), class_names=known, classes=3)
-    assert opened(folder_of(tmp_path / "numbers", "0", "1", "2"), class_names=known)[1].tolist() == [0, 1, 2]
+    assert opened(folder_of(tmp_path / "numbers", "0", "1", "2"), class_names=known)[
+        1
+    ].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("wrap", [lambda data: data, lambda data: {"bytes": data, "path": None}])
 def test_parquet_of_bytes_or_of_structures(tmp_path, wrap):
     rows = [wrap(encoded(pixels, tmp_path)) for pixels in GREY]
-    parquet.write_table(pa.table({"image": rows, "label": LABELS, "kind": 2 - LABELS}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pa.table({"image": rows, "label": LABELS, "kind": 2 - LABELS}), tmp_path / "a.parquet"
+    )
     check_grey(tmp_path / "a.parquet")
     assert np.array_equal(opened(tmp_path / "a.parquet", label="kind")[1], 2 - LABELS)
 
@@ -221,7 +267,9 @@ def test_where_keeps_the_rows_with_a_value(tmp_path):
     assert np.array_equal(found.labels, LABELS[3:])
     words = ["train" if each else "test" for each in split]
     rows = [encoded(pixels, tmp_path) for pixels in GREY]
-    parquet.write_table(pa.table({"image": rows, "label": LABELS, "split": words}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pa.table({"image": rows, "label": LABELS, "split": words}), tmp_path / "a.parquet"
+    )
     found = readers.read_parquet(tmp_path / "a.parquet", where=("split", "train"))
     assert np.array_equal(found.images, GREY[3:, None])
     with pytest.raises(DataError, match="no images"):
@@ -236,7 +284,8 @@ def test_resize_brings_mixed_sizes_together(tmp_path):
     for label, row in enumerate(rows):
         (tmp_path / "photos" / str(label)).mkdir(parents=True)
         (tmp_path / "photos" / str(label) / "1.png").write_bytes(row)
-    by_row, by_file = opened(tmp_path / "a.parquet", resize=6), opened(tmp_path / "photos", resize=6)
+    by_row = opened(tmp_path / "a.parquet", resize=6)
+    by_file = opened(tmp_path / "photos", resize=6)
     assert by_row[2].shape == (1, 6, 6)
     assert np.array_equal(by_row[0], by_file[0])
     with pytest.raises(DataError, match="resize"):
@@ -269,7 +318,9 @@ def test_class_sizes_are_secret_unless_declared():
     assert load("digits").spec.class_sizes is None
     spec = load("digits", public_classes=True).spec
     assert sum(spec.class_sizes) == spec.size == load("digits").spec.size
-    assert spec.class_sizes == tuple(load("digits", public=True).records().labels.bincount().tolist())
+    assert spec.class_sizes == tuple(
+        load("digits", public=True).records().labels.bincount().tolist()
+    )
 
 
 def test_a_path_is_known_by_where_it_lies(tmp_path, monkeypatch):
@@ -279,7 +330,13 @@ def test_a_path_is_known_by_where_it_lies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {
         load(path).name
-        for path in ("a.npz", "./a.npz", tmp_path / "a.npz", tmp_path / "x" / ".." / "a.npz", "link.npz")
+        for path in (
+            "a.npz",
+            "./a.npz",
+            tmp_path / "a.npz",
+            tmp_path / "x" / ".." / "a.npz",
+            "link.npz",
+        )
         if Path(path).exists()
     }
     assert names == {str((tmp_path / "a.npz").resolve())}
@@ -321,15 +378,25 @@ def floats(tmp_path, images, name="floats.npz"):
 
 def test_a_repair_is_for_few_that_stray(tmp_path):
     images = np.full((6, 3, 4, 4), 0.5)
-    images[:, :, 0, 0], images[:, :, 0, 1] = 0.0, 1.0  # at the ends, and not beyond
+    # at the ends, and not beyond
+    images[:, :, 0, 0] = 0.0
+    images[:, :, 0, 1] = 1.0
     for strays, value in ((3, 1.5), (3, -0.5), (0, 0.5)):
         some = images.copy()
         some[:strays] = value
-        assert len(load(floats(tmp_path, some, f"{strays}{value}.npz"), public=True, repair=True).records().labels) == 6
+        assert (
+            len(
+                load(floats(tmp_path, some, f"{strays}{value}.npz"), public=True, repair=True)
+                .records()
+                .labels
+            )
+            == 6
+        )
     images[:4] = 1.5
     with pytest.raises(DataError, match="of another scale"):
         load(floats(tmp_path, images), public=True, repair=True)
-    images[:4, 1:], images[:4, 0] = 0.5, -0.1
+    images[:4, 1:] = 0.5
+    images[:4, 0] = -0.1
     with pytest.raises(DataError, match="of another scale"):
         load(floats(tmp_path, images, "below.npz"), public=True, repair=True)
 

@@ -21,7 +21,8 @@ def examine(root):
     book = Ledger(root / "ledger" / "small.jsonl")
     lines = book.entries()  # sound, or LedgerError
     reserved = {each["n"] for each in lines if each["kind"] == "reserve"}
-    asked, digests = {}, {}
+    asked = {}
+    digests = {}
     for each in lines:
         if each["kind"] == "ask":
             assert each["ticket"] in reserved
@@ -35,7 +36,9 @@ def examine(root):
             assert key in asked
             digests[key] = each["digest"]
     witness = root / "witness"
-    computed = [json.loads(line) for line in witness.read_text().splitlines()] if witness.exists() else []
+    computed = (
+        [json.loads(line) for line in witness.read_text().splitlines()] if witness.exists() else []
+    )
     values = {}
     for *key, digest in computed:
         assert tuple(key) in asked, "an answer was computed that nobody paid for"
@@ -43,7 +46,9 @@ def examine(root):
         values[tuple(key)] = digest
         assert digests.get(tuple(key), digest) == digest
     assert digests.keys() <= values.keys()
-    for file in root.glob("out.run/*.safetensors"):  # every released value on disk was computed once, and paid for
+    for file in root.glob(
+        "out.run/*.safetensors"
+    ):  # every released value on disk was computed once, and paid for
         assert ".public." in file.name or _digest(load_file(file)["value"]) in values.values()
     if (root / "out").exists():
         verify(root / "out")
@@ -55,7 +60,10 @@ def examine(root):
 def public(root):
     """All that a release says, but for where its ledger stood: of runs with the same answers it is the same to the byte."""
     manifest = json.loads((root / "out" / "manifest.json").read_text())
-    return hashlib.sha256((root / "out" / "tensors.safetensors").read_bytes()).hexdigest(), {**manifest, "ledger": None}
+    return hashlib.sha256((root / "out" / "tensors.safetensors").read_bytes()).hexdigest(), {
+        **manifest,
+        "ledger": None,
+    }
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,9 @@ def unbroken(forks, root, which):
     for name in ("cold", "warm", "tape"):
         (root / name).mkdir()
     forks.do("synthesize", root=root / "cold", which=which)
-    codes, seconds = forks.do("synthesize", root=root / "warm", which=which, count=True, tape=root / "tape")
+    codes, seconds = forks.do(
+        "synthesize", root=root / "warm", which=which, count=True, tape=root / "tape"
+    )
     assert codes == [0]
     calls = json.loads((root / "warm" / "report.json").read_text())["calls"]
     return Whole(seconds, calls, root / "tape", public(root / "warm"))
@@ -89,7 +99,8 @@ def resumed(forks, root, which, whole=None, **fault):
     assert code in (KILLED, 0)
     report = root / "report.json"
     failed = json.loads(report.read_text())["error"] if report.exists() else ""
-    computed, done = examine(root), (root / "out").exists()
+    computed = examine(root)
+    done = (root / "out").exists()
     report.unlink(missing_ok=True)
     assert forks.do("synthesize", root=root, which=which, resume=True, tape=tape)[0] == [0]
     said = json.loads(report.read_text())
@@ -102,11 +113,18 @@ def resumed(forks, root, which, whole=None, **fault):
         assert not (root / "out.run").exists()
         assert not list((root / "ledger").glob("*.vault*.safetensors"))
     if whole and (root / "out").exists():
-        assert public(root) == whole.public, "given the same answers, a resumed run has made something else than an unbroken one"
+        assert public(root) == whole.public, (
+            "given the same answers, a resumed run has made something else than an unbroken one"
+        )
     return code, failed, said["error"] or "finished"
 
 
-LONG = ("march", "critics", "gs-wgan", "private-set")  # of these the first and last few calls at a site
+LONG = (
+    "march",
+    "critics",
+    "gs-wgan",
+    "private-set",
+)  # of these the first and last few calls at a site
 
 
 def states(which, calls, sites=tuple(SITES), ways=("before", "after", "midway")):
@@ -120,5 +138,10 @@ def states(which, calls, sites=tuple(SITES), ways=("before", "after", "midway"))
 
 # Every call by which a run writes; a ledger's own are looked at one by one in test_ledger.py.
 WRITES = (
-    "privot.privacy.ledger:_write", "pathlib:Path.write_bytes", "pathlib:Path.write_text", "pathlib:Path.replace", *ALSO, "os:unlink",
-)  # fmt: skip
+    "privot.privacy.ledger:_write",
+    "pathlib:Path.write_bytes",
+    "pathlib:Path.write_text",
+    "pathlib:Path.replace",
+    *ALSO,
+    "os:unlink",
+)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from quick import quick
 
-from privot import preflight, synthesis
-from privot.data.records import Sensitive
+from privot import synthesis
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError
 from privot.methods import make
@@ -26,19 +26,24 @@ from privot.privacy import accounting, gate, ledger
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
-from privot.product import Product
+from privot.release.artifact import Product
 from privot.runtime import Runtime
+from privot.synthesis import preflight
 
 
 def warm():
     """Have everything imported that a run imports late; no backward pass, which a fork would not survive."""
-    accounting.GRIDS = accounting.GRIDS[-1:]  # as `coarse_prices` has it, so that both sides prove the same
+    accounting.GRIDS = accounting.GRIDS[
+        -1:
+    ]  # as `coarse_prices` has it, so that both sides prove the same
     accounting.cost = priced
     Critics().plan(None).cost()
     METHODS["merf"]()  # the first to be made by name has all methods imported
     torch.set_num_threads(1)
     for count in (None, 1):
-        preflight._speed(torch.device("cpu"), count)  # of the machine: a fork need not find it out again
+        preflight._speed(
+            torch.device("cpu"), count
+        )  # of the machine: a fork need not find it out again
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.zeros(1)
     torch.optim.Adam([weight]).step()
@@ -72,7 +77,13 @@ class Walk:
     def fit(self, gate, streams, progress):
         point = torch.rand(gate.spec.pixels, generator=streams.generator("start"))
         for step in range(self.steps - gate.left("walk"), self.steps):
-            point = point + gate.sum("walk", lambda image, label, point: image.flatten() - point, point, bound=1.0).float() / 100
+            point = (
+                point
+                + gate.sum(
+                    "walk", lambda image, label, point: image.flatten() - point, point, bound=1.0
+                ).float()
+                / 100
+            )
             progress("walking", step + 1, self.steps)
         images = point.sigmoid().view(1, *gate.spec.shape).expand(gate.spec.classes, -1, -1, -1)
         return Product.set(images, torch.arange(gate.spec.classes))
@@ -88,7 +99,10 @@ class Critics:
     name: ClassVar[str] = "critics"
 
     def plan(self, spec):
-        return Plan((Stage("rows", "route", self.noise, self.steps * self.rows, Shards(4)),), Neighbours.REPLACE)
+        return Plan(
+            (Stage("rows", "route", self.noise, self.steps * self.rows, Shards(4)),),
+            Neighbours.REPLACE,
+        )
 
     def forecast(self, spec, plan):
         return {}
@@ -96,10 +110,19 @@ class Critics:
     def fit(self, gate, streams, progress):
         gate.split(4, {"mean": torch.zeros(4, gate.spec.pixels), "age": torch.zeros(4)})
         kept = streams.stored("point")
-        point = kept["point"] if kept else torch.rand(gate.spec.pixels, generator=streams.generator("start"))
+        point = (
+            kept["point"]
+            if kept
+            else torch.rand(gate.spec.pixels, generator=streams.generator("start"))
+        )
         for step in range(self.steps - gate.left("rows") // self.rows, self.steps):
             gate.update(lesson, some=torch.tensor([step % 4]))
-            toward = gate.route("rows", lambda state, row: state["mean"] - row, point.expand(self.rows, -1), bound=1.0)
+            toward = gate.route(
+                "rows",
+                lambda state, row: state["mean"] - row,
+                point.expand(self.rows, -1),
+                bound=1.0,
+            )
             point = point + toward.float().mean(0) / 100
             if step % 4 == 3:
                 gate.store()
@@ -116,7 +139,9 @@ def lesson(images, labels, state):
 METHODS = {
     "merf": lambda: make("merf", quick("merf")),
     "walk": Walk,
-    "march": lambda: Walk(steps=gate.KEPT + 6),  # too many answers to keep: a crashed run goes on after those that were marked
+    "march": lambda: Walk(
+        steps=gate.KEPT + 6
+    ),  # too many answers to keep: a crashed run goes on after those that were marked
     "critics": Critics,
     "private-set": lambda: make("private-set", quick("private-set")),
     "gs-wgan": lambda: make("gs-wgan", quick("gs-wgan")),
@@ -125,7 +150,9 @@ METHODS = {
 
 def box():
     rng = np.random.default_rng(3)
-    return Sensitive(rng.random((40, 1, 8, 8), np.float32), np.arange(40) % 4, Spec((1, 8, 8), 4), name="small")
+    return Sensitive(
+        rng.random((40, 1, 8, 8), np.float32), np.arange(40) % 4, Spec((1, 8, 8), 4), name="small"
+    )
 
 
 # Where to die
@@ -136,7 +163,9 @@ SITES = {  # where: what an interrupted call leaves behind, if that is more than
     "privot.privacy.ledger:_write": lambda file, data: file.write(data[: len(data) // 2]),
     "privot.privacy.gate:Gate._ask": None,
     "privot.privacy.gate:Gate._keep": None,
-    "privot.privacy.gate:Gate.store": lambda gate: gate._vault().with_suffix(".part").write_bytes(b"torn"),
+    "privot.privacy.gate:Gate.store": lambda gate: (
+        gate._vault().with_suffix(".part").write_bytes(b"torn")
+    ),
     "pathlib:Path.write_bytes": lambda path, data: path.open("wb").write(data[: len(data) // 2]),
     "pathlib:Path.write_text": lambda path, text: open(path, "w").close(),
     "pathlib:Path.replace": None,
@@ -163,7 +192,8 @@ def _deadly(site, fatal, when):
     ``when`` it dies: before, midway or after the call. Or it is the disk that fails, with the error of that name, half way through.
     """
     owner, name = _place(site)
-    real, calls = getattr(owner, name), []
+    real = getattr(owner, name)
+    calls = []
 
     def wrapped(*args, **more):
         calls.append(1)
@@ -189,14 +219,17 @@ def _witnessed(path, tape=None):
 
     With a ``tape``, a folder, what was answered first to an ask of this stage and step is the answer in every later run too.
     """
-    ask, noisy, current = gate.Gate._ask, gate.noisy, []
+    ask = gate.Gate._ask
+    noisy = gate.noisy
+    current = []
 
     def asking(self, stage, *more, **others):
         current[:] = [self, stage]
         return ask(self, stage, *more, **others)
 
     def answering(*args):
-        value, (door, stage) = noisy(*args), current
+        value = noisy(*args)
+        (door, stage) = current
         if tape:
             file = Path(tape) / f"{stage.name}-{door._done[stage.name]}.npy"
             if not file.exists():
@@ -205,17 +238,31 @@ def _witnessed(path, tape=None):
         digest = hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
         line = json.dumps([door.ticket, stage.name, door._done[stage.name], digest]) + "\n"
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, limit[1]))  # the witness has all the room it needs
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, limit[1])
+        )  # the witness has all the room it needs
         place = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(place, line.encode())
         os.close(place)
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         return value
 
-    gate.Gate._ask, gate.noisy = asking, answering
+    gate.Gate._ask = asking
+    gate.noisy = answering
 
 
-def synthesize(root, which, resume=False, site=None, fatal=0, when="before", count=False, tape=None, room=None, number=0):
+def synthesize(
+    root,
+    which,
+    resume=False,
+    site=None,
+    fatal=0,
+    when="before",
+    count=False,
+    tape=None,
+    room=None,
+    number=0,
+):
     """One run in ``root``. What became of it is in report.json, unless it was killed. ``room``: bytes that a file may have."""
     root = Path(root)
     _witnessed(root / "witness", tape)
@@ -225,7 +272,12 @@ def synthesize(root, which, resume=False, site=None, fatal=0, when="before", cou
     try:
         if room is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-        ways = {"out": root / "out", "ledger": root / "ledger" / "small.jsonl", "resume": resume, "runtime": Runtime("cpu")}
+        ways = {
+            "out": root / "out",
+            "ledger": root / "ledger" / "small.jsonl",
+            "resume": resume,
+            "runtime": Runtime("cpu"),
+        }
         synthesis.synthesize(box(), METHODS[which](), **ways)
         said = {"error": "", "calls": {each: len(found) for each, found in calls.items()}}
     except (PrivotError, OSError) as error:  # what the command line says in one line

@@ -13,18 +13,31 @@ class Forks:
     """The near end: starts the warm process and sends it orders."""
 
     def __init__(self):
-        single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}  # threads do not survive a fork
+        single = {
+            f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")
+        }  # threads do not survive a fork
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **single, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])},
+            env={
+                **os.environ,
+                **single,
+                "PYTHONPATH": os.pathsep.join(
+                    [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+                ),
+            },
         )
 
     def do(self, deed, times=1, kill_after=None, **arguments):
         """Fork ``times`` and do the deed in each; ``kill_after`` seconds kill -9 ends it. Returns (exit codes, seconds)."""
-        order = {"deed": deed, "times": times, "kill_after": kill_after, "arguments": {key: plain(each) for key, each in arguments.items()}}
+        order = {
+            "deed": deed,
+            "times": times,
+            "kill_after": kill_after,
+            "arguments": {key: plain(each) for key, each in arguments.items()},
+        }
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
@@ -58,7 +71,8 @@ def _serve():
     deeds.warm()
     for line in sys.stdin:
         order = json.loads(line)
-        start, children = time.monotonic(), []
+        start = time.monotonic()
+        children = []
         for number in range(order["times"]):
             child = os.fork()
             if not child:

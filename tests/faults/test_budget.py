@@ -10,7 +10,7 @@ from deeds import Walk, box
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.errors import BudgetError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
@@ -19,12 +19,16 @@ from privot.privacy.plan import Budget, Plan, Risk, Stage
 from privot.privacy.sampling import Poisson
 from privot.synthesis import synthesize
 
-ADD_REMOVE, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE
+ADD_REMOVE = Neighbours.ADD_REMOVE
+REPLACE = Neighbours.REPLACE
 
 noises = st.floats(0.3, 300.0) | st.sampled_from([0.0, 1.0, 1e6])
 stages = st.lists(st.tuples(noises, st.integers(1, 50)), min_size=1, max_size=3)
 plans = st.builds(
-    lambda parts, relation: Plan(tuple(Stage(f"s{n}", "sum", noise, steps) for n, (noise, steps) in enumerate(parts)), relation),
+    lambda parts, relation: Plan(
+        tuple(Stage(f"s{n}", "sum", noise, steps) for n, (noise, steps) in enumerate(parts)),
+        relation,
+    ),
     stages,
     st.sampled_from([ADD_REMOVE, REPLACE]),
 )
@@ -35,7 +39,11 @@ def independently(granted, delta):
     """What the plans cost together, by a formula of its own: under mixed relations an add/remove answer counts at half its noise."""
     mixed = len({plan.neighbours for plan in granted}) > 1
     halved = [0.5 if mixed and plan.neighbours is ADD_REMOVE else 1.0 for plan in granted]
-    terms = [(stage.noise * half, stage.steps) for plan, half in zip(granted, halved, strict=True) for stage in plan.stages]
+    terms = [
+        (stage.noise * half, stage.steps)
+        for plan, half in zip(granted, halved, strict=True)
+        for stage in plan.stages
+    ]
     if any(noise == 0 for noise, _ in terms):
         return math.inf
     mu = math.sqrt(sum(steps / noise**2 for noise, steps in terms))
@@ -55,7 +63,9 @@ def wall_holds(folder, budget, asked):
             granted.append(plan)
         except BudgetError:
             assert book.path.read_bytes() == before, "a refusal leaves no line"
-            assert independently([*granted, plan], budget.delta) > budget.epsilon * (1 - 1e-9), "refused although it would have fitted"
+            assert independently([*granted, plan], budget.delta) > budget.epsilon * (1 - 1e-9), (
+                "refused although it would have fitted"
+            )
         assert book.spent().epsilon(budget.delta) <= budget.epsilon
     assert independently(granted, budget.delta) <= budget.epsilon * (1 + 1e-9)
     assert len(Ledger(book.path).entries()) == 1 + len(granted)
@@ -67,7 +77,9 @@ LENIENT = [HealthCheck.too_slow]  # the folder is emptied by each example
 @pytest.mark.parametrize("examples", [40, pytest.param(1860, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1200)
 def test_never_more_than_the_wall(examples, tmp_path, monkeypatch, trust):
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # that lines are durable is shown elsewhere, and takes most of the time
+    monkeypatch.setattr(
+        os, "fsync", lambda file: None
+    )  # that lines are durable is shown elsewhere, and takes most of the time
     asked = []
 
     @settings(max_examples=examples, suppress_health_check=LENIENT)
@@ -77,14 +89,23 @@ def test_never_more_than_the_wall(examples, tmp_path, monkeypatch, trust):
         asked.append(len(plans))
 
     holds()
-    trust("B3", "random plans asked for under a random wall, none beyond it", sum(asked), of=sum(asked))
+    trust(
+        "B3",
+        "random plans asked for under a random wall, none beyond it",
+        sum(asked),
+        of=sum(asked),
+    )
 
 
 @settings(max_examples=20)
 @given(budget=budgets, parts=stages, relation=st.sampled_from([ADD_REMOVE, REPLACE]))
 def test_a_calibrated_plan_fits_and_a_little_less_noise_does_not(budget, parts, relation):
     plan = Plan(
-        tuple(Stage(f"s{n}", "sum", noise if 0 < noise < 1e3 else 1.0, steps) for n, (noise, steps) in enumerate(parts)), relation
+        tuple(
+            Stage(f"s{n}", "sum", noise if 0 < noise < 1e3 else 1.0, steps)
+            for n, (noise, steps) in enumerate(parts)
+        ),
+        relation,
     ).calibrated(budget)
     assert budget.allows(plan.cost())
     assert not budget.allows(plan.scaled(1 - 1e-6).cost())
@@ -94,7 +115,11 @@ def test_the_last_ask_is_refused_not_rounded(ledger):
     # The wall is exactly what two runs cost: both go, and no third one, however cheap.
     plan = Plan((Stage("s", "sum", 7.0),), REPLACE)
     both = dpa.get_epsilon_gaussian(7.0 / math.sqrt(2), 1e-5)
-    ledger.limit(Budget(ledger.spent(also=Plan((*plan.stages, Stage("t", "sum", 7.0)), REPLACE)).epsilon(1e-5)))
+    ledger.limit(
+        Budget(
+            ledger.spent(also=Plan((*plan.stages, Stage("t", "sum", 7.0)), REPLACE)).epsilon(1e-5)
+        )
+    )
     ledger.reserve(plan, "one")
     ledger.reserve(plan, "two")
     assert ledger.spent().epsilon(1e-5) == pytest.approx(both, rel=1e-9)
@@ -139,7 +164,9 @@ def test_a_refused_run_leaves_nothing(tmp_path, ledger, monkeypatch):
 
 def test_the_wall_is_asked_again_at_the_gate(tmp_path, ledger, monkeypatch):
     # Another run may spend what was left between the look at the ledger and the first ask.
-    door = Gate(box(), Walk().plan(None), ledger, Budget(5.0), method="walk", folder=tmp_path / "run")
+    door = Gate(
+        box(), Walk().plan(None), ledger, Budget(5.0), method="walk", folder=tmp_path / "run"
+    )
     ledger.limit(Budget(0.1))
     monkeypatch.setattr(Sensitive, "_take", never)
     with pytest.raises(BudgetError):
@@ -151,7 +178,8 @@ def test_the_wall_is_asked_again_at_the_gate(tmp_path, ledger, monkeypatch):
 def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
     door = Gate(box(), Walk(steps=2).plan(None), ledger, Budget(5.0), method="walk")
     ask = {"query": lambda image, label: image.flatten(), "bound": 1.0}
-    first, second = door.sum("walk", **ask), door.sum("walk", **ask)
+    first = door.sum("walk", **ask)
+    second = door.sum("walk", **ask)
     assert not np.array_equal(first, second)
     lines = ledger.entries()
     monkeypatch.setattr(Sensitive, "_take", never)
@@ -163,5 +191,8 @@ def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
 def test_a_sweep_is_the_sum_of_its_runs(ledger):
     for _ in range(4):
         synthesize(box(), Walk(), ledger=ledger)
-    noise, steps = Walk().noise, Walk().steps
-    assert ledger.spent().epsilon(1e-5) == pytest.approx(dpa.get_epsilon_gaussian(noise / math.sqrt(4 * steps), 1e-5), rel=1e-6)
+    noise = Walk().noise
+    steps = Walk().steps
+    assert ledger.spent().epsilon(1e-5) == pytest.approx(
+        dpa.get_epsilon_gaussian(noise / math.sqrt(4 * steps), 1e-5), rel=1e-6
+    )

@@ -6,12 +6,12 @@ import pytest
 from aftermath import KILLED, examine, resumed, states
 from deeds import METHODS, Critics, Walk, box
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.errors import LedgerError, ReleaseError
 from privot.privacy.gate import KEPT, Gate
 from privot.privacy.ledger import Ledger
-from privot.product import Product
 from privot.release import NoGuarantee, verify
+from privot.release.artifact import Product
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
@@ -24,7 +24,12 @@ LEDGER = (  # and the small files beside it: the ticket and the name of the run
 )
 
 
-KEEPING = ("merf", "walk", "private-set", "gs-wgan")  # all their answers, so that a crash loses at most one, and then they say so
+KEEPING = (
+    "merf",
+    "walk",
+    "private-set",
+    "gs-wgan",
+)  # all their answers, so that a crash loses at most one, and then they say so
 
 
 def killed_and_resumed(forks, root, which, run=None, **death):
@@ -37,7 +42,9 @@ def killed_at_states(forks, folder, which, run, deaths):
     ends = []
     for number, (site, fatal, when) in enumerate(deaths):
         known = run if which in KEEPING else None
-        code, end = killed_and_resumed(forks, folder / f"state {number}", which, known, site=site, fatal=fatal, when=when)
+        code, end = killed_and_resumed(
+            forks, folder / f"state {number}", which, known, site=site, fatal=fatal, when=when
+        )
         assert code == KILLED
         ends.append(end)
     return ends
@@ -45,10 +52,20 @@ def killed_at_states(forks, folder, which, run, deaths):
 
 def killed_over_time(forks, folder, which, run, wanted):
     """The ends of so many runs that were killed at times spread evenly over a run."""
-    ends, tries, seconds = [], 0, run.seconds
+    ends = []
+    tries = 0
+    seconds = run.seconds
     while len(ends) < wanted:
-        moment = seconds * (tries * 0.6180339887 % 1)  # the golden section spreads any number of points
-        code, end = killed_and_resumed(forks, folder / f"time {tries}", which, run if which in KEEPING else None, kill_after=moment)
+        moment = seconds * (
+            tries * 0.6180339887 % 1
+        )  # the golden section spreads any number of points
+        code, end = killed_and_resumed(
+            forks,
+            folder / f"time {tries}",
+            which,
+            run if which in KEEPING else None,
+            kill_after=moment,
+        )
         tries += 1
         assert tries < 5 * wanted
         if code == KILLED:
@@ -59,8 +76,18 @@ def killed_over_time(forks, folder, which, run, wanted):
 
 
 def told(trust, ends, which):
-    trust("B1", "kill -9 survived: nothing unpaid, no answer twice, a resume that ends", len(ends), of=len(ends))
-    trust("B1", "resumed runs that finished (the others had lost an answer, and said so)", ends.count("finished"), of=len(ends))
+    trust(
+        "B1",
+        "kill -9 survived: nothing unpaid, no answer twice, a resume that ends",
+        len(ends),
+        of=len(ends),
+    )
+    trust(
+        "B1",
+        "resumed runs that finished (the others had lost an answer, and said so)",
+        ends.count("finished"),
+        of=len(ends),
+    )
     if which in KEEPING:
         trust(
             "B1",
@@ -86,33 +113,52 @@ def test_killed_at_every_state_of_the_ledger(forks, whole, tmp_path, trust):
 
 
 def reservations(root):
-    return sum(each["kind"] == "reserve" for each in Ledger(root / "ledger" / "small.jsonl").entries())
+    return sum(
+        each["kind"] == "reserve" for each in Ledger(root / "ledger" / "small.jsonl").entries()
+    )
 
 
-@pytest.mark.parametrize(("site", "when", "lost"), [
-    ("privot.privacy.gate:Gate._ask", "before", 0), ("privot.privacy.gate:Gate._ask", "after", 0),
-    ("privot.privacy.gate:Gate._keep", "before", 0), ("privot.privacy.ledger:Ledger._append", "after", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site", "when", "lost"),
+    [
+        ("privot.privacy.gate:Gate._ask", "before", 0),
+        ("privot.privacy.gate:Gate._ask", "after", 0),
+        ("privot.privacy.gate:Gate._keep", "before", 0),
+        ("privot.privacy.ledger:Ledger._append", "after", 1),
+    ],
+)
 def test_too_many_answers_to_keep(forks, tmp_path, site, when, lost):
     # Nothing of a long stage lies on disk: it goes on after the last mark, and an answer that was marked and not computed is gone.
     steps = METHODS["march"]().steps
     assert steps > KEPT
     root = tmp_path / "run"
-    assert killed_and_resumed(forks, root, "march", site=site, fatal=30, when=when) == (KILLED, "finished")
+    assert killed_and_resumed(forks, root, "march", site=site, fatal=30, when=when) == (
+        KILLED,
+        "finished",
+    )
     assert examine(root) == steps - lost
     assert reservations(root) == 1
 
 
-@pytest.mark.parametrize(("site", "fatal", "when"), [
-    ("privot.privacy.gate:Gate._ask", 0, "after"), ("privot.privacy.gate:Gate._ask", 9, "after"),
-    ("privot.privacy.gate:Gate._ask", 19, "after"), ("privot.privacy.ledger:Ledger._append", 6, "after"),
-    ("privot.privacy.ledger:_write", 12, "midway"),
-    ("privot.privacy.gate:Gate.store", 0, "midway"), ("privot.privacy.gate:Gate.store", 1, "before"),
-    ("privot.privacy.gate:Gate.store", 2, "after"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site", "fatal", "when"),
+    [
+        ("privot.privacy.gate:Gate._ask", 0, "after"),
+        ("privot.privacy.gate:Gate._ask", 9, "after"),
+        ("privot.privacy.gate:Gate._ask", 19, "after"),
+        ("privot.privacy.ledger:Ledger._append", 6, "after"),
+        ("privot.privacy.ledger:_write", 12, "midway"),
+        ("privot.privacy.gate:Gate.store", 0, "midway"),
+        ("privot.privacy.gate:Gate.store", 1, "before"),
+        ("privot.privacy.gate:Gate.store", 2, "after"),
+    ],
+)
 def test_critics_go_on_with_what_they_learned(forks, tmp_path, site, fatal, when):
     root = tmp_path / "run"
-    assert killed_and_resumed(forks, root, "critics", site=site, fatal=fatal, when=when) == (KILLED, "finished")
+    assert killed_and_resumed(forks, root, "critics", site=site, fatal=fatal, when=when) == (
+        KILLED,
+        "finished",
+    )
     assert reservations(root) == 1
 
 
@@ -126,17 +172,27 @@ def interrupted(at):
 
 @pytest.mark.parametrize("at", [2, 9, 20])
 def test_critics_are_taken_up_as_they_were_stored(tmp_path, ledger, monkeypatch, at):
-    way, ages, split = {"method": Critics(), "out": tmp_path / "out", "ledger": ledger}, [], Gate.split
+    way = {"method": Critics(), "out": tmp_path / "out", "ledger": ledger}
+    ages = []
+    split = Gate.split
     with pytest.raises(KeyboardInterrupt):
         synthesize(box(), **way, progress=interrupted(at))
     assert len(list(tmp_path.glob("*.vault?.*"))) == (at >= 4)
-    monkeypatch.setattr(Gate, "split", lambda self, *rest: (split(self, *rest), ages.append(self._shards[1]["age"].tolist()))[0])
+    monkeypatch.setattr(
+        Gate,
+        "split",
+        lambda self, *rest: (split(self, *rest), ages.append(self._shards[1]["age"].tolist()))[0],
+    )
     synthesize(box(), **way, resume=True)
-    assert ages == [[float(at // 4)] * 4]  # stored after every fourth step, when each of the four has had one more lesson
+    assert ages == [
+        [float(at // 4)] * 4
+    ]  # stored after every fourth step, when each of the four has had one more lesson
     assert not list(tmp_path.glob("*.vault*"))
     marked = [(each["first"], each["last"]) for each in ledger.entries() if each["kind"] == "ask"]
     rows = Critics().rows
-    assert marked == [(first, first + rows - 1) for first in range(0, Critics().steps * rows, rows)]  # none twice
+    assert marked == [
+        (first, first + rows - 1) for first in range(0, Critics().steps * rows, rows)
+    ]  # none twice
     assert [each["kind"] for each in ledger.entries()].count("reserve") == 1
     verify(way["out"])
 
@@ -149,18 +205,29 @@ def test_without_a_crash_nothing_secret_is_left(tmp_path, ledger):
 
 def test_a_kept_run_goes_on_where_it_was(forks, tmp_path):
     # Four of six answers are on disk: the resume computes two, under the same ticket.
-    root, steps = tmp_path / "run", Walk().steps
+    root = tmp_path / "run"
+    steps = Walk().steps
     death = {"site": "privot.privacy.gate:Gate._keep", "fatal": 3, "when": "after"}
     assert killed_and_resumed(forks, root, "walk", **death) == (KILLED, "finished")
     assert examine(root) == steps
-    assert sum(each["kind"] == "reserve" for each in Ledger(root / "ledger" / "small.jsonl").entries()) == 1
+    assert (
+        sum(each["kind"] == "reserve" for each in Ledger(root / "ledger" / "small.jsonl").entries())
+        == 1
+    )
 
 
 def test_two_resumes_at_once(forks, tmp_path):
     # Both hold the same ticket: the ledger lets one of them have each answer.
     root = tmp_path / "run"
     root.mkdir()
-    forks.do("synthesize", root=root, which="walk", site="privot.privacy.gate:Gate._keep", fatal=1, when="after")
+    forks.do(
+        "synthesize",
+        root=root,
+        which="walk",
+        site="privot.privacy.gate:Gate._keep",
+        fatal=1,
+        when="after",
+    )
     assert forks.do("synthesize", times=2, root=root, which="walk", resume=True)[0] == [0, 0]
     examine(root)
 
@@ -174,7 +241,9 @@ def test_killed_at_a_hundred_points(which, forks, whole, tmp_path, trust):
     ends += killed_over_time(forks, tmp_path, which, run, max(20, 100 - len(ends)))
     assert len(ends) >= 100
     assert {"finished"} <= set(ends) <= {"finished", "BudgetError", "LedgerError", "ReleaseError"}
-    assert which not in KEEPING or "BudgetError" in ends  # a short run cannot do without an answer that is lost
+    assert (
+        which not in KEEPING or "BudgetError" in ends
+    )  # a short run cannot do without an answer that is lost
     told(trust, ends, which)
 
 
@@ -215,7 +284,10 @@ def test_it_is_not_gone_on_with_unasked(unfinished):
         synthesize(box(), **unfinished)
 
 
-@pytest.mark.parametrize("other", [{"method": Walk(noise=30.0)}, {"method": Walk(steps=5)}, {"seed": 1}, {"insecure_seed": 1}])
+@pytest.mark.parametrize(
+    "other",
+    [{"method": Walk(noise=30.0)}, {"method": Walk(steps=5)}, {"seed": 1}, {"insecure_seed": 1}],
+)
 def test_it_goes_on_as_the_same_run_only(unfinished, other):
     with pytest.raises(ReleaseError, match="other settings"):
         synthesize(box(), **{**unfinished, **other}, resume=True)

@@ -8,8 +8,8 @@ import torch
 from aftermath import WRITES, examine, public, resumed, states
 from deeds import DISK
 
-from privot.files import put
-from privot.privacy import vault
+from privot.io import put
+from privot.privacy import shard_checkpoint
 from privot.runtime import Streams
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
@@ -19,8 +19,12 @@ KNOWN = {"LedgerError", "ReleaseError", "OSError"}  # all of which the command l
 
 KEEPING = {
     "a file": lambda folder: put(folder / "x", b"some"),
-    "what a critic knows": lambda folder: vault.write(folder / "x", {"x": torch.zeros(2)}),
-    "where a stage has come to": lambda folder: Streams(0, folder=folder).store("x", {"x": torch.zeros(2)}),
+    "what a critic knows": lambda folder: shard_checkpoint.write(
+        folder / "x", {"x": torch.zeros(2)}
+    ),
+    "where a stage has come to": lambda folder: Streams(0, folder=folder).store(
+        "x", {"x": torch.zeros(2)}
+    ),
 }
 
 
@@ -28,7 +32,9 @@ KEEPING = {
 @pytest.mark.parametrize("what", KEEPING)
 def test_all_its_bytes_are_on_the_disk_before_a_file_has_its_name(what, tmp_path, monkeypatch):
     """A name that outlives a power failure while its bytes do not is a run that cannot go on."""
-    sizes, sync, named = {}, os.fsync, []
+    sizes = {}
+    sync = os.fsync
+    named = []
 
     def seen(file):
         found = os.fstat(file)
@@ -46,27 +52,45 @@ def test_all_its_bytes_are_on_the_disk_before_a_file_has_its_name(what, tmp_path
 SLOW = [(which, code, 1) for which in ("merf", "walk", "private-set", "gs-wgan") for code in DISK]
 
 
-@pytest.mark.parametrize(("which", "code", "every"), [("merf", "EIO", 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.parametrize(
+    ("which", "code", "every"),
+    [("merf", "EIO", 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+)
 @pytest.mark.timeout(1200)
 def test_a_write_that_fails_is_borne(which, code, every, forks, whole, tmp_path, trust):
-    run, ends = whole(which), []
-    for number, (site, fatal, _) in enumerate(list(states(which, run.calls, WRITES, (code,)))[::every]):
-        _, failed, end = resumed(forks, tmp_path / str(number), which, run, site=site, fatal=fatal, when=code)
-        assert failed in KNOWN or (failed == "" and site == "os:unlink"), f"{code} at {site}, call {fatal}, ended in {failed or 'nothing'}"
+    run = whole(which)
+    ends = []
+    for number, (site, fatal, _) in enumerate(
+        list(states(which, run.calls, WRITES, (code,)))[::every]
+    ):
+        _, failed, end = resumed(
+            forks, tmp_path / str(number), which, run, site=site, fatal=fatal, when=code
+        )
+        assert failed in KNOWN or (failed == "" and site == "os:unlink"), (
+            f"{code} at {site}, call {fatal}, ended in {failed or 'nothing'}"
+        )
         assert end in ("finished", "BudgetError", "LedgerError", "ReleaseError")
         ends.append(end)
     assert "finished" in ends
-    trust("B2", "EIO or ENOSPC at a write of a whole run: one line, nothing read unpaid, sound afterwards", len(ends), of=len(ends))
+    trust(
+        "B2",
+        "EIO or ENOSPC at a write of a whole run: one line, nothing read unpaid, sound afterwards",
+        len(ends),
+        of=len(ends),
+    )
 
 
 @pytest.mark.parametrize("which", ["walk", pytest.param("critics", marks=pytest.mark.slow)])
 def test_a_full_disk_in_earnest(which, forks, whole, tmp_path, trust):
     """No file may grow beyond so many bytes: the system itself refuses, wherever that is, also in libraries that are not Python's."""
-    run, kinds = whole(which), []
+    run = whole(which)
+    kinds = []
     for room in range(0, 4000, 250):
         root = tmp_path / str(room)
         root.mkdir()
-        assert forks.do("synthesize", root=root, which=which, room=room)[0] == [0], f"{room} bytes a file: the run ended in no known error"
+        assert forks.do("synthesize", root=root, which=which, room=room)[0] == [0], (
+            f"{room} bytes a file: the run ended in no known error"
+        )
         kinds.append(json.loads((root / "report.json").read_text())["error"])
         examine(root)
         assert (root / "out").exists() == (kinds[-1] == "")
@@ -74,4 +98,9 @@ def test_a_full_disk_in_earnest(which, forks, whole, tmp_path, trust):
     assert set(kinds) <= {*KNOWN, ""}
     assert len(set(kinds)) >= 3, "the room must end at several places"
     assert public(tmp_path / "3750")[1]["plan"] == run.public[1]["plan"]
-    trust("B2", "runs on a disk that is full after so many bytes: one line, or whole", len(kinds), of=len(kinds))
+    trust(
+        "B2",
+        "runs on a disk that is full after so many bytes: one line, or whole",
+        len(kinds),
+        of=len(kinds),
+    )

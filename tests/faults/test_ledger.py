@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from deeds import box, plan
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.errors import BudgetError, LedgerError, ReleaseError
 from privot.privacy import ledger as module
 from privot.privacy.accounting import Neighbours
@@ -25,7 +25,9 @@ from privot.privacy.ledger import START, Ledger
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson
 
-ADD_REMOVE, REPLACE, LOCAL = Neighbours.ADD_REMOVE, Neighbours.REPLACE, Neighbours.LOCAL
+ADD_REMOVE = Neighbours.ADD_REMOVE
+REPLACE = Neighbours.REPLACE
+LOCAL = Neighbours.LOCAL
 
 
 def of(relation, noise=5.0, steps=1, sampling=None, verb="sum"):
@@ -65,8 +67,14 @@ def test_who_may_not_write_may_read(tmp_path, monkeypatch, number):
     book = Ledger(tmp_path / "x.jsonl")
     assert (book.entries(), book.wall()) == (lines, Budget(50.0))
     before = (tmp_path / "x.jsonl").read_bytes()
-    for write in (lambda: book.limit(Budget(60.0)), lambda: book.reserve(plan(), "method"), lambda: book.ask(1, "walk", 1, 1)):
-        with pytest.raises(LedgerError, match="may be read here, not written"):  # nobody would keep another from writing the same line
+    for write in (
+        lambda: book.limit(Budget(60.0)),
+        lambda: book.reserve(plan(), "method"),
+        lambda: book.ask(1, "walk", 1, 1),
+    ):
+        with pytest.raises(
+            LedgerError, match="may be read here, not written"
+        ):  # nobody would keep another from writing the same line
             write()
     with pytest.raises(LedgerError, match="may be read here, not written"):
         book.ready()
@@ -78,8 +86,12 @@ def test_who_may_not_write_may_read(tmp_path, monkeypatch, number):
 def test_who_reads_beside_a_writer_is_not_alarmed(tmp_path, monkeypatch):
     """Without the lock a line may be written between two looks; the ledger is sound all the same."""
     book = written(tmp_path / "x.jsonl")
-    reader, lock, look = Ledger(tmp_path / "x.jsonl"), Ledger._lock, Path.read_text
-    monkeypatch.setattr(Ledger, "_lock", lambda self, stack: self is not reader and lock(self, stack))
+    reader = Ledger(tmp_path / "x.jsonl")
+    lock = Ledger._lock
+    look = Path.read_text
+    monkeypatch.setattr(
+        Ledger, "_lock", lambda self, stack: self is not reader and lock(self, stack)
+    )
 
     def slow(path, *args, **kwargs):
         text = look(path, *args, **kwargs)
@@ -179,7 +191,14 @@ def test_a_ticket_is_of_a_reservation_here(ledger, tmp_path):
     folder.mkdir()
     (folder / "ticket").write_text(str(mine))
     with pytest.raises((LedgerError, ReleaseError)):
-        Gate(box(), plan(), Ledger(tmp_path / "another.jsonl"), Budget(9.0), method="m", folder=folder)
+        Gate(
+            box(),
+            plan(),
+            Ledger(tmp_path / "another.jsonl"),
+            Budget(9.0),
+            method="m",
+            folder=folder,
+        )
 
 
 # The owner's wall
@@ -223,7 +242,9 @@ def test_relations_are_summed_where_there_is_a_proof(ledger):
     ledger.reserve(of(LOCAL, 8.0, verb="rows"), "c")
     assert ledger.spent().mu == pytest.approx((3 / 5**2 + 1 / 4**2 + 1 / 8**2) ** 0.5)
     composed = Plan((Stage("x", "sum", 10.0), Stage("y", "sum", 20.0)), ADD_REMOVE)
-    assert ledger.spent(also=composed).mu == pytest.approx((3 / 5**2 + 1 / 4**2 + 1 / 8**2 + 1 / 5**2 + 1 / 10**2) ** 0.5)
+    assert ledger.spent(also=composed).mu == pytest.approx(
+        (3 / 5**2 + 1 / 4**2 + 1 / 8**2 + 1 / 5**2 + 1 / 10**2) ** 0.5
+    )
     ledger.reserve(of(ADD_REMOVE, 0.0), "d")
     assert ledger.spent().epsilon(1e-5) == float("inf")
 
@@ -235,7 +256,10 @@ def test_sampled_runs_of_two_relations_are_added_up_for_replace(ledger, first):
     alone = [float(each.replaced().cost().epsilon(1e-5)) for each in runs]
     ledger.reserve(runs[first], "one")
     ledger.reserve(runs[1 - first], "other")
-    both = of(REPLACE, 2.0, 3, Fixed(4, 40)).stages[0], Stage("more", "sum", 1.0, 5, Fixed(math.ceil(0.1 * 2**30), 2**30))
+    both = (
+        of(REPLACE, 2.0, 3, Fixed(4, 40)).stages[0],
+        Stage("more", "sum", 1.0, 5, Fixed(math.ceil(0.1 * 2**30), 2**30)),
+    )
     spent = ledger.spent().epsilon(1e-5)
     assert spent == pytest.approx(Plan(both, REPLACE).cost().epsilon(1e-5), rel=1e-9)
     assert max(alone) < spent < sum(alone)
@@ -250,7 +274,8 @@ def test_sampled_runs_of_two_relations_are_added_up_for_replace(ledger, first):
 def test_any_torn_tail_is_dropped(tmp_path):
     # A crash in the middle of a line, at every byte: that call never returned, so nothing was read for it.
     whole = written(tmp_path / "whole.jsonl")
-    data, head = whole.path.read_bytes(), head_of(whole.path).read_text()
+    data = whole.path.read_bytes()
+    head = head_of(whole.path).read_text()
     whole.reserve(plan(), "torn")
     line = whole.path.read_bytes()[len(data) :]
     count = len(data.splitlines())
@@ -302,7 +327,8 @@ def _edit(number, key, value):
 
 def _rechain(lines):
     """As one would who knows the format: all digests anew, but the head file forgotten."""
-    prev, out = START, []
+    prev = START
+    out = []
     for number, line in enumerate(lines):
         entry = {**json.loads(line), "n": number, "prev": prev}
         out.append(json.dumps(entry, separators=(",", ":")).encode())
@@ -312,7 +338,9 @@ def _rechain(lines):
 
 def _misnumbered(path):
     """The first run taken out, with every digest right again, that of the head too: the numbers of the lines tell."""
-    lines, prev, out = path.read_bytes().splitlines(), START, []
+    lines = path.read_bytes().splitlines()
+    prev = START
+    out = []
     for line in lines[:1] + lines[4:]:
         out.append(json.dumps({**json.loads(line), "prev": prev}, separators=(",", ":")).encode())
         prev = hashlib.sha256(out[-1]).hexdigest()
@@ -338,25 +366,62 @@ def _swap(left, right):
 
 QUIET = Plan((Stage("means", "sum", 500.0),), REPLACE).to_json()
 EDITS = [
-    (0, "epsilon", 500.0), (0, "delta", 0.5), (0, "kind", "note"), (1, "kind", "ask"), (1, "method", "other"), (1, "plan", {}),
-    (1, "plan", QUIET), (1, "plan", {**QUIET, "neighbours": "add-remove"}), (1, "time", "2030-01-01T00:00:00Z"), (1, "n", 7), (1, "n", "1"),
-    (1, "prev", START[::-1]), (2, "ticket", 4), (2, "stage", "walks"), (2, "first", 1), (2, "last", 5), (2, "last", -1),
-    (3, "digest", "0" * 64), (3, "step", 1), (3, "kind", 3), (4, "plan", QUIET), (7, "plan", QUIET),
-    (10, "last", 0), (10, "ticket", 1), (10, "prev", "0" * 64),
-]  # fmt: skip
+    (0, "epsilon", 500.0),
+    (0, "delta", 0.5),
+    (0, "kind", "note"),
+    (1, "kind", "ask"),
+    (1, "method", "other"),
+    (1, "plan", {}),
+    (1, "plan", QUIET),
+    (1, "plan", {**QUIET, "neighbours": "add-remove"}),
+    (1, "time", "2030-01-01T00:00:00Z"),
+    (1, "n", 7),
+    (1, "n", "1"),
+    (1, "prev", START[::-1]),
+    (2, "ticket", 4),
+    (2, "stage", "walks"),
+    (2, "first", 1),
+    (2, "last", 5),
+    (2, "last", -1),
+    (3, "digest", "0" * 64),
+    (3, "step", 1),
+    (3, "kind", 3),
+    (4, "plan", QUIET),
+    (7, "plan", QUIET),
+    (10, "last", 0),
+    (10, "ticket", 1),
+    (10, "prev", "0" * 64),
+]
 DETECTED = {
     **{f"line {number}: {key}={value}": _edit(number, key, value) for number, key, value in EDITS},
-    "a key added to the last line": _lines(lambda lines: [*lines[:-1], lines[-1].replace(b"}", b',"extra":1}')]),
-    **{f"line {number} removed": _lines(lambda lines, number=number: lines[:number] + lines[number + 1 :]) for number in range(11)},
-    **{f"line {number} doubled": _lines(lambda lines, number=number: lines[: number + 1] + lines[number:]) for number in range(11)},
-    **{f"cut to {number} lines": _lines(lambda lines, number=number: lines[:number]) for number in range(11)},
+    "a key added to the last line": _lines(
+        lambda lines: [*lines[:-1], lines[-1].replace(b"}", b',"extra":1}')]
+    ),
+    **{
+        f"line {number} removed": _lines(
+            lambda lines, number=number: lines[:number] + lines[number + 1 :]
+        )
+        for number in range(11)
+    },
+    **{
+        f"line {number} doubled": _lines(
+            lambda lines, number=number: lines[: number + 1] + lines[number:]
+        )
+        for number in range(11)
+    },
+    **{
+        f"cut to {number} lines": _lines(lambda lines, number=number: lines[:number])
+        for number in range(11)
+    },
     **{f"lines {pair} swapped": _swap(*pair) for pair in ((0, 1), (1, 4), (5, 6), (9, 10))},
     "all lines reversed": _lines(lambda lines: lines[::-1]),
     "the last newline cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "half of the last line cut": lambda path: path.write_bytes(path.read_bytes()[:-60]),
     "an empty line inside": _lines(lambda lines: [*lines[:5], b"\n", *lines[5:]]),
     "an empty line at the end": _lines(lambda lines: [*lines, b"\n"]),
-    "an unchained line at the end": _lines(lambda lines: [*lines, b'{"n":11,"kind":"budget","epsilon":999,"delta":0.1,"prev":""}\n']),
+    "an unchained line at the end": _lines(
+        lambda lines: [*lines, b'{"n":11,"kind":"budget","epsilon":999,"delta":0.1,"prev":""}\n']
+    ),
     "not JSON at the end": _lines(lambda lines: [*lines, b"hello\n"]),
     "not UTF-8 at the end": _lines(lambda lines: [*lines, b"\xff\xfe\n"]),
     "a list at the end": _lines(lambda lines: [*lines, b"[1,2]\n"]),
@@ -365,8 +430,12 @@ DETECTED = {
     "DOS line ends": _lines(lambda lines: [line.replace(b"\n", b"\r\n") for line in lines]),
     "a byte-order mark": lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()),
     "spaces after a line": _lines(lambda lines: [lines[0].replace(b"\n", b" \n"), *lines[1:]]),
-    "spaces after the last line": _lines(lambda lines: [*lines[:-1], lines[-1].replace(b"\n", b" \n")]),
-    "written prettily": _lines(lambda lines: [json.dumps(json.loads(line)).encode() + b"\n" for line in lines]),
+    "spaces after the last line": _lines(
+        lambda lines: [*lines[:-1], lines[-1].replace(b"\n", b" \n")]
+    ),
+    "written prettily": _lines(
+        lambda lines: [json.dumps(json.loads(line)).encode() + b"\n" for line in lines]
+    ),
     "emptied": lambda path: path.write_bytes(b""),
     "deleted": lambda path: path.unlink(),
     "filled with zeros": lambda path: path.write_bytes(bytes(len(path.read_bytes()))),
@@ -374,7 +443,9 @@ DETECTED = {
     "a run taken out, chained anew": _lines(lambda lines: _rechain(lines[:4] + lines[7:])),
     "the wall taken out, chained anew": _lines(lambda lines: _rechain(lines[1:])),
     "a run taken out, chained anew with its head": _misnumbered,
-    "another ledger put there": lambda path: shutil.copy(written(path.with_name("other.jsonl")).path, path),
+    "another ledger put there": lambda path: shutil.copy(
+        written(path.with_name("other.jsonl")).path, path
+    ),
     "head deleted": lambda path: head_of(path).unlink(),
     "head emptied": _head(""),
     "head not a head": _head("hello"),
@@ -383,19 +454,28 @@ DETECTED = {
     "head not UTF-8": lambda path: head_of(path).write_bytes(b"\xff 1"),
     "head ahead": _head(lambda path: "12 " + head_of(path).read_text().split()[1]),
     "head far ahead": _head(lambda path: "1200000 " + head_of(path).read_text().split()[1]),
-    "head behind with its old digest": _head(lambda path: "3 " + head_of(path).read_text().split()[1]),
+    "head behind with its old digest": _head(
+        lambda path: "3 " + head_of(path).read_text().split()[1]
+    ),
     "head of another digest": _head("11 " + "0" * 64),
     "head far below zero": _head(lambda path: "-99 " + head_of(path).read_text().split()[1]),
     "head turned into a folder": lambda path: (head_of(path).unlink(), head_of(path).mkdir()),
     "ledger turned into a folder": lambda path: (path.unlink(), path.mkdir()),
-    "lock turned into a folder": lambda path: (path.with_name(path.name + ".lock").unlink(), path.with_name(path.name + ".lock").mkdir()),
+    "lock turned into a folder": lambda path: (
+        path.with_name(path.name + ".lock").unlink(),
+        path.with_name(path.name + ".lock").mkdir(),
+    ),
 }
 HARMLESS = {  # by design: every line still counts
     "a torn tail": lambda path: path.write_bytes(path.read_bytes() + b'{"n":11,"ki'),
     "zeros after the last line": lambda path: path.write_bytes(path.read_bytes() + bytes(512)),
-    "head older than the ledger": _head(lambda path: f"3 {json.loads(path.read_bytes().splitlines()[3])['prev']}"),
+    "head older than the ledger": _head(
+        lambda path: f"3 {json.loads(path.read_bytes().splitlines()[3])['prev']}"
+    ),
     "head of the beginning": _head(f"0 {START}"),
-    "head counted from the end": _head(lambda path: f"-1 {json.loads(path.read_bytes().splitlines()[-1])['prev']}"),
+    "head counted from the end": _head(
+        lambda path: f"-1 {json.loads(path.read_bytes().splitlines()[-1])['prev']}"
+    ),
     "an old .head.new": lambda path: path.with_name(path.name + ".head.new").write_text("rubbish"),
     "the lock deleted": lambda path: path.with_name(path.name + ".lock").unlink(),
 }
@@ -421,7 +501,11 @@ def test_tampering_is_detected(how, tmp_path, trust):
     ):
         with pytest.raises(LedgerError):
             deed(Ledger(path))
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file() and each.name in files} == files
+    assert {
+        each.name: each.read_bytes()
+        for each in tmp_path.iterdir()
+        if each.is_file() and each.name in files
+    } == files
     trust("B2", "tamperings detected", 1, of=1)
 
 
@@ -437,9 +521,11 @@ def test_tampering_that_loses_nothing_is_borne(how, tmp_path):
 
 def test_any_flipped_bit_is_detected(tmp_path, trust):
     path = written(tmp_path / "x.jsonl").path
-    data, draw = path.read_bytes(), random.Random(0)
+    data = path.read_bytes()
+    draw = random.Random(0)
     for _ in range(300):
-        place, bit = draw.randrange(len(data)), draw.randrange(8)
+        place = draw.randrange(len(data))
+        bit = draw.randrange(8)
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
         with pytest.raises(LedgerError):
             Ledger(path).entries()
@@ -452,7 +538,8 @@ def test_who_holds_it_sees_a_rollback_that_files_cannot_show(how, tmp_path):
     # has seen the later lines does notice.
     book = Ledger(tmp_path / "x.jsonl")
     book.reserve(plan(), "first")
-    old, old_head = book.path.read_bytes(), head_of(book.path).read_bytes()
+    old = book.path.read_bytes()
+    old_head = head_of(book.path).read_bytes()
     book.reserve(plan(), "second")
     if how in ("cut", "both put back"):
         book.path.write_bytes(old)
@@ -479,15 +566,25 @@ def check_writers(path, writers, each):
     for number in range(writers):
         assert sum(line["method"] == f"writer {number}" for line in reserved) == each
     assert [line["n"] for line in entries] == list(range(len(entries)))
-    marks = [(line["kind"], line["ticket"]) for line in entries if line["kind"] in ("ask", "commit")]
+    marks = [
+        (line["kind"], line["ticket"]) for line in entries if line["kind"] in ("ask", "commit")
+    ]
     assert len(set(marks)) == len(marks) == 2 * writers * -(-each // 10)
     return len(reserved)
 
 
-@pytest.mark.parametrize(("writers", "each"), [(16, 20), pytest.param(16, 1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("writers", "each"), [(16, 20), pytest.param(16, 1000, marks=pytest.mark.slow)]
+)
 @pytest.mark.timeout(1200)
 def test_sixteen_processes(writers, each, forks, tmp_path, trust):
-    codes, _ = forks.do("reserve", times=writers, path=tmp_path / "x.jsonl", count=each, start=time.monotonic() + 0.5)
+    codes, _ = forks.do(
+        "reserve",
+        times=writers,
+        path=tmp_path / "x.jsonl",
+        count=each,
+        start=time.monotonic() + 0.5,
+    )
     assert codes == [0] * writers
     kept = check_writers(tmp_path / "x.jsonl", writers, each)
     trust("B2", "reservations of 16 writers at once kept, none twice", kept, of=writers * each)
@@ -495,7 +592,13 @@ def test_sixteen_processes(writers, each, forks, tmp_path, trust):
 
 def test_writers_that_are_killed(forks, tmp_path):
     for number in range(5):
-        forks.do("reserve", times=3, kill_after=0.02 * (number + 1), path=tmp_path / "x.jsonl", count=10_000)
+        forks.do(
+            "reserve",
+            times=3,
+            kill_after=0.02 * (number + 1),
+            path=tmp_path / "x.jsonl",
+            count=10_000,
+        )
         entries = Ledger(tmp_path / "x.jsonl").entries()
         assert [line["n"] for line in entries] == list(range(len(entries)))
     assert entries
@@ -523,13 +626,32 @@ def test_threads_that_share_one_instance(ledger):
 class Sites:
     """Every call by which the ledger touches the disk, counted; one of them can be made to fail."""
 
-    NAMES = ("mkdir", "lock", "flock", "stat", "open to read", "read", "open to write", "open head", "truncate", "write", "short write",
-             "fsync", "replace", "read head")  # fmt: skip
+    NAMES = (
+        "mkdir",
+        "lock",
+        "flock",
+        "stat",
+        "open to read",
+        "read",
+        "open to write",
+        "open head",
+        "truncate",
+        "write",
+        "short write",
+        "fsync",
+        "replace",
+        "read head",
+    )
 
     def __init__(self, monkeypatch, path):
-        self.calls, self.reads, self.path = [], [], path
-        self.fatal, self.code, self.lasting = None, errno.EIO, False
-        opened, take = builtins.open, Sensitive._take
+        self.calls = []
+        self.reads = []
+        self.path = path
+        self.fatal = None
+        self.code = errno.EIO
+        self.lasting = False
+        opened = builtins.open
+        take = Sensitive._take
 
         class File:
             """An unbuffered file whose calls can fail."""
@@ -563,7 +685,9 @@ class Sites:
                 return file.real.read()
 
         def open_(path, mode="r", **more):
-            self.touch({"a": "lock", "rb": "open to read", "ab": "open to write", "wb": "open head"}[mode])
+            self.touch(
+                {"a": "lock", "rb": "open to read", "ab": "open to write", "wb": "open head"}[mode]
+            )
             return File(opened(path, mode, **more)) if mode != "a" else opened(path, mode, **more)
 
         def site(name, owner, attribute):
@@ -586,14 +710,22 @@ class Sites:
         monkeypatch.setattr(module, "open", open_, raising=False)
         monkeypatch.setattr(Sensitive, "_take", taking)
         for name, owner, attribute in (
-            ("mkdir", Path, "mkdir"), ("flock", fcntl, "flock"), ("stat", Path, "stat"), ("fsync", os, "fsync"),
-            ("replace", Path, "replace"), ("read head", Path, "read_text"),
-        ):  # fmt: skip
+            ("mkdir", Path, "mkdir"),
+            ("flock", fcntl, "flock"),
+            ("stat", Path, "stat"),
+            ("fsync", os, "fsync"),
+            ("replace", Path, "replace"),
+            ("read head", Path, "read_text"),
+        ):
             site(name, owner, attribute)
 
     def touch(self, name, fails=True):
         self.calls.append(name)
-        over = self.calls.count(name) - 1 - self.fatal[1] if self.fatal and self.fatal[0] == name else -1
+        over = (
+            self.calls.count(name) - 1 - self.fatal[1]
+            if self.fatal and self.fatal[0] == name
+            else -1
+        )
         dead = over == 0 or (over > 0 and self.lasting)
         if dead and fails:
             raise OSError(self.code, os.strerror(self.code))
@@ -602,7 +734,9 @@ class Sites:
 
 def ask_once(path):
     if not os.path.lexists(path):
-        Ledger(path).limit(Budget(50.0))  # by another instance, so that this one has something to read
+        Ledger(path).limit(
+            Budget(50.0)
+        )  # by another instance, so that this one has something to read
     door = Gate(box(), plan(), Ledger(path), Budget(9.0), method="m")
     return door.sum("walk", lambda image, label: image.flatten(), bound=1.0)
 
@@ -614,13 +748,20 @@ def test_every_site_is_passed(monkeypatch, tmp_path):
     assert set(Sites.NAMES) == set(sites.calls)
     assert sites.reads == [["budget", "reserve", "ask"]]
     durable = [name for name in sites.calls if name in ("write", "fsync", "replace")]
-    line, first = ["write", "fsync", "write", "fsync", "replace"], ["write", "fsync", "fsync", "write", "fsync", "replace"]
+    line = ["write", "fsync", "write", "fsync", "replace"]
+    first = ["write", "fsync", "fsync", "write", "fsync", "replace"]
     assert durable == [*first, *line * 3]  # the first line has its folder made durable too
 
 
-@pytest.mark.parametrize(("code", "lasting"), [(errno.EIO, True), (errno.ENOSPC, False)], ids=["EIO for good", "ENOSPC once"])
+@pytest.mark.parametrize(
+    ("code", "lasting"),
+    [(errno.EIO, True), (errno.ENOSPC, False)],
+    ids=["EIO for good", "ENOSPC once"],
+)
 @pytest.mark.parametrize("name", Sites.NAMES)
-def test_a_failing_disk_stops_before_a_record_is_read(name, code, lasting, monkeypatch, tmp_path, trust):
+def test_a_failing_disk_stops_before_a_record_is_read(
+    name, code, lasting, monkeypatch, tmp_path, trust
+):
     with monkeypatch.context() as patch:
         sites = Sites(patch, tmp_path / "count" / "x.jsonl")
         ask_once(sites.path)
@@ -629,7 +770,9 @@ def test_a_failing_disk_stops_before_a_record_is_read(name, code, lasting, monke
         path = tmp_path / str(number) / "x.jsonl"
         with monkeypatch.context() as patch:
             sites = Sites(patch, path)
-            sites.fatal, sites.code, sites.lasting = (name, number), code, lasting
+            sites.fatal = (name, number)
+            sites.code = code
+            sites.lasting = lasting
             if name == "stat" and not lasting:
                 continue  # asked again at once, and then answered
             with pytest.raises(LedgerError) as caught:
@@ -685,7 +828,10 @@ def test_a_full_disk_in_earnest(forks, tmp_path):
     said = json.loads((tmp_path / "report.json").read_text())
     assert len(said) == 5
     assert all("cannot be written" in each for each in said)
-    assert [each["method"] for each in Ledger(tmp_path / "x.jsonl").entries()] == ["before", *["after!"] * 5]
+    assert [each["method"] for each in Ledger(tmp_path / "x.jsonl").entries()] == [
+        "before",
+        *["after!"] * 5,
+    ]
 
 
 @pytest.mark.parametrize("path", [".", "/", ""])

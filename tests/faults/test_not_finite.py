@@ -23,7 +23,8 @@ EVERY = [
 
 def spoilt(monkeypatch, place, bad):
     """From now on the answer at this place has one such number; returns the count of answers."""
-    honest, asked = gate.noisy, []
+    honest = gate.noisy
+    asked = []
 
     def noisy(*args):
         value = honest(*args)
@@ -37,28 +38,45 @@ def spoilt(monkeypatch, place, bad):
 
 
 def ran(method, folder):
-    return synthesize(given(method, *records(), spec_for(method)), method, asked(method), ledger=folder / "book.jsonl")
+    return synthesize(
+        given(method, *records(), spec_for(method)),
+        method,
+        asked(method),
+        ledger=folder / "book.jsonl",
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "which", "bad"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in FAST)]
+    ("name", "which", "bad"),
+    [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in FAST)],
 )
 def test_nothing_that_is_not_finite_leaves(name, which, bad, tmp_path, monkeypatch, trust):
-    method, place = make(name, quick(name)), 1
+    method = make(name, quick(name))
+    place = 1
     (tmp_path / "count").mkdir()
     if which == "last":
         with monkeypatch.context() as patch:
             counted = spoilt(patch, 0, bad)
             ran(method, tmp_path / "count")
             place = len(counted)
-    asked, stopped = spoilt(monkeypatch, place, bad), 0
+    asked = spoilt(monkeypatch, place, bad)
+    stopped = 0
     try:
         made = ran(method, tmp_path)
-        assert all(value.isfinite().all() for value in made.product.tensors.values() if value.is_floating_point()), "it was released"
+        assert all(
+            value.isfinite().all()
+            for value in made.product.tensors.values()
+            if value.is_floating_point()
+        ), "it was released"
         assert torch.isfinite(made.sample(made.spec.classes)[0]).all()
     except PrivotError as error:
         stopped = 1
         assert "\n" not in str(error)  # noqa: PT017 (either end is right)
     assert len(asked) >= place, "the number was never put in"
     trust("N3", "injected NaN and infinity that did not leave", 1, of=1)
-    trust("N3", "of these, runs that stopped with a typed error (in the others what was made is finite)", stopped, of=1)
+    trust(
+        "N3",
+        "of these, runs that stopped with a typed error (in the others what was made is finite)",
+        stopped,
+        of=1,
+    )

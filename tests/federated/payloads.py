@@ -16,7 +16,11 @@ PICKLE = b"\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93
 
 
 def framed(head, data=b"", length=None):
-    text = head if isinstance(head, bytes) else json.dumps(head, separators=(",", ":"), sort_keys=True).encode()
+    text = (
+        head
+        if isinstance(head, bytes)
+        else json.dumps(head, separators=(",", ":"), sort_keys=True).encode()
+    )
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
@@ -63,7 +67,9 @@ def steep(factor):
         answer = plausible(terms, number)
         numbers = answer.values[0, 0].numel()
         one = torch.zeros_like(answer.values)
-        one[3, 0] = factor * (1 / numbers**0.5 + FARTHEST * 2 * terms.settings.noise)  # of norm factor * longest
+        one[3, 0] = factor * (
+            1 / numbers**0.5 + FARTHEST * 2 * terms.settings.noise
+        )  # of norm factor * longest
         return pack(replace(answer, values=one))
 
     return payload
@@ -84,7 +90,9 @@ HOSTILE = {
     "vanishes": (lambda terms, number: (), "did not answer", False),
     "answers twice": (lambda terms, number: (honest(terms, number),) * 2, "twice", False),
     "answers twice, otherwise": (
-        lambda terms, number: (honest(terms, number), pack(plausible(terms, number, seed=8))), "two different answers", True,
+        lambda terms, number: (honest(terms, number), pack(plausible(terms, number, seed=8))),
+        "two different answers",
+        True,
     ),
     "NaN": (put(5, float("nan")), "not finite", True),
     "infinite": (put(0, float("inf")), "not finite", True),
@@ -99,36 +107,88 @@ HOSTILE = {
     "float64": (forged("F64", 8), "F32", True),
     "next round": (lambda terms, number: pack(plausible(terms, number + 1)), "round", True),
     "a round that never was": (lambda terms, number: pack(plausible(terms, 10**8)), "round", True),
-    "another run": (lambda terms, number: pack(replace(plausible(terms, number), run=OTHER)), "another run", True),
-    "lies about its count": (head(lambda found: found["__metadata__"].update(count="1000000")), "something more", True),
+    "another run": (
+        lambda terms, number: pack(replace(plausible(terms, number), run=OTHER)),
+        "another run",
+        True,
+    ),
+    "lies about its count": (
+        head(lambda found: found["__metadata__"].update(count="1000000")),
+        "something more",
+        True,
+    ),
     "a weight in a tensor": (
-        head(lambda found: found.update(weight={"dtype": "F32", "shape": [], "data_offsets": [0, 0]})), "something more", True,
+        head(
+            lambda found: found.update(weight={"dtype": "F32", "shape": [], "data_offsets": [0, 0]})
+        ),
+        "something more",
+        True,
     ),
     "truncated": (lambda terms, number: honest(terms, number)[:-7], "as many", True),
-    "truncated in its header": (lambda terms, number: honest(terms, number)[:40], "cut short", True),
+    "truncated in its header": (
+        lambda terms, number: honest(terms, number)[:40],
+        "cut short",
+        True,
+    ),
     "goes on after the end": (lambda terms, number: honest(terms, number) + b"\0", "as many", True),
     "a header of 2^62 bytes": (lambda terms, number: framed(b"{}", length=2**62), "header", True),
     "a header of all it sends": (lambda terms, number: framed(b" " * 9000), "", True),
     "too much": (lambda terms, number: bytes(1 << 22), "bytes", True),
     "deep JSON": (lambda terms, number: framed(b"[" * 1500), "no message", True),
     "a number of many digits": (lambda terms, number: framed(b"1" * 1600), "no message", True),
-    "a shape that overflows": (head(lambda found: found["values"].update(shape=[2**40, 2**40, 1, 1, 1])), "as many", True),
-    "a shape below zero": (head(lambda found: found["values"].update(shape=[-10, -1, 1, 4, 4])), "five axes", True),
-    "a field twice": (
-        lambda terms, number: honest(terms, number).replace(b'"round":', b'"kind":"answer","round":').replace(b"  ", b""), "", True,
+    "a shape that overflows": (
+        head(lambda found: found["values"].update(shape=[2**40, 2**40, 1, 1, 1])),
+        "as many",
+        True,
     ),
-    "a round in words": (head(lambda found: found["__metadata__"].update(round="one")), "no message", True),
-    "a run in capitals": (head(lambda found: found["__metadata__"].update(run="A" * 32)), "hexadecimal", True),
-    "another version": (head(lambda found: found["__metadata__"].update(format="privot federated 1")), "version", True),
+    "a shape below zero": (
+        head(lambda found: found["values"].update(shape=[-10, -1, 1, 4, 4])),
+        "five axes",
+        True,
+    ),
+    "a field twice": (
+        lambda terms, number: (
+            honest(terms, number)
+            .replace(b'"round":', b'"kind":"answer","round":')
+            .replace(b"  ", b"")
+        ),
+        "",
+        True,
+    ),
+    "a round in words": (
+        head(lambda found: found["__metadata__"].update(round="one")),
+        "no message",
+        True,
+    ),
+    "a run in capitals": (
+        head(lambda found: found["__metadata__"].update(run="A" * 32)),
+        "hexadecimal",
+        True,
+    ),
+    "another version": (
+        head(lambda found: found["__metadata__"].update(format="privot federated 1")),
+        "version",
+        True,
+    ),
     "another kind": (head(lambda found: found["__metadata__"].update(kind="update")), "kind", True),
-    "a request": (lambda terms, number: pack(Request(terms.run, number, torch.zeros(1, 1, 1, 8, 8, dtype=torch.uint8))), "request", True),
+    "a request": (
+        lambda terms, number: pack(
+            Request(terms.run, number, torch.zeros(1, 1, 1, 8, 8, dtype=torch.uint8))
+        ),
+        "request",
+        True,
+    ),
     "the terms": (lambda terms, number: pack(terms), "terms", True),
     "a refusal that rings": (
-        lambda terms, number: pack(Refusal(terms.run, number, "x" * 8)).replace(b"x" * 8, b"\\u0007xx"), "refusal", True,
+        lambda terms, number: pack(Refusal(terms.run, number, "x" * 8)).replace(
+            b"x" * 8, b"\\u0007xx"
+        ),
+        "refusal",
+        True,
     ),
     "empty": (lambda terms, number: b"", "cut short", True),
     "eight zeros": (lambda terms, number: bytes(8), "cut short", True),
     "pickle": (lambda terms, number: PICKLE, "", True),
     "no bytes at all": (lambda terms, number: "an answer", "bytes", True),
     "noise": (lambda terms, number: bytes(range(256)) * 4, "", True),
-}  # fmt: skip
+}

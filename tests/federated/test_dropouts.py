@@ -13,7 +13,10 @@ class Mortal:
     """A ward that dies at a moment of the second round, or of the consent."""
 
     def __init__(self, ward, moment, number):
-        self.ward, self.moment, self.number, self.dead = ward, moment, number, False
+        self.ward = ward
+        self.moment = moment
+        self.number = number
+        self.dead = False
 
     def hears(self, raw, number):
         """Its reply, or None if it died before, or the message was lost with it."""
@@ -29,11 +32,17 @@ class Mortal:
         return None if now and self.moment == "answer is lost" else reply
 
 
-@pytest.mark.parametrize(("killed", "moment"), [(0, "never"), *((killed, moment) for killed in range(1, 5) for moment in MOMENTS)])
+@pytest.mark.parametrize(
+    ("killed", "moment"),
+    [(0, "never"), *((killed, moment) for killed in range(1, 5) for moment in MOMENTS)],
+)
 def test_the_others_go_on(tmp_path, trust, killed, moment):
     number = -1 if "terms" in moment else 0
     everyone = wards(tmp_path, 5)
-    doomed = {name: Mortal(ward, moment if place < killed else "", number) for place, (name, ward) in enumerate(everyone.items())}
+    doomed = {
+        name: Mortal(ward, moment if place < killed else "", number)
+        for place, (name, ward) in enumerate(everyone.items())
+    }
     server = serving(TERMS, everyone)
     for name, offer in server.offers().items():
         if (reply := doomed[name].hears(offer, -1)) is not None:
@@ -52,8 +61,15 @@ def test_the_others_go_on(tmp_path, trust, killed, moment):
     assert all(not each.lie for each in server.offences)
     # The dead have spent the plan if they were asked at all, and nothing if they died before.
     paid = 0.0 if "terms" in moment or moment == "request comes" else PRICE
-    assert [ward.spent() for ward in list(everyone.values())[:killed]] == [pytest.approx(paid)] * killed
-    trust("F2", "0 to 4 of 5 owners dead at a kind of message: the others' epsilon as planned, the run ended", 1, of=1)
+    assert [ward.spent() for ward in list(everyone.values())[:killed]] == [
+        pytest.approx(paid)
+    ] * killed
+    trust(
+        "F2",
+        "0 to 4 of 5 owners dead at a kind of message: the others' epsilon as planned, the run ended",
+        1,
+        of=1,
+    )
 
 
 def test_all_dead_ends_without_a_release(tmp_path):

@@ -27,16 +27,16 @@ from privot.errors import DataError, ReleaseError, SettingError
 from privot.federated import Request, pack, unpack
 from privot.federated.flower import server_app
 from privot.federated.flower.client_app import client_app
-from privot.federated.flower.deployment import split_address
-from privot.federated.flower.envelope import opened, wrapped
+from privot.federated.flower.codec import opened, wrapped
+from privot.federated.flower.grid import Line
 from privot.federated.flower.keys import make_keys, read_nodes
-from privot.federated.flower.line import Line
-from privot.federated.flower.node import check_key
 from privot.federated.flower.processes import HEADER, OnlyNodes
 from privot.federated.flower.server_app import Post, conduct
+from privot.federated.flower.superlink import split_address
+from privot.federated.flower.supernode import check_key
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.privacy.vault import vaults
+from privot.privacy.shard_checkpoint import vaults
 from privot.runtime import silent
 
 TERMS = terms()
@@ -59,7 +59,10 @@ class Grid:
     """Flower's grid with nodes in this process: each is a function from a message to its reply, or None if there is none."""
 
     def __init__(self, nodes):
-        self.nodes, self.online, self.sent, self.replies = nodes, set(nodes), [], {}
+        self.nodes = nodes
+        self.online = set(nodes)
+        self.sent = []
+        self.replies = {}
 
     def get_node_ids(self):
         return list(self.online)
@@ -82,7 +85,9 @@ def node(owner, fails=lambda message: False):
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
     def answer(message):
-        return Message(Error(1, "gone"), reply_to=message) if fails(message) else app(message, context)
+        return (
+            Message(Error(1, "gone"), reply_to=message) if fails(message) else app(message, context)
+        )
 
     return answer
 
@@ -91,7 +96,12 @@ def federation(tmp_path, **fails):
     """A server, its post, and owners who fail as told."""
     everyone = wards(tmp_path)
     agreed = terms(owners=len(everyone))
-    grid = Grid({10 + place: node(ward, fails.get(f"ward{place}", lambda message: False)) for place, ward in enumerate(everyone.values())})
+    grid = Grid(
+        {
+            10 + place: node(ward, fails.get(f"ward{place}", lambda message: False))
+            for place, ward in enumerate(everyone.values())
+        }
+    )
     post = Post(grid, {name: 10 + place for place, name in enumerate(everyone)})
     return serving(agreed, everyone, tmp_path), post, grid, everyone
 
@@ -107,7 +117,9 @@ class Clock:
     """Time that passes only when somebody sleeps, or looks for replies."""
 
     def __init__(self, grid, look):
-        self.now, self.slept, self.pull = 0.0, [], grid.pull_messages
+        self.now = 0.0
+        self.slept = []
+        self.pull = grid.pull_messages
         grid.pull_messages = lambda numbers: self.sleep(look, looking=True) or self.pull(numbers)
 
     def monotonic(self):
@@ -144,12 +156,17 @@ def test_a_round_that_lasts_counts_its_answers(tmp_path, monkeypatch, look, told
 @pytest.mark.parametrize(
     "content",
     [
-        RecordDict(), RecordDict({"other": ConfigRecord({"message": b"x"})}), RecordDict({"privot": ConfigRecord({"message": "text"})}),
-        RecordDict({"privot": ConfigRecord({"message": b"x", "more": 1})}), RecordDict({"privot": ConfigRecord({"message": [b"x"]})}),
-        RecordDict({"privot": ConfigRecord({"message": b"x"}), "beside": ConfigRecord({"count": 3})}),
+        RecordDict(),
+        RecordDict({"other": ConfigRecord({"message": b"x"})}),
+        RecordDict({"privot": ConfigRecord({"message": "text"})}),
+        RecordDict({"privot": ConfigRecord({"message": b"x", "more": 1})}),
+        RecordDict({"privot": ConfigRecord({"message": [b"x"]})}),
+        RecordDict(
+            {"privot": ConfigRecord({"message": b"x"}), "beside": ConfigRecord({"count": 3})}
+        ),
         RecordDict({"privot": ArrayRecord([np.zeros(3)])}),
     ],
-)  # fmt: skip
+)
 def test_anything_but_one_field_of_bytes_is_no_message(content):
     assert opened(wrapped(b"x")) == b"x"
     assert opened(content) == b""
@@ -172,7 +189,9 @@ def test_an_owner_who_cannot_answer_says_only_that():
 def test_flower_tells_nobody(monkeypatch):
     from flwr.supercore import telemetry, update_check
 
-    monkeypatch.setattr(telemetry.urllib.request, "urlopen", lambda *_, **__: pytest.fail("telemetry"))
+    monkeypatch.setattr(
+        telemetry.urllib.request, "urlopen", lambda *_, **__: pytest.fail("telemetry")
+    )
     monkeypatch.setattr(update_check.requests, "post", lambda *_, **__: pytest.fail("update check"))
     assert telemetry.create_event(telemetry.EventType.PING, None) == "disabled"
     update_check.warn_if_flwr_update_available("privot")
@@ -186,7 +205,9 @@ def test_the_rest_runs_without_flower(tmp_path):
         "sys.argv = ['privot', 'federate', 'keys', '--out', 'keys']\n"
         "privot.cli.main()"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert "pip install 'privot[federated]'" in ended.stderr
     assert not (tmp_path / "keys").exists()
@@ -199,11 +220,15 @@ def test_the_rest_runs_without_flower(tmp_path):
 def test_a_run_over_the_grid(tmp_path):
     server, post, grid, everyone = federation(tmp_path)
     seen = []
-    traffic = run(server, post, progress=lambda stage, step, of, **facts: seen.append((stage, step, of)))
+    traffic = run(
+        server, post, progress=lambda stage, step, of, **facts: seen.append((stage, step, of))
+    )
     assert (server.done, server.taken, server.offences) == (True, 9, [])
     assert seen[-1] == ("rounds", 3, 3)
     assert server.finish().guarantee.epsilon == pytest.approx(everyone["ward 0"].spent())
-    assert len({message.metadata.group_id for message in grid.sent}) == len(grid.sent)  # no number can be guessed from another's
+    assert len({message.metadata.group_id for message in grid.sent}) == len(
+        grid.sent
+    )  # no number can be guessed from another's
     assert {tuple(message.content) for message in grid.sent} == {("privot",)}
     sent = sum(len(opened(message.content)) for message in grid.sent[3:])
     assert (traffic.sent, traffic.answers) == (sent, 9)
@@ -225,7 +250,9 @@ def test_who_fails_is_passed_over_and_may_come_back(tmp_path):
 
 
 def test_when_all_fail_the_run_does_not_end_well(tmp_path):
-    server, post, _, everyone = federation(tmp_path, **{f"ward{place}": lambda message: True for place in range(3)})
+    server, post, _, everyone = federation(
+        tmp_path, **{f"ward{place}": lambda message: True for place in range(3)}
+    )
     with pytest.raises(ReleaseError, match="no owner has agreed"):
         run(server, post)
     assert not any(each.spent() for each in everyone.values())
@@ -253,13 +280,17 @@ def test_a_round_that_nobody_answers_stops_the_run_and_costs_none_of_it(tmp_path
 def test_terms_that_all_refuse_are_named(tmp_path):
     server, post, _, everyone = federation(tmp_path)
     for place, ward in enumerate(everyone.values()):
-        ward.owner = Ward(tmp_path / f"poor{place}", place, wall=type(ward.owner._wall)(0.1, 1e-5)).owner
+        ward.owner = Ward(
+            tmp_path / f"poor{place}", place, wall=type(ward.owner._wall)(0.1, 1e-5)
+        ).owner
     with pytest.raises(ReleaseError, match=r"no owner has agreed.*ward 0: .*budget"):
         run(server, post)
 
 
 def test_nodes_that_are_away_are_waited_for_only_so_long(tmp_path):
-    grid = Grid({1: lambda message: Message(wrapped(b"here"), reply_to=message), 2: lambda message: None})
+    grid = Grid(
+        {1: lambda message: Message(wrapped(b"here"), reply_to=message), 2: lambda message: None}
+    )
     grid.online = {1}
     post = Post(grid, {"near": 1, "far": 2})
     assert list(post.exchange({"near": b"x", "far": b"x"}, 60.0, away=0.0)) == [("near", b"here")]
@@ -292,13 +323,24 @@ def test_when_a_simulation_is_over_no_critic_is_left(tmp_path):
 
 @pytest.mark.parametrize(
     ("owners", "each", "cores", "gigabytes", "count"),
-    [(3, 0, 8, 64, 1), (20, 0, 8, 64, 5), (300, 0, 64, 64, 64), (300, 1.5e9, 64, 64, 16), (300, 0, 64, 4, 4), (300, 1e12, 2, 4, 1)],
+    [
+        (3, 0, 8, 64, 1),
+        (20, 0, 8, 64, 5),
+        (300, 0, 64, 64, 64),
+        (300, 1.5e9, 64, 64, 16),
+        (300, 0, 64, 4, 4),
+        (300, 1e12, 2, 4, 1),
+    ],
 )
-def test_as_many_workers_as_the_machine_can_hold(monkeypatch, owners, each, cores, gigabytes, count):
+def test_as_many_workers_as_the_machine_can_hold(
+    monkeypatch, owners, each, cores, gigabytes, count
+):
     from privot.federated.flower import simulation
 
     monkeypatch.setattr(simulation.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(simulation.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": gigabytes * 10**6}.get)
+    monkeypatch.setattr(
+        simulation.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": gigabytes * 10**6}.get
+    )
     assert simulation._workers(owners, each) == count
 
 
@@ -307,7 +349,8 @@ def test_as_many_workers_as_the_machine_can_hold(monkeypatch, owners, each, core
 
 def asked(app, path, headers=(), kind="http", body=()):
     """The status that a call gets."""
-    said, parts = [], iter(body)
+    said = []
+    parts = iter(body)
 
     async def receive():
         part = next(parts, None)
@@ -325,20 +368,39 @@ def test_only_nodes_and_those_who_know_the_secret_come_in():
         await send({"status": 200})
 
     app = OnlyNodes(inner, "word", 0)
-    right, wrong = [(HEADER.encode(), b"word")], [(HEADER.encode(), b"wor")]
+    right = [(HEADER.encode(), b"word")]
+    wrong = [(HEADER.encode(), b"wor")]
     assert asked(app, "/v1/fleet/pull-messages") == 200
-    for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/health", "/v1/fleet"):
-        assert (asked(app, path), asked(app, path, wrong), asked(app, path, right)) == (404, 404, 200)
+    for path in (
+        "/v1/control/register-node",
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "/health",
+        "/v1/fleet",
+    ):
+        assert (asked(app, path), asked(app, path, wrong), asked(app, path, right)) == (
+            404,
+            404,
+            200,
+        )
     assert asked(app, "/v1/fleet/x", kind="websocket") is None
     assert asked(app, "", kind="lifespan") == 200
-    for word in (b"", b"x"):  # a server without a secret opens nothing, to those who show none either
-        assert asked(OnlyNodes(inner, "", 0), "/v1/control/start-run", [(HEADER.encode(), word)]) == 404
+    for word in (
+        b"",
+        b"x",
+    ):  # a server without a secret opens nothing, to those who show none either
+        assert (
+            asked(OnlyNodes(inner, "", 0), "/v1/control/start-run", [(HEADER.encode(), word)])
+            == 404
+        )
     assert asked(OnlyNodes(inner, "", 0), "/v1/control/start-run") == 404
 
 
 def test_a_long_call_is_not_read_to_its_end():
     """Flower would read 2 GiB of it before it asks who is there."""
-    heard, read = [], []
+    heard = []
+    read = []
 
     async def inner(scope, receive, send):
         heard.append((await receive())["body"])
@@ -349,8 +411,14 @@ def test_a_long_call_is_not_read_to_its_end():
             read.append(number)
             yield bytes(1 << 20)
 
-    app, room = OnlyNodes(inner, "word", 3 << 20), 3 << 20
-    for path, parts in (("push-object", 4), ("push-messages", 1), ("activate-node", 1), ("pull-messages", 1)):
+    app = OnlyNodes(inner, "word", 3 << 20)
+    room = 3 << 20
+    for path, parts in (
+        ("push-object", 4),
+        ("push-messages", 1),
+        ("activate-node", 1),
+        ("pull-messages", 1),
+    ):
         read.clear()
         assert (asked(app, f"/v1/fleet/{path}", body=long()), len(read), heard) == (413, parts, [])
     assert asked(app, "/v1/fleet/push-object", body=[bytes(room), b"end"]) == 200
@@ -408,13 +476,24 @@ print(json.dumps(found))
 
 def test_a_supernode_takes_little_and_tells_nothing_else():
     """It goes nowhere else at the server's word, reads no endless answer, opens no bundle, and does not say how long the owner took."""
-    done = subprocess.run([sys.executable, "-c", SUPERNODE], capture_output=True, text=True, check=True, timeout=120)
-    most, little = 1 << 26, 1 << 18
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERNODE], capture_output=True, text=True, check=True, timeout=120
+    )
+    most = 1 << 26
+    little = 1 << 18
     assert json.loads(done.stdout) == {
-        "asked": [[302, 0], 1], "packed": ["TooMuchError", 0], "short": [200, little], "long": ["TooMuchError", 0], "part": [200, most],
-        "too long": ["TooMuchError", 0], "wants": "identity", "parts": "a message of 4 parts", "few": ["a", "b", "c"], "bundle": {},
+        "asked": [[302, 0], 1],
+        "packed": ["TooMuchError", 0],
+        "short": [200, little],
+        "long": ["TooMuchError", 0],
+        "part": [200, most],
+        "too long": ["TooMuchError", 0],
+        "wants": "identity",
+        "parts": "a message of 4 parts",
+        "few": ["a", "b", "c"],
+        "bundle": {},
         "seconds": 0.0,
-    }  # fmt: skip
+    }
 
 
 def test_calls_within_this_machine_go_through_no_proxy():
@@ -424,13 +503,26 @@ client = httpx.Client()
 near = [client._transport_for_url(httpx.URL(url)) is client._transport for url in ("http://127.0.0.1:9", "http://[::1]:9", "http://far:9")]
 print(os.environ["no_proxy"], near)
 """
-    environment = {"http_proxy": "http://proxy:1", "no_proxy": "intranet", "PATH": os.environ["PATH"]}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    environment = {
+        "http_proxy": "http://proxy:1",
+        "no_proxy": "intranet",
+        "PATH": os.environ["PATH"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout == "intranet,127.0.0.1,localhost,::1 [True, True, False]\n"
 
 
 @pytest.mark.parametrize(
-    ("replies", "parts", "let"), [(["x"], 3, True), (["x"], 1, True), (["x"], 4, False), ([""], 1, False), (["x", ""], 2, False)]
+    ("replies", "parts", "let"),
+    [
+        (["x"], 3, True),
+        (["x"], 1, True),
+        (["x"], 4, False),
+        ([""], 1, False),
+        (["x", ""], 2, False),
+    ],
 )
 def test_a_node_announces_replies_of_few_parts(replies, parts, let):
     """What is announced is what Flower would keep; and a message that answers none would go to other owners."""
@@ -444,32 +536,52 @@ def test_a_node_announces_replies_of_few_parts(replies, parts, let):
     said = PushMessagesRequest(message_object_trees=[tree])
     for each in replies:
         said.messages_list.add().metadata.reply_to_message_id = each
-    status = asked(OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[said.SerializeToString()])
+    status = asked(
+        OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[said.SerializeToString()]
+    )
     assert status == (200 if let else 413)
-    assert asked(OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[b"\xff" * 100]) == 413
+    assert (
+        asked(OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[b"\xff" * 100]) == 413
+    )
 
 
 class Link:
     """A SuperLink, by Flower's own names: announced replies by the message they answer, and those of their parts that came."""
 
     def __init__(self):
-        self.replies, self.parts, self.confirmed = {}, {}, []
+        self.replies = {}
+        self.parts = {}
+        self.confirmed = []
 
     def announce(self, asked, message, whole=True):
         message.metadata.__dict__["_message_id"] = message.object_id
-        self.replies[asked] = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
-        self.replies[asked][0].metadata.reply_to_message_id = asked  # of the announcement; what comes after it may say otherwise
+        self.replies[asked] = (
+            message_to_proto(remove_content_from_message(message)),
+            get_object_tree(message),
+        )
+        self.replies[asked][
+            0
+        ].metadata.reply_to_message_id = (
+            asked  # of the announcement; what comes after it may say otherwise
+        )
         found = {number: each.deflate() for number, each in get_all_nested_objects(message).items()}
         self.parts |= found if whole else {}
         return found
 
     def PullMessages(self, request):
-        found = [self.replies.pop(each) for each in list(request.message_ids) if each in self.replies]
-        return types.SimpleNamespace(messages_list=[each for each, _ in found], message_object_trees=[tree for _, tree in found])
+        found = [
+            self.replies.pop(each) for each in list(request.message_ids) if each in self.replies
+        ]
+        return types.SimpleNamespace(
+            messages_list=[each for each, _ in found],
+            message_object_trees=[tree for _, tree in found],
+        )
 
     def PullObject(self, request):
         content = self.parts.get(request.object_id, b"")
-        return types.SimpleNamespace(object_found=True, object_available=bool(content), object_content=content)
+        return types.SimpleNamespace(
+            object_found=True, object_available=bool(content), object_content=content
+        )
 
     def ConfirmMessageReceived(self, request):
         self.confirmed.append(request.message_object_id)
@@ -477,7 +589,8 @@ class Link:
 
 def test_a_line_waits_for_no_node():
     """One announces a reply and never sends it, one sends parts that are no message, one says that it answers somebody else."""
-    line, link = Line("127.0.0.1:1", b"", "token"), Link()
+    line = Line("127.0.0.1:1", b"", "token")
+    link = Link()
     line._client = link
     line.set_run(Run.create_empty(1))
     letters = [Message(wrapped(b"?"), 7, "query", group_id=str(number)) for number in range(4)]
@@ -489,7 +602,10 @@ def test_a_line_waits_for_no_node():
     odd = link.announce(numbers[2], Message(wrapped(b"odd"), reply_to=letters[2]))
     link.parts |= dict.fromkeys(odd, b"ConfigRecord  4\0junk")
     link.announce(numbers[3], Message(wrapped(b"in her name"), reply_to=letters[0]))
-    found = {each.metadata.reply_to_message_id: opened(each.content) for each in line.pull_messages(numbers)}
+    found = {
+        each.metadata.reply_to_message_id: opened(each.content)
+        for each in line.pull_messages(numbers)
+    }
     assert found == {numbers[0]: b"honest", numbers[2]: b"", numbers[3]: b""}
     assert line.pull_messages(numbers[1:2]) == []
     link.parts |= rest
@@ -501,7 +617,15 @@ def test_keys_for_a_trial(tmp_path, privot):
     assert code == 0, err
     made = json.loads(out)
     folder = tmp_path / "keys"
-    assert sorted(made) == sorted(["ca.crt", "server.crt", "server.key", "nodes", *(f"hospital-{number}.key" for number in range(1, 6))])
+    assert sorted(made) == sorted(
+        [
+            "ca.crt",
+            "server.crt",
+            "server.key",
+            "nodes",
+            *(f"hospital-{number}.key" for number in range(1, 6)),
+        ]
+    )
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert list(read_nodes(folder / "nodes")) == [f"hospital-{number}" for number in range(1, 6)]
     for number in range(1, 6):
@@ -538,12 +662,27 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
     good = (tmp_path / "keys" / "nodes").read_text().splitlines()
     kind, key, _ = good[0].split()
     file = tmp_path / "list"
-    for text in ("", "# nobody\n", "hello\n", f"{kind} {key}\n", f"{kind} AAAA one\n", f"{kind} {key} a/b\n", f"{good[0]}\n{good[0]}\n",
-                 f"{good[0]}\n{kind} {key} another\n", f"{good[0]} more\n", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== x\n"):  # fmt: skip
+    for text in (
+        "",
+        "# nobody\n",
+        "hello\n",
+        f"{kind} {key}\n",
+        f"{kind} AAAA one\n",
+        f"{kind} {key} a/b\n",
+        f"{good[0]}\n{good[0]}\n",
+        f"{good[0]}\n{kind} {key} another\n",
+        f"{good[0]} more\n",
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== x\n",
+    ):
         file.write_text(text)
         with pytest.raises(SettingError, match=r"list"):
             read_nodes(file)
-    for bad in (tmp_path / "keys" / "server.crt", tmp_path / "keys" / "nodes", tmp_path / "nowhere", tmp_path):
+    for bad in (
+        tmp_path / "keys" / "server.crt",
+        tmp_path / "keys" / "nodes",
+        tmp_path / "nowhere",
+        tmp_path,
+    ):
         with pytest.raises(SettingError):
             check_key(bad)
     for names in ([], ["a", "a"], ["../x"], ["server"]):
@@ -567,15 +706,91 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
         (("simulate", "--data", "digitz", "--clients", 3, "--epsilon", 5), "did you mean 'digits'"),
         (("simulate", "--data", "digits", "--clients", 0, "--epsilon", 5), "--clients"),
         (("simulate", "--data", "digits", "--epsilon", 5, "--set", "round=3"), "did you mean"),
-        (("simulate", "--data", "digits", "--epsilon", 5, "--rounds", 3, "--set", "rounds=4"), "not both"),
+        (
+            ("simulate", "--data", "digits", "--epsilon", 5, "--rounds", 3, "--set", "rounds=4"),
+            "not both",
+        ),
         (("simulate", "--data", "digits", "--epsilon", 5, "--set", "noise=1"), "not both"),
-        (("server", "--address", "x", "--tls", "keys", "--nodes", "nowhere", "--epsilon", 5, "--like", "digits"), "nowhere"),
-        (("server", "--address", "localhost", "--tls", "keys", "--nodes", "keys/nodes", "--epsilon", 5, "--like", "digits"), "HOST:PORT"),
-        (("server", "--address", "localhost:1", "--tls", "other", "--nodes", "keys/nodes", "--epsilon", 5, "--like", "digits"), "missing"),
-        (("server", "--address", "localhost:1", "--tls", "keys", "--nodes", "keys/nodes", "--epsilon", 5), "--shape"),
-        (("server", "--address", "localhost:1", "--tls", "keys", "--nodes", "keys/nodes", "--epsilon", 5, "--like", "x"), "built-in"),
+        (
+            (
+                "server",
+                "--address",
+                "x",
+                "--tls",
+                "keys",
+                "--nodes",
+                "nowhere",
+                "--epsilon",
+                5,
+                "--like",
+                "digits",
+            ),
+            "nowhere",
+        ),
+        (
+            (
+                "server",
+                "--address",
+                "localhost",
+                "--tls",
+                "keys",
+                "--nodes",
+                "keys/nodes",
+                "--epsilon",
+                5,
+                "--like",
+                "digits",
+            ),
+            "HOST:PORT",
+        ),
+        (
+            (
+                "server",
+                "--address",
+                "localhost:1",
+                "--tls",
+                "other",
+                "--nodes",
+                "keys/nodes",
+                "--epsilon",
+                5,
+                "--like",
+                "digits",
+            ),
+            "missing",
+        ),
+        (
+            (
+                "server",
+                "--address",
+                "localhost:1",
+                "--tls",
+                "keys",
+                "--nodes",
+                "keys/nodes",
+                "--epsilon",
+                5,
+            ),
+            "--shape",
+        ),
+        (
+            (
+                "server",
+                "--address",
+                "localhost:1",
+                "--tls",
+                "keys",
+                "--nodes",
+                "keys/nodes",
+                "--epsilon",
+                5,
+                "--like",
+                "x",
+            ),
+            "built-in",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_words_are_refused(privot, tmp_path, words, said):
     make_keys(tmp_path / "keys", ["one", "two"], ["localhost"])
     code, out, err = privot("federate", *words, "--out", "release")
@@ -587,14 +802,26 @@ def test_bad_words_are_refused(privot, tmp_path, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--key", "nowhere"), "nowhere"), (("--ca", "nowhere"), "nowhere"), (("--data", "nowhere"), "nowhere"),
-        (("--server", "localhost"), "HOST:PORT"), (("--part", "5/5"), "I/N"), (("--part", "x"), "I/N"), (("--epsilon", 0), "epsilon=0"),
+        (("--key", "nowhere"), "nowhere"),
+        (("--ca", "nowhere"), "nowhere"),
+        (("--data", "nowhere"), "nowhere"),
+        (("--server", "localhost"), "HOST:PORT"),
+        (("--part", "5/5"), "I/N"),
+        (("--part", "x"), "I/N"),
+        (("--epsilon", 0), "epsilon=0"),
         (("--unit", "house"), "client or record"),
     ],
-)  # fmt: skip
+)
 def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
     make_keys(tmp_path / "keys", ["one"], ["localhost"])
-    good = {"--data": "digits", "--part": "0/5", "--server": "localhost:1", "--ca": "keys/ca.crt", "--key": "keys/one.key", "--epsilon": 5}
+    good = {
+        "--data": "digits",
+        "--part": "0/5",
+        "--server": "localhost:1",
+        "--ca": "keys/ca.crt",
+        "--key": "keys/one.key",
+        "--epsilon": 5,
+    }
     given = [word for pair in (good | dict([words])).items() for word in pair]
     code, out, err = privot("federate", "client", *given, "--ledger", "own.jsonl")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -604,9 +831,13 @@ def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
 
 def test_a_client_ends_when_no_turn_of_its_own_is_left():
     """Five owners, two a round, four rounds: who was asked in the second is not asked again."""
-    from privot.cli.watching import Watched
+    from privot.cli.client_progress import Watched
 
-    watched = Watched(types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4), last=-1, left=False), silent, 1e-5)
+    watched = Watched(
+        types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4), last=-1, left=False),
+        silent,
+        1e-5,
+    )
     for last, more in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
         watched.last = last
         assert watched.more() is more
@@ -614,7 +845,7 @@ def test_a_client_ends_when_no_turn_of_its_own_is_left():
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(tmp_path):
-    from privot.cli.watching import Watched
+    from privot.cli.client_progress import Watched
 
     own = terms(owners=1, rounds=1)
     ward = Ward(tmp_path, owners=1)
@@ -631,7 +862,7 @@ def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(t
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_whose_part_is_over_says_why(tmp_path):
-    from privot.cli.watching import STOPPED, Watched
+    from privot.cli.client_progress import STOPPED, Watched
 
     watched = Watched(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, silent, 1e-5)
     for message in (b"noise", pack(Request(RUN, 0, images(TERMS, 0)))):  # neither is an offer
@@ -639,7 +870,10 @@ def test_a_client_whose_part_is_over_says_why(tmp_path):
         assert (watched.more(), watched.ended) == (True, "")
     watched.reply(pack(TERMS))
     assert not watched.more()
-    assert watched.ended == f"the terms of run {RUN[:8]} were refused: the budget of this owner does not cover it"
+    assert (
+        watched.ended
+        == f"the terms of run {RUN[:8]} were refused: the budget of this owner does not cover it"
+    )
     watched.owner.leave()
     assert Watched(watched.owner, silent, 1e-5).ended == STOPPED
 
@@ -648,7 +882,20 @@ def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
     from privot.federated.flower import simulation
 
     monkeypatch.setattr(simulation, "run_simulation", lambda *_, **__: pytest.fail("it began"))
-    words = ("federate", "simulate", "--data", "digits", "--clients", 3, "--set", "noise=8", "--rounds", 2, "--out", "release")
+    words = (
+        "federate",
+        "simulate",
+        "--data",
+        "digits",
+        "--clients",
+        3,
+        "--set",
+        "noise=8",
+        "--rounds",
+        2,
+        "--out",
+        "release",
+    )
     (tmp_path / "release.run").mkdir()
     (tmp_path / "release.run" / "x").touch()
     assert "the rest of another run" in privot(*words)[2]
@@ -669,13 +916,27 @@ def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
 
 
 def stopping(app, *_, **__):
-    app._main(types.SimpleNamespace(get_node_ids=lambda: (_ for _ in ()).throw(ReleaseError("stopped"))), None)
+    app._main(
+        types.SimpleNamespace(get_node_ids=lambda: (_ for _ in ()).throw(ReleaseError("stopped"))),
+        None,
+    )
 
 
 def test_data_with_a_wall_is_not_dealt_past_it(privot, tmp_path):
     """Parts have ledgers of their own, but the run is charged to the whole. Of clients see tests/privacy/test_boundary_ledger.py."""
     assert privot("ledger", "digits", "--limit", 1)[0] == 0
-    code, _, err = privot("federate", "simulate", "--data", "digits", "--clients", 3, "--epsilon", 5, "--out", "release")
+    code, _, err = privot(
+        "federate",
+        "simulate",
+        "--data",
+        "digits",
+        "--clients",
+        3,
+        "--epsilon",
+        5,
+        "--out",
+        "release",
+    )
     assert (code, "does not allow this run: it would come to 5" in err) == (2, True)
     assert not list(tmp_path.glob("release*"))
 
@@ -683,12 +944,28 @@ def test_data_with_a_wall_is_not_dealt_past_it(privot, tmp_path):
 @pytest.mark.parametrize("kind", ["train", "query.other", "evaluate"])
 def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, kind):
     """Flower raises where no function is registered: in our loop this would end the client's process."""
-    from privot.federated.flower import node as module
+    from privot.federated.flower import supernode as module
 
-    sent, context = [], Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    monkeypatch.setattr(module, "pull_task_input", lambda client: (Message(wrapped(b"x"), 5, kind), context, None, None))
-    monkeypatch.setattr(module, "push_message", lambda client, message, context: sent.append(message))
+    sent = []
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    monkeypatch.setattr(
+        module,
+        "pull_task_input",
+        lambda client: (Message(wrapped(b"x"), 5, kind), context, None, None),
+    )
+    monkeypatch.setattr(
+        module, "push_message", lambda client, message, context: sent.append(message)
+    )
     monkeypatch.setattr(module, "push_task_output", lambda *_: sent.append(None))
-    monkeypatch.setattr(module, "HeartbeatSender", lambda beat: types.SimpleNamespace(start=lambda: None, stop=lambda: None))
-    module._answer(client_app(lambda context: pytest.fail("the owner was asked")), "127.0.0.1:1", "secret", "token")
+    monkeypatch.setattr(
+        module,
+        "HeartbeatSender",
+        lambda beat: types.SimpleNamespace(start=lambda: None, stop=lambda: None),
+    )
+    module._answer(
+        client_app(lambda context: pytest.fail("the owner was asked")),
+        "127.0.0.1:1",
+        "secret",
+        "token",
+    )
     assert sent == []

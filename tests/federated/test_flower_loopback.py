@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="the extra federated is not installed")
 import httpx
 
 from privot.federated.flower.keys import make_keys
-from privot.federated.recorded import read
+from privot.federated.transcript import read
 from privot.privacy.ledger import Ledger
 from privot.release import verify
 
@@ -36,7 +36,9 @@ def started(tmp_path):
         environment = os.environ | {"PRIVOT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
         with open(tmp_path / f"{name}.out", "w") as out, open(tmp_path / f"{name}.err", "w") as err:
             command = [sys.executable, "-m", "privot", "federate", *map(str, words)]
-            running.append(subprocess.Popen(command, stdout=out, stderr=err, cwd=tmp_path, env=environment))
+            running.append(
+                subprocess.Popen(command, stdout=out, stderr=err, cwd=tmp_path, env=environment)
+            )
         return running[-1]
 
     yield start
@@ -63,31 +65,97 @@ def test_five_hospitals(started, tmp_path):
     """One of them is killed and comes back, a stranger knocks, and the server's other doors stay shut."""
     make_keys(tmp_path / "keys", HOSPITALS, ["127.0.0.1"])
     make_keys(tmp_path / "forged", ["hospital-1"], ["127.0.0.1"])
-    server, text = f"127.0.0.1:{free_port()}", lambda name: Path(tmp_path / name).read_text()
-    small = [word for each in ("lessons=1", "warm=1", "width=4", "channels=4", "records=16") for word in ("--set", each)]
-    main = started("server", "server", "--address", server, "--tls", "keys", "--nodes", "keys/nodes", "--like", "digits", "--epsilon", 20,
-                   "--rounds", ROUNDS, *small, "--patience", 30, "--out", "release", "--record", "wire", "--device", "cpu",
-                   "--json")  # fmt: skip
+    server = f"127.0.0.1:{free_port()}"
+
+    def text(name):
+        return Path(tmp_path / name).read_text()
+
+    small = [
+        word
+        for each in ("lessons=1", "warm=1", "width=4", "channels=4", "records=16")
+        for word in ("--set", each)
+    ]
+    main = started(
+        "server",
+        "server",
+        "--address",
+        server,
+        "--tls",
+        "keys",
+        "--nodes",
+        "keys/nodes",
+        "--like",
+        "digits",
+        "--epsilon",
+        20,
+        "--rounds",
+        ROUNDS,
+        *small,
+        "--patience",
+        30,
+        "--out",
+        "release",
+        "--record",
+        "wire",
+        "--device",
+        "cpu",
+        "--json",
+    )
 
     def hospital(number, name, folder="keys"):
-        return started(name, "client", "--data", "digits", "--part", f"{number}/5", "--server", server, "--ca", "keys/ca.crt", "--key",
-                       f"{folder}/hospital-{number + 1}.key", "--epsilon", 20, "--ledger", f"{name.split()[0]}.jsonl", "--device", "cpu",
-                       "--idle", 120, "--json")  # fmt: skip
+        return started(
+            name,
+            "client",
+            "--data",
+            "digits",
+            "--part",
+            f"{number}/5",
+            "--server",
+            server,
+            "--ca",
+            "keys/ca.crt",
+            "--key",
+            f"{folder}/hospital-{number + 1}.key",
+            "--epsilon",
+            20,
+            "--ledger",
+            f"{name.split()[0]}.jsonl",
+            "--device",
+            "cpu",
+            "--idle",
+            120,
+            "--json",
+        )
 
     clients = [hospital(number, name) for number, name in enumerate(HOSPITALS)]
     until(lambda: "open" in text("server.err"), main)
     stranger = hospital(0, "stranger", "forged")  # by a key that is on nobody's list
     trusting = ssl.create_default_context(cafile=str(tmp_path / "keys" / "ca.crt"))
-    for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
+    for path in (
+        "/v1/control/register-node",
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/docs",
+    ):
         assert httpx.post(f"https://{server}{path}", verify=trusting).status_code == 404
-    for path in ("push-object", "push-messages", "activate-node"):  # 100 MB of anybody's, of which next to nothing is read
+    for path in (
+        "push-object",
+        "push-messages",
+        "activate-node",
+    ):  # 100 MB of anybody's, of which next to nothing is read
         status = 0
-        with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError):  # the line is cut while we speak
+        with contextlib.suppress(
+            httpx.WriteError, httpx.RemoteProtocolError
+        ):  # the line is cut while we speak
             long = (bytes(1 << 20) for _ in range(100))
-            status = httpx.post(f"https://{server}/v1/fleet/{path}", content=long, verify=trusting).status_code
+            status = httpx.post(
+                f"https://{server}/v1/fleet/{path}", content=long, verify=trusting
+            ).status_code
         assert status in (0, 413)
     with pytest.raises(httpx.ConnectError):
-        httpx.post(f"https://{server}/v1/fleet/activate-node")  # whoever does not know the authority does not talk to it
+        httpx.post(
+            f"https://{server}/v1/fleet/activate-node"
+        )  # whoever does not know the authority does not talk to it
 
     until(lambda: "answers:" in text("hospital-5.err"), main)
     clients[4].send_signal(signal.SIGKILL)

@@ -13,23 +13,51 @@ import pytest
 pytest.importorskip("flwr", reason="the extra federated is not installed")
 
 from privot.federated.messages import Answer, Terms, unpack
-from privot.federated.recorded import SEEN, read
+from privot.federated.transcript import SEEN, read
 from privot.privacy.ledger import Ledger
-from privot.privacy.vault import vaults
+from privot.privacy.shard_checkpoint import vaults
 from privot.release import Release, verify
 
 KNOCK = "import sys, ray\ntry: ray.init(address=sys.argv[1], log_to_driver=False)\nexcept Exception: print('shut')"
-SMALL = ("--set", "lessons=1", "--set", "warm=1", "--set", "width=4", "--set", "channels=4", "--set", "records=16")
+SMALL = (
+    "--set",
+    "lessons=1",
+    "--set",
+    "warm=1",
+    "--set",
+    "width=4",
+    "--set",
+    "channels=4",
+    "--set",
+    "records=16",
+)
 
 
 def test_three_owners_and_two_rounds(privot, tmp_path):
     begun = time.monotonic()
-    words = ("federate", "simulate", "--data", "digits", "--clients", 3, "--epsilon", 20, "--rounds", 2, *SMALL, "--device", "cpu")
+    words = (
+        "federate",
+        "simulate",
+        "--data",
+        "digits",
+        "--clients",
+        3,
+        "--epsilon",
+        20,
+        "--rounds",
+        2,
+        *SMALL,
+        "--device",
+        "cpu",
+    )
     start = ("--set", "start=glyphs", "--set", "practice=2")
-    code, out, err = privot(*words, *start, "--out", "release", "--record", "wire", "--ledger", "ledgers", "--json")
+    code, out, err = privot(
+        *words, *start, "--out", "release", "--record", "wire", "--ledger", "ledgers", "--json"
+    )
     assert code == 0, err
     assert "learning to write: 2 of 2" in err
-    took, facts = time.monotonic() - begun, json.loads(out)
+    took = time.monotonic() - begun
+    facts = json.loads(out)
     assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (2, 6, 3, [])
     assert facts["guarantee"]["epsilon"] == pytest.approx(20.0)
     assert "rounds: 2 of 2" in err
@@ -44,7 +72,10 @@ def test_three_owners_and_two_rounds(privot, tmp_path):
     for number in range(3):
         consent, *answers = seen[f"owner {number}"]
         assert isinstance(unpack(consent), Terms)
-        assert [unpack(each).round for each in answers if isinstance(unpack(each), Answer)] == [0, 1]
+        assert [unpack(each).round for each in answers if isinstance(unpack(each), Answer)] == [
+            0,
+            1,
+        ]
         ledger = Ledger(tmp_path / "ledgers" / f"owner-{number}.jsonl")
         known = [each["digest"] for each in ledger.entries() if each["kind"] == "commit"]
         assert known == [hashlib.sha256(each).hexdigest() for each in answers]
@@ -54,11 +85,32 @@ def test_three_owners_and_two_rounds(privot, tmp_path):
 
 @pytest.mark.slow
 def test_twenty_owners_of_whom_five_are_asked_in_a_round(privot, tmp_path):
-    words = ("federate", "simulate", "--data", "digits", "--clients", 20, "--epsilon", 20, "--rounds", 6, *SMALL, "--set", "cohort=5")
-    code, out, err = privot(*words, "--device", "cpu", "--out", "release", "--ledger", "ledgers", "--json")
+    words = (
+        "federate",
+        "simulate",
+        "--data",
+        "digits",
+        "--clients",
+        20,
+        "--epsilon",
+        20,
+        "--rounds",
+        6,
+        *SMALL,
+        "--set",
+        "cohort=5",
+    )
+    code, out, err = privot(
+        *words, "--device", "cpu", "--out", "release", "--ledger", "ledgers", "--json"
+    )
     assert code == 0, err
     facts = json.loads(out)
-    assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (6, 30, 20, [])
+    assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (
+        6,
+        30,
+        20,
+        [],
+    )
     books = [Ledger(tmp_path / "ledgers" / f"owner-{number}.jsonl") for number in range(20)]
     asked = [sum(each["kind"] == "ask" for each in book.entries()) for book in books]
     assert asked == [2] * 10 + [1] * 10
@@ -72,12 +124,21 @@ def test_ray_opens_to_nobody_else():
 
     from privot.federated.flower.simulation import _guarded
 
-    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    stranger = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")
+    }
     for guard, said in ((_guarded(), "shut"), (contextlib.nullcontext(), "")):
         with guard:
-            ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+            ray.init(
+                num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"
+            )
             try:
                 knock = [sys.executable, "-c", KNOCK, ray.get_runtime_context().gcs_address]
-                assert subprocess.run(knock, env=stranger, capture_output=True, text=True).stdout.strip() == said
+                assert (
+                    subprocess.run(
+                        knock, env=stranger, capture_output=True, text=True
+                    ).stdout.strip()
+                    == said
+                )
             finally:
                 ray.shutdown()

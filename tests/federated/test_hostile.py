@@ -6,8 +6,8 @@ from federation import Ward, plausible, refusal, serving, terms
 from payloads import HOSTILE
 
 from privot.federated import messages, pack
-from privot.federated.recorded import read
-from privot.federated.soundness import longest_message
+from privot.federated.transcript import read
+from privot.federated.validation import longest_message
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("ward 0", "ward 1", "mallory")
@@ -66,7 +66,9 @@ def test_there_are_enough_of_them():
 @pytest.mark.parametrize("back", [1, 2])
 def test_a_replay_is_a_lie(server, back):
     rounds(server, lambda number: answers(number) if number < back else answers(number - back))
-    assert [(each.name, each.round, each.lie) for each in server.offences] == [("mallory", back, True)]
+    assert [(each.name, each.round, each.lie) for each in server.offences] == [
+        ("mallory", back, True)
+    ]
 
 
 def test_a_late_answer_is_ignored_and_its_owner_stays(server):
@@ -94,7 +96,10 @@ def test_a_message_of_100_mb_is_neither_parsed_nor_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(messages, "_parsed", lambda *_: pytest.fail("it was parsed"))
     offence = made.take("mallory", bytes(100 << 20))
     assert (offence.name, offence.round, offence.lie) == ("mallory", 0, True)
-    assert offence.reason == f"a message of {100 << 20} bytes, and {longest_message(TERMS)} are the most here"
+    assert (
+        offence.reason
+        == f"a message of {100 << 20} bytes, and {longest_message(TERMS)} are the most here"
+    )
     assert made.take("mallory", bytes(100 << 20)).reason == "takes no part in this run"
     assert (tmp_path / "wire").stat().st_size < 1 << 17  # of the record, too
     assert [each.message for each in read(tmp_path / "wire")][-2:] == [b"", b""]
@@ -127,7 +132,12 @@ def test_whoever_was_not_asked_has_no_answer():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (_, _, lie) in HOSTILE.items() if lie and name not in ("the terms", "answers twice, otherwise")]
+    "name",
+    [
+        name
+        for name, (_, _, lie) in HOSTILE.items()
+        if lie and name not in ("the terms", "answers twice, otherwise")
+    ],
 )
 def test_consent_in_other_words_is_none(name):
     made = serving(TERMS, NAMES)
@@ -160,7 +170,9 @@ def test_all_hostile_ends_too():
         made.finish()
 
 
-@pytest.mark.parametrize("lie", ["huge norm", "NaN", "lies about its count", "answers twice, otherwise"])
+@pytest.mark.parametrize(
+    "lie", ["huge norm", "NaN", "lies about its count", "answers twice, otherwise"]
+)
 def test_what_a_liar_says_moves_nothing(server, lie):
     """The generator is the same to the bit, whatever the lie was."""
 
@@ -171,7 +183,8 @@ def test_what_a_liar_says_moves_nothing(server, lie):
     other = serving(TERMS, NAMES)
     for name, offer in other.offers().items():
         other.accept(name, offer)
-    one, two = rounds(server, hostile), rounds(other, lambda number: (b"",))
+    one = rounds(server, hostile)
+    two = rounds(other, lambda number: (b"",))
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
@@ -179,7 +192,8 @@ def test_an_honest_answer_does(server):
     other = serving(TERMS, NAMES)
     for name, offer in other.offers().items():
         other.accept(name, offer)
-    one, two = rounds(server, answers), rounds(other, lambda number: (b"",))
+    one = rounds(server, answers)
+    two = rounds(other, lambda number: (b"",))
     assert not all(torch.equal(one[key], two[key]) for key in one)
 
 

@@ -93,10 +93,14 @@ def test_a_message_cut_anywhere_is_refused(name):
 
 
 @every
-@pytest.mark.parametrize("extra", [{"count": "7"}, {"weight": "1e9"}, {"": ""}, {"reason": "more"}, {"terms": "{}"}])
+@pytest.mark.parametrize(
+    "extra", [{"count": "7"}, {"weight": "1e9"}, {"": ""}, {"reason": "more"}, {"terms": "{}"}]
+)
 def test_nothing_more_can_be_said(name, extra):
     head, data = parts(pack(MESSAGES[name]))
-    head["__metadata__"] |= {key: value for key, value in extra.items() if key not in head["__metadata__"]} or {"note": "x"}
+    head["__metadata__"] |= {
+        key: value for key, value in extra.items() if key not in head["__metadata__"]
+    } or {"note": "x"}
     with pytest.raises(MessageError):
         unpack(framed(head, data))
 
@@ -126,22 +130,51 @@ def told(**change):
 
 
 def test_terms_changed_by_hand_can_be_read():
-    assert unpack(told(noise=9.0)).settings.noise == 9.0  # so the refusals below are of what they say
+    assert (
+        unpack(told(noise=9.0)).settings.noise == 9.0
+    )  # so the refusals below are of what they say
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"noise": None}, {"noise": float("nan")}, {"noise": float("inf")}, {"noise": -1.0}, {"noise": "3"}, {"noise": True},
+        {"noise": None},
+        {"noise": float("nan")},
+        {"noise": float("inf")},
+        {"noise": -1.0},
+        {"noise": "3"},
+        {"noise": True},
         {"noise": [1.0]},
-        {"rounds": 0}, {"rounds": -3}, {"rounds": 1.5}, {"rounds": "many"}, {"rows": 0}, {"width": 0}, {"critic_rate": float("nan")},
-        {"unit": "nobody"}, {"kind": "pickle"}, {"shape": [1, 8]}, {"shape": [1, 8, 10**9]}, {"shape": "abc"}, {"shape": [1.0, 8, 8]},
-        {"classes": 0}, {"classes": 10**12}, {"owners": 0}, {"owners": -1}, {"owners": None}, {"owners": True},
-        {"shape": [True, 8, 8]}, {"settings": {}}, {"settings": None},
-        {"bribe": 1}, {"noise": 10**400}, {"detail": 0.0}, {"average": 1.0}, {"start": "/etc/passwd"},
+        {"rounds": 0},
+        {"rounds": -3},
+        {"rounds": 1.5},
+        {"rounds": "many"},
+        {"rows": 0},
+        {"width": 0},
+        {"critic_rate": float("nan")},
+        {"unit": "nobody"},
+        {"kind": "pickle"},
+        {"shape": [1, 8]},
+        {"shape": [1, 8, 10**9]},
+        {"shape": "abc"},
+        {"shape": [1.0, 8, 8]},
+        {"classes": 0},
+        {"classes": 10**12},
+        {"owners": 0},
+        {"owners": -1},
+        {"owners": None},
+        {"owners": True},
+        {"shape": [True, 8, 8]},
+        {"settings": {}},
+        {"settings": None},
+        {"bribe": 1},
+        {"noise": 10**400},
+        {"detail": 0.0},
+        {"average": 1.0},
+        {"start": "/etc/passwd"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_terms_that_cannot_be_are_refused(change):
     with pytest.raises(MessageError):
         unpack(told(**change))

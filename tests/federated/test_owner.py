@@ -15,16 +15,16 @@ from federation import CLASSES, OTHER, ROOMY, RUN, Ward, box, images, refusal, t
 from payloads import framed, parts
 from PIL import Image
 
-from privot.data.held import load_own
-from privot.data.records import Sensitive
+from privot.components.client_critics import Owners
+from privot.data.dataset import Sensitive
+from privot.data.partition import load_own
 from privot.errors import DataError, LedgerError, QueryError, SettingError
-from privot.families.owners import Owners
 from privot.federated import Answer, Owner, Policy, Request, pack, unpack
-from privot.federated.policy import work
+from privot.federated.client_policy import work
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.privacy.vault import vaults
+from privot.privacy.shard_checkpoint import vaults
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,8 +61,11 @@ def test_consent_is_the_terms_to_the_byte_and_reads_and_charges_nothing(ward, mo
 
 
 def test_the_whole_plan_is_paid_before_the_first_record_is_read(agreed, monkeypatch):
-    seen, take = [], Sensitive._take
-    monkeypatch.setattr(Sensitive, "_take", lambda *args: seen.append(agreed.spent()) or take(*args))
+    seen = []
+    take = Sensitive._take
+    monkeypatch.setattr(
+        Sensitive, "_take", lambda *args: seen.append(agreed.spent()) or take(*args)
+    )
     assert unpack(agreed.reply(request(0))).kind == "answer"
     assert seen
     assert seen == [pytest.approx(price())] * len(seen)
@@ -76,8 +79,11 @@ def test_all_rounds_cost_the_plan_and_no_more(agreed):
 
 
 def test_what_crosses_is_what_the_gate_gave(agreed, monkeypatch):
-    given, deal = [], Gate.deal
-    monkeypatch.setattr(Gate, "deal", lambda *args, **more: given.append(deal(*args, **more)) or given[-1])
+    given = []
+    deal = Gate.deal
+    monkeypatch.setattr(
+        Gate, "deal", lambda *args, **more: given.append(deal(*args, **more)) or given[-1]
+    )
     for number in range(3):
         raw = agreed.reply(request(number))
         released = given[-1].float().reshape(-1).contiguous()
@@ -94,8 +100,16 @@ def test_the_ledger_knows_the_digest_of_what_crossed(agreed):
 @pytest.mark.usefixtures("a_real_disk")
 def test_an_answer_lies_on_the_disk_by_its_name_before_it_is_sent(agreed, monkeypatch):
     """A name that a power failure takes away would have its round answered anew."""
-    folder, synced, sync = agreed.folder / "run", [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, (folder / "answer-0").exists())) or sync(file))
+    folder = agreed.folder / "run"
+    synced = []
+    sync = os.fsync
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda file: (
+            synced.append((os.fstat(file).st_ino, (folder / "answer-0").exists())) or sync(file)
+        ),
+    )
     agreed.reply(request(0))
     assert (folder.stat().st_ino, True) in synced
 
@@ -103,8 +117,13 @@ def test_an_answer_lies_on_the_disk_by_its_name_before_it_is_sent(agreed, monkey
 @pytest.mark.usefixtures("a_real_disk")
 def test_and_so_do_its_bytes(agreed, monkeypatch):
     """What still lies in a buffer when the disk is asked to keep it is lost with the power."""
-    sizes, sync = {}, os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: sizes.update({os.fstat(file).st_ino: os.fstat(file).st_size}) or sync(file))
+    sizes = {}
+    sync = os.fsync
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda file: sizes.update({os.fstat(file).st_ino: os.fstat(file).st_size}) or sync(file),
+    )
     agreed.reply(request(0))
     for file in (agreed.folder / "run" / "answer-0", *vaults(agreed.ledger).values()):
         assert sizes[file.stat().st_ino] == file.stat().st_size > 0
@@ -118,7 +137,9 @@ def test_an_interrupt_is_heard_when_the_answer_is_kept(agreed, monkeypatch):
         return commit(*given)
 
     monkeypatch.setattr(type(agreed.ledger), "commit", lambda self, *given: interrupted(*given))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # one that was started in the background hears none
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # one that was started in the background hears none
     try:
         with pytest.raises(KeyboardInterrupt):
             agreed.reply(request(0))
@@ -147,7 +168,8 @@ def test_rounds_may_be_left_out(agreed):
 
 
 def test_its_critic_learns_from_round_to_round(agreed, monkeypatch):
-    states, answers = [], Owners.answers
+    states = []
+    answers = Owners.answers
 
     def watched(self, *args):
         found = answers(self, *args)
@@ -158,7 +180,9 @@ def test_its_critic_learns_from_round_to_round(agreed, monkeypatch):
     for number in range(3):
         agreed.again().reply(request(number))
     assert not torch.equal(states[0], states[1])
-    assert (states[2] - states[1]).abs().max() < (states[2]).abs().max()  # it goes on from there, and not from new weights
+    assert (states[2] - states[1]).abs().max() < (
+        states[2]
+    ).abs().max()  # it goes on from there, and not from new weights
 
 
 # Restarted between any two messages
@@ -174,7 +198,8 @@ def test_a_new_process_for_each_message(ward):
 
 
 def test_two_processes_take_turns(tmp_path):
-    one, other = Ward(tmp_path), Ward(tmp_path)
+    one = Ward(tmp_path)
+    other = Ward(tmp_path)
     one.reply(pack(TERMS))
     for number, ward in enumerate((one, other, one)):
         assert unpack(ward.reply(request(number))).kind == "answer"
@@ -182,7 +207,8 @@ def test_two_processes_take_turns(tmp_path):
 
 
 def test_the_warm_up_is_done_once(agreed, monkeypatch):
-    lessons, update = [], Gate.update
+    lessons = []
+    update = Gate.update
 
     def watched(self, query, *args, **more):
         lessons.append(query.__name__)
@@ -195,13 +221,19 @@ def test_the_warm_up_is_done_once(agreed, monkeypatch):
 
 
 @pytest.mark.parametrize("before", ["commit", "store", "keep"])
-def test_a_crash_before_an_answer_is_sent_loses_it_and_the_ledger_stays_right(agreed, monkeypatch, before):
+def test_a_crash_before_an_answer_is_sent_loses_it_and_the_ledger_stays_right(
+    agreed, monkeypatch, before
+):
     def crash(*_, **__):
         raise OSError("the machine stopped")
 
     agreed.reply(request(0))
     with monkeypatch.context() as broken:
-        place, name = {"commit": (Ledger, "commit"), "store": (Gate, "store"), "keep": (Owner, "_write")}[before]
+        place, name = {
+            "commit": (Ledger, "commit"),
+            "store": (Gate, "store"),
+            "keep": (Owner, "_write"),
+        }[before]
         broken.setattr(place, name, crash)
         assert refusal(agreed.reply(request(1))) == "this owner cannot answer"
     assert agreed.rows() == 2 * CLASSES  # what was marked is gone, sent or not
@@ -250,7 +282,9 @@ def test_nor_after_a_crash_that_lost_the_last_answer(agreed, monkeypatch):
     for number in (0, 1):
         agreed.reply(request(number))
     with monkeypatch.context() as broken:
-        broken.setattr(Ledger, "commit", lambda *_: (_ for _ in ()).throw(OSError("the machine stopped")))
+        broken.setattr(
+            Ledger, "commit", lambda *_: (_ for _ in ()).throw(OSError("the machine stopped"))
+        )
         agreed.reply(request(2))
     assert vaults(agreed.ledger)
     assert "was asked" in refusal(agreed.again().reply(request(2)))
@@ -311,10 +345,18 @@ def test_a_cohorts_owner_is_asked_its_share_and_no_more(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"noise": 4.0}, {"rounds": 4}, {"rows": 2}, {"lessons": 2}, {"owners": 2}, {"classes": 11}, {"shape": (1, 9, 9)},
-     {"unit": "record", "critics": 4}],
+    [
+        {"noise": 4.0},
+        {"rounds": 4},
+        {"rows": 2},
+        {"lessons": 2},
+        {"owners": 2},
+        {"classes": 11},
+        {"shape": (1, 9, 9)},
+        {"unit": "record", "critics": 4},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_other_terms_under_the_same_run(agreed, change):
     assert "other terms" in refusal(agreed.reply(pack(terms(**change))))
     assert unpack(agreed.again().reply(request(0))).kind == "answer"
@@ -330,11 +372,14 @@ def test_another_run_under_the_same_folder(agreed):
 def test_a_run_whose_traces_are_gone_is_not_joined_again(agreed, tmp_path):
     """Else a server could have all rounds twice, and the release would say what one of them costs."""
     agreed.reply(request(0))
-    lines, anew = agreed.ledger.entries(), Owner(box(), ROOMY, Ledger(tmp_path / "ledger.jsonl"), tmp_path / "another")
+    lines = agreed.ledger.entries()
+    anew = Owner(box(), ROOMY, Ledger(tmp_path / "ledger.jsonl"), tmp_path / "another")
     assert "in this run before" in refusal(anew.reply(pack(TERMS)))
     assert "no terms" in refusal(anew.reply(request(0)))
     assert agreed.ledger.entries() == lines
-    assert anew.reply(pack(terms(run=OTHER))) == pack(terms(run=OTHER))  # another run is another run
+    assert anew.reply(pack(terms(run=OTHER))) == pack(
+        terms(run=OTHER)
+    )  # another run is another run
 
 
 # Two clients with one ledger, each with a folder of its own, at the same time
@@ -343,7 +388,10 @@ def test_a_run_whose_traces_are_gone_is_not_joined_again(agreed, tmp_path):
 def twins(folder, one=TERMS, two=TERMS):
     """Both have agreed before either has answered."""
     book = Ledger(folder / "ledger.jsonl")
-    pair = [Owner(box(), ROOMY, Ledger(book.path), folder / name, Runtime("cpu")) for name in ("one", "two")]
+    pair = [
+        Owner(box(), ROOMY, Ledger(book.path), folder / name, Runtime("cpu"))
+        for name in ("one", "two")
+    ]
     for owner, agreed in zip(pair, (one, two), strict=True):
         assert owner.reply(pack(agreed)) == pack(agreed)
     return book, *pair
@@ -353,7 +401,8 @@ def twins(folder, one=TERMS, two=TERMS):
 def test_two_folders_do_not_answer_one_run(tmp_path, monkeypatch, moment):
     """The second does all of its work at the worst moment of the first: before its charge, before its mark, and after it."""
     book, one, two = twins(tmp_path)
-    heard, plain = [], getattr(Ledger, moment)
+    heard = []
+    plain = getattr(Ledger, moment)
 
     def overtaken(self, *args, **more):
         monkeypatch.setattr(Ledger, moment, plain)
@@ -372,7 +421,9 @@ def test_two_folders_do_not_answer_one_run(tmp_path, monkeypatch, moment):
     for number in (1, 2):
         assert refusal(loser.reply(request(number)))
         assert unpack(winner.reply(request(number))).kind == "answer"
-    assert [each for each in book.entries() if each["kind"] == "reserve"] == charges  # the loser pays once at most
+    assert [
+        each for each in book.entries() if each["kind"] == "reserve"
+    ] == charges  # the loser pays once at most
 
 
 @pytest.mark.parametrize("run", [RUN, OTHER], ids=["one run", "two runs"])
@@ -380,7 +431,8 @@ def test_clients_at_once_do_not_pass_the_wall(tmp_path, monkeypatch, run):
     """Both were told at consent that there is room, and there is for one: threads that come to the charge together."""
     book, one, two = twins(tmp_path, two=terms(run=run))
     book.limit(Budget(price() * 1.01))
-    gathered, plain = threading.Barrier(2), Ledger.reserve
+    gathered = threading.Barrier(2)
+    plain = Ledger.reserve
 
     def together(self, *args, **more):
         gathered.wait(60)
@@ -388,7 +440,12 @@ def test_clients_at_once_do_not_pass_the_wall(tmp_path, monkeypatch, run):
 
     monkeypatch.setattr(Ledger, "reserve", together)
     with ThreadPoolExecutor(2) as pool:
-        heard = list(pool.map(lambda pair: unpack(pair[0].reply(request(0, run=pair[1]))), [(one, RUN), (two, run)]))
+        heard = list(
+            pool.map(
+                lambda pair: unpack(pair[0].reply(request(0, run=pair[1]))),
+                [(one, RUN), (two, run)],
+            )
+        )
     assert sorted(each.kind for each in heard) == ["answer", "refusal"]
     assert float(book.spent().epsilon(1e-5)) == pytest.approx(price())
 
@@ -405,7 +462,9 @@ def test_two_runs_may_be_answered_in_turn(tmp_path):
 def test_a_charge_whose_ticket_was_lost_ends_nothing(agreed, monkeypatch):
     """A crash between charge and ticket: charged again, and it goes on, since nothing was answered under the first."""
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "write_text", lambda *_: (_ for _ in ()).throw(OSError("the machine stopped")))
+        broken.setattr(
+            Path, "write_text", lambda *_: (_ for _ in ()).throw(OSError("the machine stopped"))
+        )
         assert refusal(agreed.reply(request(0))) == "this owner cannot answer"
     assert agreed.spent() == pytest.approx(price())
     assert unpack(agreed.again().reply(request(0))).kind == "answer"
@@ -417,7 +476,11 @@ def test_a_request_without_terms(ward):
     assert ward.ledger.entries() == []
 
 
-@pytest.mark.parametrize("other", [{"shape": (1, 16, 16)}, {"shape": (3, 8, 8)}, {"rows": 2}, {"classes": 9}, {"classes": 11}], ids=str)
+@pytest.mark.parametrize(
+    "other",
+    [{"shape": (1, 16, 16)}, {"shape": (3, 8, 8)}, {"rows": 2}, {"classes": 9}, {"classes": 11}],
+    ids=str,
+)
 def test_other_images_than_agreed(agreed, other):
     assert "images" in refusal(agreed.reply(request(0, **other)))
     assert agreed.ledger.entries() == []
@@ -456,7 +519,11 @@ def test_a_budget_that_another_run_used_up_between_consent_and_request(agreed):
     assert agreed.spent() == before
 
 
-@pytest.mark.parametrize("change", [{"shape": (3, 8, 8)}, {"shape": (1, 28, 28)}, {"classes": 9}, {"classes": 62}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": (3, 8, 8)}, {"shape": (1, 28, 28)}, {"classes": 9}, {"classes": 62}],
+    ids=str,
+)
 def test_terms_for_other_data(ward, change):
     """How many classes it has may be what folders were found: the owner hears it, and not the server."""
     said = refusal(ward.reply(pack(terms(**change))))
@@ -479,14 +546,31 @@ def test_terms_that_protect_less_than_asked_for(tmp_path):
         {"warm": 10**6},
         {"rounds": 10**6},
         {"unit": "record", "critics": 10**6},
-        {"rows": 10**5, "rounds": 1},  # of images alone 64 MB, which a message may have, and their maps
-        {"rows": 2000, "rounds": 1, "unit": "record", "critics": 2, "width": 32},  # each row with a copy of its critic
-        {"unit": "record", "critics": 20_000, "width": 32, "warm": 0, "rounds": 1},  # little work, but all critics lie in memory
+        {
+            "rows": 10**5,
+            "rounds": 1,
+        },  # of images alone 64 MB, which a message may have, and their maps
+        {
+            "rows": 2000,
+            "rounds": 1,
+            "unit": "record",
+            "critics": 2,
+            "width": 32,
+        },  # each row with a copy of its critic
+        {
+            "unit": "record",
+            "critics": 20_000,
+            "width": 32,
+            "warm": 0,
+            "rounds": 1,
+        },  # little work, but all critics lie in memory
     ],
     ids=str,
 )
 def test_terms_that_would_take_the_whole_machine(tmp_path, change):
-    assert "machine" in refusal(Ward(tmp_path, policy=Policy(unit="record")).reply(pack(terms(**{"noise": 1e6, **change}))))
+    assert "machine" in refusal(
+        Ward(tmp_path, policy=Policy(unit="record")).reply(pack(terms(**{"noise": 1e6, **change})))
+    )
 
 
 def test_work_and_memory_grow_with_the_terms():
@@ -504,11 +588,14 @@ def test_other_kinds_are_not_heard(agreed):
 def test_whatever_is_asked_in_whatever_order_the_ledger_is_right(ward, seed):
     """Terms, requests and nonsense at random, with restarts: never more than the plan, and one answer to a round."""
     draw = np.random.default_rng(seed)
-    agreed_to, sent, asked = False, {}, {}
+    agreed_to = False
+    sent = {}
+    asked = {}
     for _ in range(25):
         if draw.random() < 0.3:
             ward.again()
-        number, which = int(draw.integers(0, 5)), int(draw.integers(0, 2))
+        number = int(draw.integers(0, 5))
+        which = int(draw.integers(0, 2))
         match draw.integers(0, 5):
             case 0:
                 agreed_to |= ward.reply(pack(TERMS)) == pack(TERMS)
@@ -586,13 +673,17 @@ def test_which_terms_are_refused_tells_nothing_of_the_class_folders(tmp_path, he
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("L", (8, 8), 100).save(tmp_path / "photos" / name / "1.png")
     with pytest.raises(SettingError, match="declare --shape"):
-        load_own(tmp_path / "photos")  # else the number of folders would be what terms are held against
+        load_own(
+            tmp_path / "photos"
+        )  # else the number of folders would be what terms are held against
     data = load_own(tmp_path / "photos", shape=(1, 8, 8), class_names=("cat", "dog", "owl"))
     heard = []
     for classes in range(1, 6):
         for shape in ((1, 8, 8), (1, 9, 9)):
             folder = tmp_path / f"{classes}-{shape[1]}"
-            owner = Owner(data, ROOMY, Ledger(folder / "ledger.jsonl"), folder / "run", Runtime("cpu"))
+            owner = Owner(
+                data, ROOMY, Ledger(folder / "ledger.jsonl"), folder / "run", Runtime("cpu")
+            )
             heard.append(unpack(owner.reply(pack(terms(classes=classes, shape=shape)))).kind)
     assert heard == ["terms" if place == 4 else "refusal" for place in range(10)]
 
@@ -601,8 +692,27 @@ def test_a_client_declares_what_terms_are_held_against(privot, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("L", (8, 8), 100).save(tmp_path / "photos" / name / "1.png")
-    words = ("federate", "client", "--data", "photos", "--server", "localhost:1", "--ca", "x", "--key", "x", "--epsilon", 5)
-    for less in ((), ("--classes", 2), ("--shape", "1x8x8"), ("--part", "0/2"), ("--part", "0/2", "--classes", 2)):
+    words = (
+        "federate",
+        "client",
+        "--data",
+        "photos",
+        "--server",
+        "localhost:1",
+        "--ca",
+        "x",
+        "--key",
+        "x",
+        "--epsilon",
+        5,
+    )
+    for less in (
+        (),
+        ("--classes", 2),
+        ("--shape", "1x8x8"),
+        ("--part", "0/2"),
+        ("--part", "0/2", "--classes", 2),
+    ):
         code, out, err = privot(*words, *less)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "declare --shape" in err

@@ -5,9 +5,13 @@ import stat
 import pytest
 
 from privot.errors import DataError
-from privot.federated.recorded import HEAD, MAGIC, SEEN, SENT, Entry, Recorder, read
+from privot.federated.transcript import HEAD, MAGIC, SEEN, SENT, Entry, Recorder, read
 
-STORY = [Entry(SENT, "ward 3", b"images"), Entry(SEEN, "ward 3", b""), Entry(SEEN, "über", bytes(range(256)) * 9)]
+STORY = [
+    Entry(SENT, "ward 3", b"images"),
+    Entry(SEEN, "ward 3", b""),
+    Entry(SEEN, "über", bytes(range(256)) * 9),
+]
 
 
 def written(path, story=STORY):

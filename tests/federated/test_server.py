@@ -6,7 +6,7 @@ from federation import consent, plausible, play, serving, terms, wards
 
 from privot.errors import PlanError, ReleaseError, SettingError
 from privot.federated import Refusal, pack, unpack
-from privot.federated.recorded import SEEN, SENT, read
+from privot.federated.transcript import SEEN, SENT, read
 from privot.privacy.gate import Gate
 from privot.release import Release, verify
 
@@ -24,7 +24,10 @@ def agreed(tmp_path=None, names=NAMES, own=TERMS, **more):
 
 def answer(server, *names):
     for name in names:
-        assert server.take(name, pack(plausible(server.terms, server.round, seed=NAMES.index(name)))) is None
+        assert (
+            server.take(name, pack(plausible(server.terms, server.round, seed=NAMES.index(name))))
+            is None
+        )
 
 
 def whole(server):
@@ -42,7 +45,9 @@ def test_a_run_ends_in_a_release_that_proves_its_claim(tmp_path):
     everyone = wards(tmp_path, 3)
     release = play(serving(TERMS, everyone), everyone)
     release.save(tmp_path / "out")
-    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(float(TERMS.plan().cost().epsilon(1e-5)))
+    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(
+        float(TERMS.plan().cost().epsilon(1e-5))
+    )
     assert release.guarantee.neighbours == "client"
     images, _ = Release.load(tmp_path / "out").sample(20)
     assert images.shape == (20, 1, 8, 8)
@@ -59,7 +64,9 @@ def test_nobody_is_asked_before_they_agreed():
 
 def test_who_refuses_the_terms_is_left_in_peace():
     made = serving(TERMS, NAMES)
-    made.accept("ward 0", pack(Refusal(TERMS.run, -1, "the budget of this owner does not cover it")))
+    made.accept(
+        "ward 0", pack(Refusal(TERMS.run, -1, "the budget of this owner does not cover it"))
+    )
     for name in NAMES[1:]:
         made.accept(name, pack(TERMS))
     assert set(made.ask()) == set(NAMES[1:])
@@ -77,7 +84,10 @@ def test_who_refuses_three_times_is_not_asked_again():
             made.take("ward 0", pack(Refusal(TERMS.run, number, "this owner cannot answer")))
         answer(made, *NAMES[1:])
         made.close()
-    assert len([each for each in made.offences if each.name == "ward 0" and "refused" in each.reason]) == 3
+    assert (
+        len([each for each in made.offences if each.name == "ward 0" and "refused" in each.reason])
+        == 3
+    )
 
 
 def test_everybody_gets_rows_of_their_own():
@@ -107,7 +117,9 @@ def test_a_cohort_goes_round():
 
 def test_a_round_without_answers_changes_nothing_and_passes():
     made = agreed()
-    before = {key: value.clone() for key, value in made._drawing.kept().items() if key.startswith("mean")}
+    before = {
+        key: value.clone() for key, value in made._drawing.kept().items() if key.startswith("mean")
+    }
     made.ask()
     made.close()
     after = made._drawing.kept()
@@ -136,10 +148,14 @@ def test_names_must_fit_the_terms(names):
 
 def test_a_generator_may_begin_with_characters_of_public_fonts(tmp_path):
     own = terms(owners=3, start="glyphs", practice=2)
-    made, again = agreed(tmp_path, own=own), agreed(tmp_path, own=own)
+    made = agreed(tmp_path, own=own)
+    again = agreed(tmp_path, own=own)
     assert made.ask() == again.ask()
     plain = agreed(own=TERMS)
-    assert unpack(plain.ask()["ward 0"]).images.tolist() != unpack(made.ask()["ward 0"]).images.tolist()
+    assert (
+        unpack(plain.ask()["ward 0"]).images.tolist()
+        != unpack(made.ask()["ward 0"]).images.tolist()
+    )
 
 
 # A crash of the server
@@ -151,7 +167,10 @@ def test_a_server_that_crashed_goes_on(tmp_path, moment):
     made = agreed(tmp_path / "crashed")
     if moment != "offered":
         sent = made.ask()
-        answer(made, *{"some answered": NAMES[:1], "all answered": NAMES, "closed": NAMES}.get(moment, ()))
+        answer(
+            made,
+            *{"some answered": NAMES[:1], "all answered": NAMES, "closed": NAMES}.get(moment, ()),
+        )
         if moment == "closed":
             made.close()
     made = agreed(tmp_path / "crashed")  # another process; who had agreed may say so again
@@ -217,7 +236,9 @@ def test_a_liar_is_not_asked_again_by_a_server_that_crashed_in_that_round(tmp_pa
     assert "ward 0" not in again.ask()
 
 
-@pytest.mark.parametrize("change", [{"own": terms(owners=3, noise=9.0)}, {"names": NAMES[::-1]}], ids=["terms", "names"])
+@pytest.mark.parametrize(
+    "change", [{"own": terms(owners=3, noise=9.0)}, {"names": NAMES[::-1]}], ids=["terms", "names"]
+)
 def test_a_folder_is_of_one_run(tmp_path, change):
     agreed(tmp_path)
     with pytest.raises(ReleaseError, match="other terms or other owners"):
@@ -249,13 +270,18 @@ def test_the_record_holds_every_message_whole(tmp_path):
 
     server = serving(TERMS, everyone, record=tmp_path / "wire")
     play(server, {name: Heard(name) for name in everyone})
-    assert sorted((each.way, each.name, each.message) for each in read(tmp_path / "wire")) == sorted(wire)
+    assert sorted(
+        (each.way, each.name, each.message) for each in read(tmp_path / "wire")
+    ) == sorted(wire)
     assert len(wire) == 2 * 3 * 4
 
 
 def test_the_answers_in_the_record_are_what_the_gates_gave(tmp_path, monkeypatch):
-    given, deal = [], Gate.deal
-    monkeypatch.setattr(Gate, "deal", lambda *args, **more: given.append(deal(*args, **more)) or given[-1])
+    given = []
+    deal = Gate.deal
+    monkeypatch.setattr(
+        Gate, "deal", lambda *args, **more: given.append(deal(*args, **more)) or given[-1]
+    )
     everyone = wards(tmp_path, 3)
     play(serving(TERMS, everyone, record=tmp_path / "wire"), everyone)
     seen = [unpack(each.message) for each in read(tmp_path / "wire") if each.way == SEEN]
@@ -273,7 +299,9 @@ def test_a_message_after_the_end_is_heard_and_named(tmp_path):
         answer(made, *made.ask())
         made.close()
     release = made.finish()
-    assert made.take("ward 2", pack(plausible(TERMS, 0))).reason == "late with its answer to round 0"
+    assert (
+        made.take("ward 2", pack(plausible(TERMS, 0))).reason == "late with its answer to round 0"
+    )
     assert made.finish() is release
 
 

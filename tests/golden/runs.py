@@ -248,7 +248,8 @@ def alone(label: str) -> Iterator[Path]:
         return hashlib.shake_256(f"{label} {next(calls)}".encode()).digest(size)
 
     seed = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
-    threads, states = torch.get_num_threads(), (np.random.get_state(), random.getstate())
+    threads = torch.get_num_threads()
+    states = (np.random.get_state(), random.getstate())
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="golden-")))
         names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
@@ -316,9 +317,9 @@ def coarse_prices() -> Iterator[None]:
 @contextlib.contextmanager
 def no_weights() -> Iterator[None]:
     """No folder of the system has weights of networks."""
-    from privot import files
+    from privot import io
 
-    with mock.patch.object(files, "folders", return_value=[Path(os.environ["HOME"]) / "data"]):
+    with mock.patch.object(io, "folders", return_value=[Path(os.environ["HOME"]) / "data"]):
         yield
 
 
@@ -349,11 +350,24 @@ def open_box(count: int, start: int = 0, **more: Any) -> Any:
 
 
 METHODS = (
-    "conditional-gan", "distribution-matching", "dp-gan", "dp-sinkhorn", "entropic-gan",
-    "federated-average-gan", "federated-gs-wgan", "g-pate", "gradient-matching", "gs-wgan",
-    "kernel-points", "merf", "merf-ae", "private-set", "real-subset", "sliced-flow",
+    "conditional-gan",
+    "distribution-matching",
+    "dp-gan",
+    "dp-sinkhorn",
+    "entropic-gan",
+    "federated-average-gan",
+    "federated-gs-wgan",
+    "g-pate",
+    "gradient-matching",
+    "gs-wgan",
+    "kernel-points",
+    "merf",
+    "merf-ae",
+    "private-set",
+    "real-subset",
+    "sliced-flow",
     "sliced-generator",
-)  # fmt: skip
+)
 
 # label of a run -> method, settings beside the quick ones
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -453,9 +467,9 @@ def _calibrated(folder: Path) -> Values:
 
 @golden("method/entropic-gan-table")
 def _table(folder: Path) -> Values:
-    from privot.channels.columns import channel_of
-    from privot.data.privatized import Privatized
     from privot.data.spec import Spec
+    from privot.local.dataset import Privatized
+    from privot.local.schema import channel_of
     from privot.methods import make
     from privot.privacy.noise import Secret
     from privot.synthesis import synthesize
@@ -519,8 +533,7 @@ def _files(folder: Path) -> Values:
     """A release that was written and read again, checked, and exported."""
     from specimens import hand
 
-    from privot import export
-    from privot.release import Release, verify
+    from privot.release import Release, export, verify
 
     release = hand()
     release.save(folder / "release")
@@ -542,8 +555,8 @@ def _files(folder: Path) -> Values:
 @golden("settings")
 def _settings(folder: Path) -> Values:
     """Default settings of all methods by data and device, and the seconds they would take."""
-    from privot.cost import fit_settings, seconds_on_cpu, shorter_run
     from privot.data.spec import Spec
+    from privot.synthesis.cost import fit_settings, seconds_on_cpu, shorter_run
 
     small = Spec((1, 8, 8), 10, 1000, (100,) * 10, owners=20)
     large = Spec((3, 32, 32), 10, 50_000, (5000,) * 10, owners=50)
@@ -671,10 +684,12 @@ def _ledger(folder: Path) -> Values:
         for name in ("merf", "gs-wgan", "federated-average-gan"):
             released(name, folder, {})
         entries = Ledger(folder / "book.jsonl").entries()
-        book, whole = Ledger(folder / "other.jsonl"), plans()
+        book = Ledger(folder / "other.jsonl")
+        whole = plans()
         tickets = [book.reserve(whole[name], name) for name in ("gaussian", "poisson")]
         tickets += [book.reserve_part(whole["client"], "parts", part, 3) for part in (0, 1)]
-        total, nothing = book.spent(), total_cost([])
+        total = book.spent()
+        nothing = total_cost([])
         book.limit(Budget(50.0))
     return {
         "numbers": numbers(entries),
@@ -724,7 +739,7 @@ def _gate(folder: Path) -> Values:
 @golden("privacy/dealing")
 def _dealing(folder: Path) -> Values:
     from privot.data import load
-    from privot.data.held import held_by
+    from privot.data.partition import held_by
     from privot.privacy.ledger import Ledger
 
     book = Ledger(folder / "digits.jsonl")
@@ -737,15 +752,25 @@ def _dealing(folder: Path) -> Values:
 
 
 CHANNELS = (
-    "laplace", "laplace-ball", "laplace-pooled", "laplace-waves", "gaussian", "gaussian-ball",
-    "gaussian-pooled", "gaussian-waves", "randomized-response", "unary", "optimized-unary", "mixed",
+    "laplace",
+    "laplace-ball",
+    "laplace-pooled",
+    "laplace-waves",
+    "gaussian",
+    "gaussian-ball",
+    "gaussian-pooled",
+    "gaussian-waves",
+    "randomized-response",
+    "unary",
+    "optimized-unary",
+    "mixed",
     "table",
-)  # fmt: skip
+)
 
 
 def channel(label: str) -> Any:
-    from privot.channels import Mixed, Space, known
-    from privot.channels.columns import channel_of
+    from privot.local.channels import Mixed, Space, known
+    from privot.local.schema import channel_of
 
     name, _, way = label.partition("-")
     if name in ("laplace", "gaussian"):
@@ -770,7 +795,7 @@ def channel(label: str) -> Any:
 
 @golden("channel", *CHANNELS)
 def _channel(label: str, folder: Path) -> Values:
-    from privot.channels import channel_from
+    from privot.local.channels import channel_from
     from privot.privacy.noise import Secret
 
     used = channel(label)
@@ -807,10 +832,10 @@ def _channel(label: str, folder: Path) -> Values:
 @golden("channel/privatize")
 def _privatize(folder: Path) -> Values:
     """Whole boxes through channels, as a client does it, and what the files prove."""
-    from privot.data.privatized import Privatized
-    from privot.data.records import Sensitive
+    from privot.data.dataset import Sensitive
     from privot.data.spec import Spec
-    from privot.local import certificate, channel_for, privatize, verified
+    from privot.local.dataset import Privatized
+    from privot.local.privatize import certificate, channel_for, privatize, verified
 
     images, labels = digits(30)
     spec = Spec((1, 8, 8), 10, 30)
@@ -835,7 +860,8 @@ def _privatize(folder: Path) -> Values:
 def _sinkhorn(folder: Path) -> Values:
     from privot.transport import sinkhorn
 
-    x, y = uniform(2, 7, 3, seed=1).requires_grad_(), uniform(2, 5, 3, seed=2)
+    x = uniform(2, 7, 3, seed=1).requires_grad_()
+    y = uniform(2, 5, 3, seed=2)
     weights = uniform(7, seed=3) + 0.1
     cost = sinkhorn.squared_euclidean(x, y, absolute=0.3)
     loss = sinkhorn.transport(cost, 0.05, first=weights / weights.sum(), iterations=15)
@@ -855,12 +881,13 @@ def _sinkhorn(folder: Path) -> Values:
 @golden("transport/entropic")
 def _entropic(folder: Path) -> Values:
     from privot.transport import entropic
-    from privot.transport.absolute import city_block
-    from privot.transport.sweeping import Logarithms
+    from privot.transport.costs import city_block
+    from privot.transport.sinkhorn_iterations import Logarithms
 
     found: Values = {"sweeps": [entropic.sweeps(each) for each in (0.5, 2.0, 10.0, 300.0)]}
     for scale in (1.0, 30.0):
-        x, y = normal(9, 20, seed=4).requires_grad_(), scale * normal(11, 20, seed=5)
+        x = normal(9, 20, seed=4).requires_grad_()
+        y = scale * normal(11, 20, seed=5)
         cost = city_block(x, y)
         for count in (None, 12):
             settled = entropic.settle(cost, 2.0, count)
@@ -884,7 +911,8 @@ def _sliced(folder: Path) -> Values:
     from privot.transport import sliced
 
     frame = sliced.haar(4, 3, rng(0))
-    x, y = normal(8, 4, seed=1).requires_grad_(), normal(6, 4, seed=2)
+    x = normal(8, 4, seed=1).requires_grad_()
+    y = normal(6, 4, seed=2)
     targets = normal(12, 5, seed=3).sort(1).values
     losses = [
         sliced.sliced_distance(x, y, frame),
@@ -927,14 +955,12 @@ def _sorting(folder: Path) -> Values:
 
 @golden("transport/absolute")
 def _absolute(folder: Path) -> Values:
-    from privot.transport.absolute import city_block
+    from privot.transport.costs import city_block
 
     found = {}
     for dim in (3, 40):
-        x, y = (
-            normal(6, dim, seed=1).requires_grad_(),
-            (3 * normal(7, dim, seed=2)).requires_grad_(),
-        )
+        x = normal(6, dim, seed=1).requires_grad_()
+        y = (3 * normal(7, dim, seed=2)).requires_grad_()
         cost = city_block(x, y)
         weights = uniform(6, 7, seed=3)
         found[f"{dim}"] = [cost, *torch.autograd.grad((cost * weights).sum(), (x, y))]
@@ -944,10 +970,12 @@ def _absolute(folder: Path) -> Values:
 
 @golden("transport/extrapolation")
 def _extrapolation(folder: Path) -> Values:
-    from privot.transport.extrapolation import Extrapolation
+    from privot.transport.anderson import Extrapolation
 
-    x, shrink = uniform(6, seed=1), 0.3 + 0.6 * uniform(6, seed=2)
-    steps, heads = Extrapolation(x), []
+    x = uniform(6, seed=1)
+    shrink = 0.3 + 0.6 * uniform(6, seed=2)
+    steps = Extrapolation(x)
+    heads = []
     for _ in range(5):
         y = shrink * x + 0.1
         steps.look(x, y, y.sum())
@@ -961,9 +989,14 @@ def _extrapolation(folder: Path) -> Values:
 
 
 GENERATORS = (
-    "ConvDecodedGenerator", "ConvGenerator", "DecodedGenerator", "DeepConvGenerator",
-    "DenseGenerator", "RecordGenerator", "ResidualGenerator",
-)  # fmt: skip
+    "ConvDecodedGenerator",
+    "ConvGenerator",
+    "DecodedGenerator",
+    "DeepConvGenerator",
+    "DenseGenerator",
+    "RecordGenerator",
+    "ResidualGenerator",
+)
 
 
 @golden("net", *GENERATORS)
@@ -980,7 +1013,8 @@ def _generator(name: str, folder: Path) -> Values:
     found = {}
     for turn, size in enumerate(sizes):
         net: Any = initialise(NETS[name](**size, **small), rng(turn))
-        codes, labels = normal(4, net.code, seed=5), torch.arange(4) % size["classes"]
+        codes = normal(4, net.code, seed=5)
+        labels = torch.arange(4) % size["classes"]
         drawn = net(codes, labels)
         loss = drawn.square().sum()
         weights = [each for each in net.parameters() if each.requires_grad]
@@ -1004,12 +1038,13 @@ def looked(net: nn.Module, *given: Tensor, seed: int = 0) -> list[Tensor]:
 
 @golden("net/classifiers")
 def _classifiers(folder: Path) -> Values:
-    from privot.nets.convnet import ConvNet
-    from privot.nets.lenet import LeNet
-    from privot.nets.resnet import ResNet18
-    from privot.nets.vgg import VGG11
+    from privot.nets.classifiers.convnet import ConvNet
+    from privot.nets.classifiers.lenet import LeNet
+    from privot.nets.classifiers.resnet import ResNet18
+    from privot.nets.classifiers.vgg import VGG11
 
-    grey, colour = uniform(3, 1, 8, 8), uniform(2, 3, 20, 20)
+    grey = uniform(3, 1, 8, 8)
+    colour = uniform(2, 3, 20, 20)
     return {
         "lenet": [looked(LeNet((1, 8, 8), 4), grey), looked(LeNet((3, 20, 20), 4), colour)],
         "convnet": [
@@ -1023,12 +1058,14 @@ def _classifiers(folder: Path) -> Values:
 
 @golden("net/critics")
 def _critics(folder: Path) -> Values:
-    from privot.nets.critic import Critic, Sketch, adam
-    from privot.nets.deep_convolutional import ProjectionCritic, steepness
-    from privot.nets.private_critic import PrivateCritic, critic_work
+    from privot.nets.dp_networks import PrivateCritic, critic_work
+    from privot.nets.functional_critic import Critic, Sketch, adam
+    from privot.nets.generators.dcgan import ProjectionCritic, steepness
 
-    images, labels = uniform(4, 1, 8, 8), torch.arange(4) % 3
-    critic, sketch = Critic((1, 8, 8), 3, 4), Sketch((1, 8, 8), 3, 4, 4)
+    images = uniform(4, 1, 8, 8)
+    labels = torch.arange(4) % 3
+    critic = Critic((1, 8, 8), 3, 4)
+    sketch = Sketch((1, 8, 8), 3, 4, 4)
     weights, along = critic.begin(2, rng(0))
     weights = weights + 0.01 * normal(*weights.shape, seed=1)
     drawn = sketch.begin(2, rng(1))
@@ -1055,7 +1092,7 @@ def _critics(folder: Path) -> Values:
 @golden("net/autoencoders")
 def _autoencoders(folder: Path) -> Values:
     from privot.nets.autoencoders import ConvAutoencoder
-    from privot.nets.private_critic import Autoencoder
+    from privot.nets.dp_networks import Autoencoder
 
     images = uniform(4, 1, 8, 8)
     small = ConvAutoencoder((1, 8, 8), 3, 4)
@@ -1070,8 +1107,8 @@ def _autoencoders(folder: Path) -> Values:
 
 @golden("net/ensemble")
 def _ensemble(folder: Path) -> Values:
+    from privot.nets.conv_shapes import Outline
     from privot.nets.ensemble import Ensemble, Frozen
-    from privot.nets.outline import Outline
 
     nets = Ensemble(3, (1, 8, 8), 4, 4, texture=0.5, generator=rng(0))
     images = uniform(5, 1, 8, 8)
@@ -1101,9 +1138,9 @@ def _ensemble(folder: Path) -> Values:
 @golden("net/training")
 def _training(folder: Path) -> Values:
     from privot.nets.augment import OPERATIONS
-    from privot.nets.convnet import ConvNet
+    from privot.nets.classifiers.convnet import ConvNet
+    from privot.nets.classifiers.lenet import LeNet
     from privot.nets.ensemble import Ensemble
-    from privot.nets.lenet import LeNet
     from privot.nets.training import Recipe, train, train_ensemble
 
     images, labels = digits(20)
@@ -1133,16 +1170,17 @@ def _training(folder: Path) -> Values:
 
 @golden("net/pictures")
 def _pictures(folder: Path) -> Values:
+    from privot.components.dead_leaves import scenes
+    from privot.components.glyphs import glyphs, teach
     from privot.nets import augment
-    from privot.nets.dense import DenseGenerator
-    from privot.nets.glyphs import glyphs, teach
-    from privot.nets.scenes import scenes
+    from privot.nets.generators.dense import DenseGenerator
 
     drawn = augment.draw(12, (8, 6), rng(0))
     net = DenseGenerator((1, 8, 8), 10, 4, 8, 4)
     start = looked(net, normal(3, 4), torch.arange(3))
     teach(net.train(), 4, (1, 8, 8), 10, 3, 5, rng(2))
-    here, codes = torch.device("cpu"), normal(6, 16)
+    here = torch.device("cpu")
+    codes = normal(6, 16)
     return {
         "drawn": list(drawn),
         "augmented": augment.apply(uniform(12, 3, 8, 6), drawn),
@@ -1154,12 +1192,14 @@ def _pictures(folder: Path) -> Values:
 
 @golden("net/kernels")
 def _kernels(folder: Path) -> Values:
+    from privot.baselines.kernel_ridge import DenseKernel, FeatureKernel, coefficients
+    from privot.baselines.ntk import tangent_kernel
+    from privot.baselines.zca import Whitening
     from privot.nets.ensemble import Ensemble
-    from privot.nets.kernel_regression import DenseKernel, FeatureKernel, coefficients
-    from privot.nets.tangent import tangent_kernel
-    from privot.nets.whitening import Whitening
 
-    support, images, labels = uniform(4, 1, 8, 8, seed=1), uniform(6, 1, 8, 8, seed=2), torch.eye(4)
+    support = uniform(4, 1, 8, 8, seed=1)
+    images = uniform(6, 1, 8, 8, seed=2)
+    labels = torch.eye(4)
     features = FeatureKernel(Ensemble(2, (1, 8, 8), 2, 4, generator=rng(0)))
     first = features.predict(support, labels, images, 1e-3)
     features.renew(rng(5))
@@ -1178,10 +1218,10 @@ def _kernels(folder: Path) -> Values:
 
 @golden("net/matching")
 def _matching(folder: Path) -> Values:
+    from privot.components.dct import Canvas, cosines, middle
+    from privot.components.feature_matching import Round, match, unit
     from privot.nets import augment
     from privot.nets.ensemble import Ensemble
-    from privot.nets.matching import Round, match, unit
-    from privot.nets.waves import Canvas, cosines, middle
 
     nets = Ensemble(2, (1, 8, 8), 3, 4, generator=rng(0)).requires_grad_(False)
     drawn = augment.draw(4, 8, rng(1))
@@ -1207,11 +1247,12 @@ def _matching(folder: Path) -> Values:
 @golden("net/averaged")
 def _averaged(folder: Path) -> Values:
     from privot.nets import ConvGenerator, initialise
-    from privot.nets.averaged import Averaged, faded
+    from privot.nets.ema import Averaged, faded
 
     net: Any = initialise(ConvGenerator((1, 8, 8), 3, 4, 8, 4), rng(0))
     pair = Averaged(net, 0.01, (0.5, 0.9), 0.99)
-    codes, labels = normal(6, 4), torch.arange(6) % 3
+    codes = normal(6, 4)
+    labels = torch.arange(6) % 3
     for step in range(3):
         pair.net(codes, labels).square().sum().backward()
         pair.ahead(faded(0.01, step, 3))
@@ -1224,9 +1265,11 @@ def _averaged(folder: Path) -> Values:
 @golden("net/convolutions")
 def _convolutions(folder: Path) -> Values:
     """Convolutions of networks side by side, with their second derivatives."""
-    from privot.nets.side_by_side import by_faces, convolve
+    from privot.nets.vmap_conv import by_faces, convolve
 
-    x, weight, bias = normal(3, 2, 2, 6, 6), normal(3, 4, 2, 3, 3, seed=1), normal(3, 4, seed=2)
+    x = normal(3, 2, 2, 6, 6)
+    weight = normal(3, 4, 2, 3, 3, seed=1)
+    bias = normal(3, 4, seed=2)
     found = {}
     for name, function in (("torch", convolve), ("faces", by_faces)):
 
@@ -1244,8 +1287,8 @@ def _convolutions(folder: Path) -> Values:
 @golden("net/large")
 def _large(folder: Path) -> Values:
     """The networks of FID and LPIPS with random weights."""
-    from privot.nets.alexnet import Lpips
-    from privot.nets.inception import Inception, resized
+    from privot.measures.networks.inception import Inception, resized
+    from privot.measures.networks.lpips import Lpips
 
     lpips = Lpips()
     looked(lpips.net.features, uniform(1, 3, 64, 64))
@@ -1279,7 +1322,8 @@ def _data(folder: Path) -> Values:
     )
     read = load(folder / "some.npz", public=True).records()
     broken = np.array(images)
-    broken[0, 0, 0, 0], broken[1, 0, 0, 0] = np.nan, 7.0
+    broken[0, 0, 0, 0] = np.nan
+    broken[1, 0, 0, 0] = 7.0
     mended = Sensitive(broken, labels.numpy(), Spec((1, 8, 8), 10), repair=True)
     owned = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10, owners=4))
     order = np.array([3, 1, 5, 0, 2, 4])
@@ -1302,7 +1346,7 @@ def scores() -> tuple[np.ndarray, np.ndarray]:
 @golden("audit/curve")
 def _curve(folder: Path) -> Values:
     from privot.audit import advantage, mean_auc, roc
-    from privot.audit.curve import cuts, flagged
+    from privot.audit.roc import cuts, flagged
 
     members, others = scores()
     curve = roc(members, others)
@@ -1320,7 +1364,8 @@ def _rates(folder: Path) -> Values:
     from privot.audit import least, most, tpr_at
 
     members, others = scores()
-    hits, levels = np.arange(0, 50, 7), (0.01, 0.1, 0.3)
+    hits = np.arange(0, 50, 7)
+    levels = (0.01, 0.1, 0.3)
     return {
         "bounds": [least(hits, 50, 0.05), most(hits, 50, 0.05)],
         "points": [numbers(tpr_at(members, others, levels, 0.9, each)) for each in (False, True)],
@@ -1331,7 +1376,7 @@ def _rates(folder: Path) -> Values:
 @golden("audit/bounds")
 def _bounds(folder: Path) -> Values:
     from privot.audit import gaussian_epsilon, many_runs
-    from privot.audit.bounds import ratio, separation
+    from privot.audit.many_runs import ratio, separation
 
     members, others = scores()
     ways = [{"threshold": 0.5}, {}, {"gaussian": True}, {"confidence": 0.8, "seed": 4}]
@@ -1383,16 +1428,16 @@ def _verdict(folder: Path) -> Values:
 
 def few_sides(seed: int) -> Any:
     """Some of those that the controls of attacks ask about."""
-    from privot.attacks.controls import Sides, many
-    from privot.data.records import Records
+    from privot.attacks.membership.controls import Sides, many
+    from privot.data.dataset import Records
 
     return Sides(*(Records(each.images[:40], each.labels[:40]) for each in many(seed)))
 
 
 def fewer_sides(seed: int) -> Any:
     """A few of two classes."""
-    from privot.attacks.controls import Sides, many
-    from privot.data.records import Records
+    from privot.attacks.membership.controls import Sides, many
+    from privot.data.dataset import Records
 
     found = []
     for each in many(seed):
@@ -1402,19 +1447,31 @@ def fewer_sides(seed: int) -> Any:
 
 
 MEMBERSHIP = (
-    "loss", "lira", "lira-offline", "lira-pixels", "lira-features", "rmia", "nearest-pixels",
-    "nearest-features", "nearest-lpips", "real-start", "tracing", "gan-leaks-full",
-    "gan-leaks-partial", "gan-leaks-white",
-)  # fmt: skip
+    "loss",
+    "lira",
+    "lira-offline",
+    "lira-pixels",
+    "lira-features",
+    "rmia",
+    "nearest-pixels",
+    "nearest-features",
+    "nearest-lpips",
+    "real-start",
+    "tracing",
+    "gan-leaks-full",
+    "gan-leaks-partial",
+    "gan-leaks-white",
+)
 
 
 @golden("attack", *MEMBERSHIP)
 def _membership(name: str, folder: Path) -> Values:
     """An attack on a small control that leaks, and on one that cannot."""
-    from privot.attacks.controls import Control, blurred, mislabelled, moved, remembered
     from privot.attacks.membership import nearest
+    from privot.attacks.membership.controls import Control, blurred, mislabelled, moved, remembered
 
-    learned, searched = Control(blurred, mislabelled, 10), Control(remembered, fewer_sides)
+    learned = Control(blurred, mislabelled, 10)
+    searched = Control(remembered, fewer_sides)
     chosen = {
         "loss": learned,
         "lira": learned,
@@ -1436,8 +1493,8 @@ def _membership(name: str, folder: Path) -> Values:
 
 def random_lpips(device: Any = None) -> Any:
     """The network of LPIPS with seeded weights."""
+    from privot.measures.networks.lpips import Lpips
     from privot.nets import initialise
-    from privot.nets.alexnet import Lpips
 
     net = Lpips()
     initialise(net.net, rng(1))
@@ -1458,8 +1515,10 @@ def _functions(folder: Path) -> Values:
     twice = np.stack([seen, seen + draws.normal(size=seen.shape)], 2)
     logs = -np.abs(seen) - 0.01
     population = -np.abs(draws.normal(size=(8, 9))) - 0.01
-    logits, labels = normal(3, 7, 4, seed=1), torch.arange(7) % 4
-    images, known = uniform(9, 1, 8, 8, seed=3), uniform(5, 1, 8, 8, seed=4)
+    logits = normal(3, 7, 4, seed=1)
+    labels = torch.arange(7) % 4
+    images = uniform(9, 1, 8, 8, seed=3)
+    known = uniform(5, 1, 8, 8, seed=4)
     ways = [{}, {"offline": True}, {"pooled": False}, {"median": True}]
     return {
         "halves": members,
@@ -1494,7 +1553,7 @@ def _searches(folder: Path) -> Values:
     """GAN-Leaks on a real generator, with few steps."""
     from privot.attacks.membership import gan_leaks
     from privot.nets import NETS, initialise
-    from privot.product import Product
+    from privot.release.artifact import Product
 
     arguments = {"shape": [1, 8, 8], "classes": 10, "code": 4, "hidden": 8, "width": 4}
     net = initialise(NETS["ConvGenerator"](**arguments), rng(0))
@@ -1510,8 +1569,8 @@ def _searches(folder: Path) -> Values:
 
 @golden("attack/blind")
 def _blind(folder: Path) -> Values:
-    from privot.attacks.blind import blind
-    from privot.data.records import Records
+    from privot.attacks.membership.blind_baseline import blind
+    from privot.data.dataset import Records
 
     found = {}
     for name, factor in (("alike", 1.0), ("apart", 0.8)):
@@ -1526,7 +1585,7 @@ CANARIES = ("clean", "mislabelled", "blank", "noise", "scenes", "orthogonal")
 
 @golden("attack/canaries", *CANARIES)
 def _canaries(kind: str, folder: Path) -> Values:
-    from privot.attacks.membership.canaries import GIVEN, canaries, coins
+    from privot.audit.canaries import GIVEN, canaries, coins
     from privot.data.spec import Spec
 
     images, labels = digits(10)
@@ -1540,7 +1599,7 @@ def _canaries(kind: str, folder: Path) -> Values:
 @golden("attack/power")
 def _power(folder: Path) -> Values:
     """The controls of one attack as they are, on digits."""
-    from privot.attacks.controls import chance, digits, mislabelled, power
+    from privot.attacks.membership.controls import chance, digits, mislabelled, power
 
     return {
         "power": numbers(power.__wrapped__("nearest-pixels")),
@@ -1552,7 +1611,7 @@ def _power(folder: Path) -> Values:
 
 def powerful(name: str) -> Any:
     """An attack's proof of power, taken as given."""
-    from privot.attacks.controls import Power
+    from privot.attacks.membership.controls import Power
 
     return Power(name, 0.99, 0.5, 0.4, 0.9, True, "")
 
@@ -1562,21 +1621,24 @@ def _attempt(folder: Path) -> Values:
     """Whole attacks on releases, to the verdict."""
     from specimens import hand
 
-    from privot.attacks import trying
-    from privot.product import Product
+    from privot.attacks.membership import runner
     from privot.release import Release
+    from privot.release.artifact import Product
 
-    members, others, rest = open_box(40), open_box(50, 40), open_box(30, 90)
+    members = open_box(40)
+    others = open_box(50, 40)
+    rest = open_box(30, 90)
     images, labels = digits(40)
     claimed = hand(classes=10, names=None)
     release = Release(Product.set(images, labels), claimed.guarantee, members.spec, claimed.facts)
     noise = dataclasses.replace(release, product=Product.set(uniform(40, 1, 8, 8), labels))
-    sides, more = (members, others), {"runtime": cpu(), "epochs": 2}
-    with mock.patch.object(trying, "power", powerful):
+    sides = (members, others)
+    more = {"runtime": cpu(), "epochs": 2}
+    with mock.patch.object(runner, "power", powerful):
         tried = {
-            "nearest": trying.attempt("real-start", release, *sides, references=[noise], **more),
-            "tracing": trying.attempt("tracing", release, *sides, population=rest, **more),
-            "loss": trying.attempt("loss", noise, *sides, candidates=20, **more),
+            "nearest": runner.attempt("real-start", release, *sides, references=[noise], **more),
+            "tracing": runner.attempt("tracing", release, *sides, population=rest, **more),
+            "loss": runner.attempt("loss", noise, *sides, candidates=20, **more),
         }
     return {name: [numbers(each), numbers(each.to_json())] for name, each in tried.items()}
 
@@ -1586,8 +1648,8 @@ def _shadows(name: str, folder: Path) -> Values:
     """Shadows of a method, and LiRA with each of them as the victim."""
     from quick import quick
 
-    from privot.attacks import trying
-    from privot.attacks.observing import OBSERVATIONS
+    from privot.attacks.membership import runner
+    from privot.attacks.shadows.observe import OBSERVATIONS
 
     settings = {
         "real-subset": {"per_class": 1},
@@ -1595,12 +1657,13 @@ def _shadows(name: str, folder: Path) -> Values:
     }
     settings["distribution-matching"] |= {"batch": 8, "width": 4, "rate": 1.0}
     own = settings.get(name) or quick(name)
-    members, others = open_box(60), open_box(60, 60)
+    members = open_box(60)
+    others = open_box(60, 60)
     more = {"seed": 3, "epochs": 1, "samples": 20, "at_once": 3}
-    shadows = trying.compared(name, own, None, members, others, folder / "shadows", 4, **more)
+    shadows = runner.compared(name, own, None, members, others, folder / "shadows", 4, **more)
     prepared = shadows.prepare(cpu())
-    with mock.patch.object(trying, "power", powerful):
-        found = trying.left_out("lira-pixels", prepared)
+    with mock.patch.object(runner, "power", powerful):
+        found = runner.left_out("lira-pixels", prepared)
     return {
         "members": prepared.members(),
         "observed": [np.array(prepared.observed(each)) for each in OBSERVATIONS],
@@ -1624,7 +1687,7 @@ AUDITS: dict[str, tuple[str, dict[str, Any]]] = {
 @golden("attack/epsilon", *AUDITS)
 def _epsilon(label: str, folder: Path) -> Values:
     """The lower bound on epsilon by runs with and without planted records."""
-    from privot.attacks.auditing import Audit
+    from privot.audit.runner import Audit
 
     name, more = AUDITS[label]
     quick = {"features": 16, "steps": 2, "batch": 4, "hidden": 8, "neighbours": "add-remove"}
@@ -1642,11 +1705,12 @@ def _epsilon(label: str, folder: Path) -> Values:
 
 def victims(count: int = 2, batch: int = 1, **more: Any) -> tuple[Any, Tensor, Tensor]:
     """Updates of fresh LeNets on digits, and the images and labels behind them."""
-    from privot.attacks.inversion.nets import LENET_REACH, drawn, lenet
-    from privot.attacks.inversion.victims import Problem
+    from privot.attacks.inversion.models import LENET_REACH, drawn, lenet
+    from privot.attacks.inversion.problem import Problem
 
     images, labels = digits(count * batch)
-    images, labels = images.unflatten(0, (count, batch)), labels.unflatten(0, (count, batch))
+    images = images.unflatten(0, (count, batch))
+    labels = labels.unflatten(0, (count, batch))
     net = lenet((1, 8, 8), 10)
     weights = drawn(net, count, rng(3), LENET_REACH)
     return (
@@ -1658,16 +1722,25 @@ def victims(count: int = 2, batch: int = 1, **more: Any) -> tuple[Any, Tensor, T
 
 def shortened(name: str, steps: int = 4) -> Any:
     """A named attack with so many steps in each phase."""
-    from privot.attacks.inversion.attacking import ATTACKS
+    from privot.attacks.inversion.attacks import ATTACKS
 
     phases = tuple(dataclasses.replace(each, steps=steps) for each in ATTACKS[name].phases)
     return dataclasses.replace(ATTACKS[name], phases=phases)
 
 
 INVERSION = (
-    "dlg", "idlg", "wdlg", "wdlg-layer", "wdlg-l1", "wdlg-index", "wdlg-sliced", "wdlg-sorted",
-    "wdlg-critic", "cosine", "hybrid",
-)  # fmt: skip
+    "dlg",
+    "idlg",
+    "wdlg",
+    "wdlg-layer",
+    "wdlg-l1",
+    "wdlg-index",
+    "wdlg-sliced",
+    "wdlg-sorted",
+    "wdlg-critic",
+    "cosine",
+    "hybrid",
+)
 
 
 def found_images(found: Any) -> list[Any]:
@@ -1716,9 +1789,9 @@ def _objectives(folder: Path) -> Values:
 
 @golden("inversion/closed-form")
 def _closed_form(folder: Path) -> Values:
-    from privot.attacks.inversion.closed_form import invert
-    from privot.attacks.inversion.nets import cnn6, drawn, logistic
-    from privot.attacks.inversion.victims import Problem
+    from privot.attacks.inversion.models import cnn6, drawn, logistic
+    from privot.attacks.inversion.problem import Problem
+    from privot.attacks.inversion.rgap import invert
 
     problem, *_ = victims()
     images, labels = digits(2)
@@ -1730,24 +1803,25 @@ def _closed_form(folder: Path) -> Values:
 
 @golden("inversion/relu-batch")
 def _relu_batch(folder: Path) -> Values:
-    from privot.attacks.inversion import relu_batch
-    from privot.attacks.inversion.nets import drawn
-    from privot.attacks.inversion.victims import Problem
+    from privot.attacks.inversion import spear
+    from privot.attacks.inversion.models import drawn
+    from privot.attacks.inversion.problem import Problem
 
     images, labels = digits(3)
-    images, loss = images.double(), nn.functional.cross_entropy
+    images = images.double()
+    loss = nn.functional.cross_entropy
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10)).double()
     weights = {name: each[0].double() for name, each in drawn(net, 1, rng(2)).items()}
     problem = Problem.of(net, loss, images[None], labels[None], weights)
-    found = relu_batch.invert(problem, rounds=2)
+    found = spear.invert(problem, rounds=2)
     return {"found": [about(found.images), found.labels, found.steps, found.loss]}
 
 
 @golden("inversion/labels")
 def _labels(folder: Path) -> Values:
     from privot.attacks.inversion.labels import last_linear, mean_error, recovered
-    from privot.attacks.inversion.nets import drawn
-    from privot.attacks.inversion.victims import Problem
+    from privot.attacks.inversion.models import drawn
+    from privot.attacks.inversion.problem import Problem
 
     images, labels = digits(8)
     found = {"one": recovered(victims(4)[0]), "many": recovered(victims(2, 4)[0])}
@@ -1764,8 +1838,8 @@ def _labels(folder: Path) -> Values:
 @golden("inversion/certificate")
 def _certificate(folder: Path) -> Values:
     from privot.attacks.inversion import certify
-    from privot.attacks.inversion.boxed import boxed
-    from privot.attacks.inversion.defences import Clipped, Pruned
+    from privot.attacks.inversion.box_least_squares import boxed
+    from privot.attacks.inversion.defenses import Clipped, Pruned
 
     problem, images, labels = victims()
     found = {}
@@ -1791,16 +1865,16 @@ def _certificate(folder: Path) -> Values:
 
 @golden("inversion/defences")
 def _defences(folder: Path) -> Values:
-    from privot.attacks.inversion import defences
+    from privot.attacks.inversion import defenses
 
     each = {"a": normal(2, 3, 4, 5, seed=1), "b": normal(2, 3, 4, seed=2)}
     ways = {
-        "noise": defences.made(noise=0.1),
-        "clipped": defences.made(noise=0.5, clip=1.0, batch=3),
-        "pruned": defences.made(prune=0.6),
-        "rounded": defences.made(bits=4),
-        "signs": defences.made(bits=1),
-        "several": defences.made(noise=0.5, clip=2.0, prune=0.3, bits=6, batch=3),
+        "noise": defenses.made(noise=0.1),
+        "clipped": defenses.made(noise=0.5, clip=1.0, batch=3),
+        "pruned": defenses.made(prune=0.6),
+        "rounded": defenses.made(bits=4),
+        "signs": defenses.made(bits=1),
+        "several": defenses.made(noise=0.5, clip=2.0, prune=0.3, bits=6, batch=3),
     }
     found: Values = {}
     for name, way in ways.items():
@@ -1816,8 +1890,8 @@ def _defences(folder: Path) -> Values:
 
 @golden("inversion/promises")
 def _promises(folder: Path) -> Values:
-    from privot.attacks.inversion.defences import Clipped
-    from privot.attacks.inversion.promises import Training, promise
+    from privot.attacks.inversion.defense_guarantee import Training, promise
+    from privot.attacks.inversion.defenses import Clipped
 
     with coarse_prices():
         return {"clipped": numbers(promise(Clipped(1.0, 1.5), Training(1000, 50, 20)))}
@@ -1825,9 +1899,9 @@ def _promises(folder: Path) -> Values:
 
 @golden("inversion/refining")
 def _refining(folder: Path) -> Values:
-    from privot.attacks.inversion.defences import Noise
-    from privot.attacks.inversion.refining import refine
-    from privot.attacks.inversion.victims import Found
+    from privot.attacks.inversion.defenses import Noise
+    from privot.attacks.inversion.gauss_newton import refine
+    from privot.attacks.inversion.problem import Found
 
     problem, images, labels = victims(defence=Noise(1e-3), generator=rng(4))
     near = (images + 0.05 * normal(*images.shape)).clamp(0, 1)
@@ -1838,11 +1912,12 @@ def _refining(folder: Path) -> Values:
 @golden("inversion/judging")
 def _judging(folder: Path) -> Values:
     from privot.attacks.inversion import judge
-    from privot.attacks.inversion.judging import matched, overlap
-    from privot.attacks.inversion.victims import Found
+    from privot.attacks.inversion.problem import Found
+    from privot.attacks.inversion.scoring import matched, overlap
 
     images, labels = digits(6)
-    truth, own = images.unflatten(0, (2, 3)), labels.unflatten(0, (2, 3))
+    truth = images.unflatten(0, (2, 3))
+    own = labels.unflatten(0, (2, 3))
     guess = truth.flip(1) + 0.1 * normal(*truth.shape)
     found = judge(Found(guess, own.flip(1), torch.ones(2), torch.ones(2)), truth, own, 0.02)
     return {
@@ -1892,8 +1967,8 @@ def _inversion_audit(folder: Path) -> Values:
 
 @golden("inversion/experiment")
 def _experiment(folder: Path) -> Values:
+    from privot.attacks.inversion.defense_guarantee import Training
     from privot.attacks.inversion.experiment import Experiment
-    from privot.attacks.inversion.promises import Training
 
     found = {}
     ways = {
@@ -1923,9 +1998,9 @@ def _wire(folder: Path) -> Values:
     """What the record of a federated run tells of an owner's images."""
     from federation import ROOMY, play, serving, terms
 
-    from privot.attacks.inversion.tapped import tapped
-    from privot.attacks.inversion.wire import Wire
-    from privot.data.records import Sensitive
+    from privot.attacks.inversion.transcript import tapped
+    from privot.attacks.inversion.transcript_attack import Wire
+    from privot.data.dataset import Sensitive
     from privot.data.spec import Spec
     from privot.federated import Owner
     from privot.privacy.ledger import Ledger
@@ -1972,9 +2047,19 @@ def subject(count: int = 60, soft: bool = False) -> Any:
 
 
 CLASSICAL = (
-    "logistic", "random_forest", "gaussian_nb", "bernoulli_nb", "linear_svc", "decision_tree",
-    "lda", "adaboost", "mlp", "bagging", "gbm", "xgboost",
-)  # fmt: skip
+    "logistic",
+    "random_forest",
+    "gaussian_nb",
+    "bernoulli_nb",
+    "linear_svc",
+    "decision_tree",
+    "lda",
+    "adaboost",
+    "mlp",
+    "bagging",
+    "gbm",
+    "xgboost",
+)
 NETWORKS = ("cnn", "convnet", "resnet")
 
 
@@ -1995,7 +2080,7 @@ def brief_networks() -> Iterator[None]:
 
 @golden("measure/classical", *CLASSICAL)
 def _classical(name: str, folder: Path) -> Values:
-    from privot.data.records import Records
+    from privot.data.dataset import Records
     from privot.measures.classical import fit_predict
 
     images, labels = digits(60)
@@ -2004,11 +2089,12 @@ def _classical(name: str, folder: Path) -> Values:
 
 @golden("measure/network", *NETWORKS)
 def _network(name: str, folder: Path) -> Values:
-    from privot.measures.suite import measure
+    from privot.measures.evaluator import measure
 
     with brief_networks():
         more = {"runtime": cpu(), "seed": 2}
-        test, subjects = open_box(50, 60), [subject(20, soft) for soft in (False, True)]
+        test = open_box(50, 60)
+        subjects = [subject(20, soft) for soft in (False, True)]
         found = [measure(each, test, [name], **more) for each in subjects]
     return {"readings": [readings(each) for each in found]}
 
@@ -2016,7 +2102,7 @@ def _network(name: str, folder: Path) -> Values:
 @golden("measure/thirteen")
 def _thirteen(folder: Path) -> Values:
     """The mean over the classifiers, and the one beside real data."""
-    from privot.measures.suite import measure
+    from privot.measures.evaluator import measure
 
     few = {"linear_svc": {"max_iter": 20}, "mlp": {"max_iter": 5}, "gbm": {"n_estimators": 3}}
     module = importlib.import_module("privot.measures.classical")
@@ -2036,10 +2122,10 @@ def _thirteen(folder: Path) -> Values:
 @golden("measure/suite")
 def _suite(folder: Path) -> Values:
     """All that compares images, by a stand-in for the network of FID and by a small network."""
-    suite = importlib.import_module("privot.measures.suite")
+    suite = importlib.import_module("privot.measures.evaluator")
     score = importlib.import_module("privot.measures.inception_score")
-    from privot.measures.features import Ruler
-    from privot.nets.convnet import ConvNet
+    from privot.measures.feature_extractors import Ruler
+    from privot.nets.classifiers.convnet import ConvNet
     from privot.nets.training import Recipe
 
     def features(images: Tensor, progress: Any) -> Tensor:
@@ -2066,12 +2152,13 @@ def _suite(folder: Path) -> Values:
 
 @golden("measure/distances")
 def _distances(folder: Path) -> Values:
-    from privot.measures.frechet import frechet, kernel
+    from privot.measures.fid_kid import frechet, kernel
     from privot.measures.precision_recall import precision_recall
     from privot.measures.wasserstein import exact_wasserstein, sliced_wasserstein
 
     score = importlib.import_module("privot.measures.inception_score")
-    real, fake = normal(60, 5, seed=1), 1.2 * normal(50, 5, seed=2) + 0.3
+    real = normal(60, 5, seed=1)
+    fake = 1.2 * normal(50, 5, seed=2) + 0.3
     return {
         "frechet": list(frechet(real, fake, rng(1))),
         "kernel": list(kernel(real, fake, rng(2), subsets=10, size=20)),
@@ -2084,7 +2171,7 @@ def _distances(folder: Path) -> Values:
 
 @golden("measure/similarity")
 def _similarity(folder: Path) -> Values:
-    similarity = importlib.import_module("privot.measures.similarity")
+    similarity = importlib.import_module("privot.measures.image_similarity")
 
     images, _ = digits(4)
     other = (images + 0.2 * normal(*images.shape)).clamp(0, 1)
@@ -2100,7 +2187,7 @@ def _similarity(folder: Path) -> Values:
 
 @golden("measure/boosting")
 def _boosting(folder: Path) -> Values:
-    from privot.measures.boosting import StumpBoost
+    from privot.measures.adaboost import StumpBoost
 
     images, labels = digits(40)
     made_of = StumpBoost(15).fit(images.flatten(1).numpy(), labels.numpy())
@@ -2230,9 +2317,10 @@ def _federated(folder: Path) -> Values:
     from federation import play, serving, terms, wards
 
     from privot.federated import Answer, Request, unpack
-    from privot.federated.recorded import read
+    from privot.federated.transcript import read
 
-    agreed, everyone = terms(rounds=2), wards(folder)
+    agreed = terms(rounds=2)
+    everyone = wards(folder)
     server = serving(agreed, everyone, record=folder / "wire")
     release = play(server, everyone)
     messages = [unpack(each.message) for each in read(folder / "wire")]
@@ -2254,7 +2342,8 @@ def _dropout(folder: Path) -> Values:
     """Rounds ask two owners of three, and one of them never answers."""
     from federation import consent, serving, terms, wards
 
-    agreed, everyone = terms(rounds=4, cohort=2), wards(folder)
+    agreed = terms(rounds=4, cohort=2)
+    everyone = wards(folder)
     server = serving(agreed, everyone)
     consent(server, everyone)
     asked = []
@@ -2302,10 +2391,10 @@ def _messages(folder: Path) -> Values:
 # name -> module, what it lists there, the label of the runs, and their items
 LISTED: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "methods": ("privot.methods", "methods", "method", METHODS),
-    "channels": ("privot.channels", "CHANNELS", "channel", CHANNELS),
-    "membership attacks": ("privot.attacks", "ATTACKS", "attack", MEMBERSHIP),
+    "channels": ("privot.local.channels", "CHANNELS", "channel", CHANNELS),
+    "membership attacks": ("privot.attacks.membership.registry", "ATTACKS", "attack", MEMBERSHIP),
     "inversion attacks": ("privot.attacks.inversion", "ATTACKS", "inversion", INVERSION),
-    "canaries": ("privot.attacks.membership.canaries", "KINDS", "attack/canaries", CANARIES),
+    "canaries": ("privot.audit.canaries", "KINDS", "attack/canaries", CANARIES),
     "generators": ("privot.nets", "NETS", "net", GENERATORS),
     "classical classifiers": (
         "privot.measures.classical",
@@ -2334,7 +2423,8 @@ def main() -> int:
     stored: Any = {"fingerprint": {}, "digests": {}}
     if STORED.exists():
         stored = json.loads(STORED.read_text())
-    here, begin = fingerprint(), time.perf_counter()
+    here = fingerprint()
+    begin = time.perf_counter()
     found: dict[str, dict[str, str]] = {}
     differ = []
     for label in (each for each in RUNS if given.only in each):

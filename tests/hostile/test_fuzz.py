@@ -17,7 +17,7 @@ from quick import quick
 from watch import Hangs, hurried, watched
 
 from privot.cli import app
-from privot.cli.terminal import to_settings
+from privot.cli.options import to_settings
 from privot.data.spec import Spec
 from privot.errors import PrivotError
 from privot.methods import make, methods
@@ -59,11 +59,28 @@ def test_a_hang_is_a_failure():
 
 KEYS = sorted({field for name in methods() for field in quick(name)})
 numbers = st.one_of(
-    st.integers(), st.floats(), st.sampled_from([0, -1, 2**63, -(2**63) - 1, 10**30, 10**400, 5e-324, 1e308, math.nan, math.inf, -0.0])
+    st.integers(),
+    st.floats(),
+    st.sampled_from(
+        [0, -1, 2**63, -(2**63) - 1, 10**30, 10**400, 5e-324, 1e308, math.nan, math.inf, -0.0]
+    ),
 )
 ODD = [
-    "", "none", "True", "1e9999", "0x10", "1_000", "۱۲", "NaN", "__import__('os')", "../../etc", "\x00", "a" * 5000, "1,2,3", ",,",
-]  # fmt: skip
+    "",
+    "none",
+    "True",
+    "1e9999",
+    "0x10",
+    "1_000",
+    "۱۲",
+    "NaN",
+    "__import__('os')",
+    "../../etc",
+    "\x00",
+    "a" * 5000,
+    "1,2,3",
+    ",,",
+]
 texts = st.one_of(st.text(max_size=30), st.sampled_from(ODD))
 values = st.recursive(
     st.one_of(numbers, texts, st.booleans(), st.none()),
@@ -76,25 +93,48 @@ tables = st.dictionaries(st.one_of(st.sampled_from(KEYS), texts), values, max_si
 def toml(value):
     """A value as TOML has it, or nearly: JSON is close enough to be refused at interesting places."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, float):
-        return "nan" if math.isnan(value) else "inf" if value == math.inf else "-inf" if value == -math.inf else repr(value)
+        return (
+            "nan"
+            if math.isnan(value)
+            else "inf"
+            if value == math.inf
+            else "-inf"
+            if value == -math.inf
+            else repr(value)
+        )
     return json.dumps(value)
 
 
 DEEP = [
-    b"a=" + b"[" * 5000, b"a=" + b"{a=" * 5000, b"a." * 3000 + b"a=1", b"\xff\xfe", b"a=1\na=2", b"steps=9" * 3000, b"[[a]]\n" * 2000,
-]  # fmt: skip
+    b"a=" + b"[" * 5000,
+    b"a=" + b"{a=" * 5000,
+    b"a." * 3000 + b"a=1",
+    b"\xff\xfe",
+    b"a=1\na=2",
+    b"steps=9" * 3000,
+    b"[[a]]\n" * 2000,
+]
 
 
 def written(table):
-    return "\n".join(f"{json.dumps(key)} = {toml(each)}" for key, each in table.items()).encode("utf-8", "replace")
+    return "\n".join(f"{json.dumps(key)} = {toml(each)}" for key, each in table.items()).encode(
+        "utf-8", "replace"
+    )
 
 
 files = st.one_of(
-    st.binary(max_size=200), st.text(alphabet=string.printable, max_size=200).map(str.encode), tables.map(written), st.sampled_from(DEEP)
+    st.binary(max_size=200),
+    st.text(alphabet=string.printable, max_size=200).map(str.encode),
+    tables.map(written),
+    st.sampled_from(DEEP),
 )
 
 
@@ -108,15 +148,26 @@ def asked(draw):
         plain = draw(st.integers(0, 3))  # three of four are of a kind that many settings have
         value = draw(st.integers(1, 999)) if plain else draw(st.one_of(numbers, texts))
         words.append(f"{draw(own)}={value / 1000 if plain == 1 else value}")
-    data = draw(st.one_of(st.dictionaries(own, values, max_size=2).map(written), files)) if draw(st.integers(0, 3)) == 0 else None
-    return name, data, words + (draw(st.lists(texts, min_size=1, max_size=2)) if draw(st.integers(0, 9)) == 0 else [])
+    data = (
+        draw(st.one_of(st.dictionaries(own, values, max_size=2).map(written), files))
+        if draw(st.integers(0, 3)) == 0
+        else None
+    )
+    return (
+        name,
+        data,
+        words
+        + (draw(st.lists(texts, min_size=1, max_size=2)) if draw(st.integers(0, 9)) == 0 else []),
+    )
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(14_700, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1200)
 def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
     """From a TOML file or from words, of any method, and then planned: no record is near, nothing is written."""
-    tried, taken, config = [], [], tmp_path / "config.toml"
+    tried = []
+    taken = []
+    config = tmp_path / "config.toml"
 
     @settings(max_examples=count, **ANY)
     @given(asked())
@@ -142,10 +193,19 @@ def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
 # Command lines
 
 QUIET = {  # where long work begins; by then all that was said has been read, and most files too
-    "privot.synthesis.synthesize", "privot.synthesis.resize", "privot.demo.run", "privot.local.privatize", "privot.attacks.trying.attempt",
-    "privot.attacks.trying.shadows_of", "privot.attacks.trying.compared", "privot.cli.judging._measured", "privot.cli.judging._paid",
-    "privot.attacks.inversion.experiment.Experiment.run", "privot.attacks.auditing.Audit.run", "privot.cli.inverting._overheard",
-}  # fmt: skip
+    "privot.synthesis.synthesize",
+    "privot.synthesis.resize",
+    "privot.cli.demo.run",
+    "privot.local.privatize.privatize",
+    "privot.attacks.membership.runner.attempt",
+    "privot.attacks.membership.runner.shadows_of",
+    "privot.attacks.membership.runner.compared",
+    "privot.cli.measure._measured",
+    "privot.cli.measure._paid",
+    "privot.attacks.inversion.experiment.Experiment.run",
+    "privot.audit.runner.Audit.run",
+    "privot.cli.invert._overheard",
+}
 
 
 def verbs(command, said=()):
@@ -165,7 +225,14 @@ def stage(tmp_path_factory):
     root = tmp_path_factory.mktemp("stage")
     np.savez(root / "sound.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
     (root / "broken.npz").write_bytes((root / "sound.npz").read_bytes()[:-90])
-    synthesize("digits", "merf", 5.0, settings={"features": 20, "steps": 2, "hidden": 4}, out=root / "release", ledger=root / "book.jsonl")
+    synthesize(
+        "digits",
+        "merf",
+        5.0,
+        settings={"features": 20, "steps": 2, "hidden": 4},
+        out=root / "release",
+        ledger=root / "book.jsonl",
+    )
     (root / "config.toml").write_text("features = 30\n")
     (root / "rubbish.json").write_text("[[")
     return root
@@ -183,15 +250,56 @@ def no_work(monkeypatch):
 
 
 THINGS = [
-    "sound.npz", "broken.npz", "release", "release/manifest.json", "book.jsonl", "config.toml", "rubbish.json", "nothing", ".", "",
-    "new/out", "digits", "mnsit", "-", "/dev/null", "/", "~", "a" * 300, "{x}", "[red]", "--", "\udcff", "merf", "private-set",
-    "lira", "0", "-1", "1", "1e-5", "nan", "inf", "1e400", "0.05@0.01", "1x8x8", "8x", "x", "features=20", "steps", "=", "cpu", "cuda:99",
-]  # fmt: skip
+    "sound.npz",
+    "broken.npz",
+    "release",
+    "release/manifest.json",
+    "book.jsonl",
+    "config.toml",
+    "rubbish.json",
+    "nothing",
+    ".",
+    "",
+    "new/out",
+    "digits",
+    "mnsit",
+    "-",
+    "/dev/null",
+    "/",
+    "~",
+    "a" * 300,
+    "{x}",
+    "[red]",
+    "--",
+    "\udcff",
+    "merf",
+    "private-set",
+    "lira",
+    "0",
+    "-1",
+    "1",
+    "1e-5",
+    "nan",
+    "inf",
+    "1e400",
+    "0.05@0.01",
+    "1x8x8",
+    "8x",
+    "x",
+    "features=20",
+    "steps",
+    "=",
+    "cpu",
+    "cuda:99",
+]
 WORDS = st.one_of(st.sampled_from(THINGS), st.integers().map(str), st.floats().map(str), texts)
 LIKELY = {  # so that more than the first option is looked at
-    "float": st.sampled_from(["1", "0.5", "1e-5", "8", "0.95", "inf"]), "integer": st.sampled_from(["1", "2", "8", "64"]),
-    "integer range": st.sampled_from(["1", "2", "8", "64"]), "path": st.sampled_from(THINGS[:11]), "text": st.sampled_from(THINGS[:12]),
-}  # fmt: skip
+    "float": st.sampled_from(["1", "0.5", "1e-5", "8", "0.95", "inf"]),
+    "integer": st.sampled_from(["1", "2", "8", "64"]),
+    "integer range": st.sampled_from(["1", "2", "8", "64"]),
+    "path": st.sampled_from(THINGS[:11]),
+    "text": st.sampled_from(THINGS[:12]),
+}
 
 
 @st.composite
@@ -202,16 +310,25 @@ def lines(draw):
     for each in params:
         if each.param_type_name == "argument" or each.required or draw(st.integers(0, 4)) == 0:
             said += [] if each.param_type_name == "argument" else [each.opts[0]]
-            said += [] if each.type.name == "boolean" else [draw(LIKELY[each.type.name] if draw(st.integers(0, 5)) else WORDS)]
+            said += (
+                []
+                if each.type.name == "boolean"
+                else [draw(LIKELY[each.type.name] if draw(st.integers(0, 5)) else WORDS)]
+            )
     if draw(st.integers(0, 5)) == 0:
-        said.insert(draw(st.integers(0, len(said))), draw(st.one_of(WORDS, st.sampled_from(["--help", "--", "-x", "--jsno", "--set"]))))
+        said.insert(
+            draw(st.integers(0, len(said))),
+            draw(st.one_of(WORDS, st.sampled_from(["--help", "--", "-x", "--jsno", "--set"]))),
+        )
     return [each.replace("\0", "") for each in said]  # no system hands one over
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(6_900, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
-def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage, no_work, tmp_path, monkeypatch, trust):
+def test_any_command_line_is_obeyed_or_refused_in_one_line(
+    count, privot, stage, no_work, tmp_path, monkeypatch, trust
+):
     monkeypatch.setenv("PRIVOT_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nowhere"))
     for each in stage.iterdir():
@@ -222,7 +339,10 @@ def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage,
     @given(lines())
     @example(["methods"])  # obeyed; of random lines one in twelve is
     def holds(said):
-        with watched(tmp_path.parent) as seen, hurried():  # in it lie what was named, and where that leads
+        with (
+            watched(tmp_path.parent) as seen,
+            hurried(),
+        ):  # in it lie what was named, and where that leads
             code, _, err = privot(*said)
         assert code in (0, 2, 3), (code, err)
         assert "Traceback" not in err
@@ -237,7 +357,11 @@ def test_any_command_line_is_obeyed_or_refused_in_one_line(count, privot, stage,
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     holds()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory <= GIB
-    changed = [path.name for path, data in before.items() if path.read_bytes() != data and path.suffix not in (".lock", ".head", ".jsonl")]
+    changed = [
+        path.name
+        for path, data in before.items()
+        if path.read_bytes() != data and path.suffix not in (".lock", ".head", ".jsonl")
+    ]
     assert changed == [], "what was only named was changed"
     assert ends.count(0) > count // 200, "some must be obeyed, or the fuzzer tries too little"
     assert 2 in ends

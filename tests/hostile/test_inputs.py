@@ -28,8 +28,10 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
 
 QUICK = tuple(
-    word for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1") for word in ("--set", each)
-)  # fmt: skip
+    word
+    for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1")
+    for word in ("--set", each)
+)
 CASES = {}
 
 
@@ -50,7 +52,9 @@ def tree(root):
         if path.suffix != ".lock" and "home" not in path.relative_to(root).parts:
             plain = path.is_file() and not path.is_symlink()
             found[str(path.relative_to(root))] = path.read_bytes() if plain else path.is_dir()
-    charged = [path for path in (root / "home").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    charged = [
+        path for path in (root / "home").rglob("*") if path.is_file() and path.suffix != ".lock"
+    ]
     return found, {str(path): path.read_bytes() for path in charged}
 
 
@@ -107,7 +111,11 @@ def folder(root, **classes):
 
 
 def idx(array, kind=8):
-    return bytes([0, 0, kind, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, kind, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def idx_pair(root, pictures, labels, suffix=""):
@@ -293,7 +301,13 @@ def zero_byte_png(root):
 def claiming(side):
     """A PNG whose header claims a square of this side."""
     head = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + png()[33:]
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + head
+        + struct.pack(">I", zlib.crc32(head))
+        + png()[33:]
+    )
 
 
 @case("1.png", "whole")
@@ -355,13 +369,17 @@ def link_loop(root):
 
 @case("1.png", "plain file")
 def pipe_named_png(root):
-    os.mkfifo(folder(root, a={}, b={"1.png": png()}) / "a" / "1.png")  # opening it would wait for ever
+    os.mkfifo(
+        folder(root, a={}, b={"1.png": png()}) / "a" / "1.png"
+    )  # opening it would wait for ever
     return root / "photos"
 
 
 @case("1.png", "links")
 def link_inside(root):
-    (folder(root, a={}, b={"1.png": png()}) / "a" / "1.png").symlink_to(root / "photos" / "b" / "1.png")
+    (folder(root, a={}, b={"1.png": png()}) / "a" / "1.png").symlink_to(
+        root / "photos" / "b" / "1.png"
+    )
     return root / "photos"
 
 
@@ -439,7 +457,11 @@ def npz_bomb(root):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("y.npy", saved(LABELS))
         with archive.open("x.npy", "w") as file:
-            file.write(npy_header(b"{'descr':'|u1','fortran_order':False,'shape':(20,4096,3500)}".ljust(118)))
+            file.write(
+                npy_header(
+                    b"{'descr':'|u1','fortran_order':False,'shape':(20,4096,3500)}".ljust(118)
+                )
+            )
             for _ in range(280):
                 file.write(b"\0" * (1 << 20))
     return path
@@ -471,12 +493,18 @@ def npz_of_other_arrays(root):
 
 @case("x.npz", "shorter or longer")
 def npz_with_an_absurd_shape(root):
-    return zipped(root, npy_header(b"{'descr':'|u1','fortran_order':False,'shape':(99999999999,99999,99999)}") + b"\0" * 64)
+    return zipped(
+        root,
+        npy_header(b"{'descr':'|u1','fortran_order':False,'shape':(99999999999,99999,99999)}")
+        + b"\0" * 64,
+    )
 
 
 @case("x.npz")
 def npz_with_a_negative_shape(root):
-    return zipped(root, npy_header(b"{'descr':'|u1','fortran_order':False,'shape':(-20,8,8)}") + b"\0" * 1280)
+    return zipped(
+        root, npy_header(b"{'descr':'|u1','fortran_order':False,'shape':(-20,8,8)}") + b"\0" * 1280
+    )
 
 
 @case("x.npz", "shorter or longer")
@@ -497,7 +525,9 @@ def npz_header_of_a_megabyte(root):
 
 @case("x.npz", "plain numbers")
 def npz_header_that_numpy_warns_of(root):
-    return zipped(root, npy_header(b"{'descr':'|O','fortran_order':False,'shape':(20L,8L,8L)}") + b"\0" * 64)
+    return zipped(
+        root, npy_header(b"{'descr':'|O','fortran_order':False,'shape':(20L,8L,8L)}") + b"\0" * 64
+    )
 
 
 @case("x.npz", "whole")
@@ -574,7 +604,9 @@ def idx_of_floats(root):
 
 @case("t-images", "more than the file can hold")
 def idx_that_claims_everything(root):
-    return idx_pair(root, b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 28, 28) + b"\0" * 99, idx(LABELS))
+    return idx_pair(
+        root, b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 28, 28) + b"\0" * 99, idx(LABELS)
+    )
 
 
 @case("t-images", "more than the file can hold")
@@ -1023,16 +1055,28 @@ def test_wrong_input_is_refused_in_one_line(name, privot, tmp_path, monkeypatch,
     build, needles = CASES[name]
     said = words(build, tmp_path)
     before = tree(tmp_path)
-    memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
     with watched(tmp_path) as seen, hurried():
         code, out, err = privot(*said)
     assert time.process_time() - start <= 5  # of this process alone: others may be busy
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory <= 1 << 20  # KiB, so 1 GiB
     check_refused(code, out, err, needles)
-    assert tree(tmp_path) == before  # no release, no rest of one, no file extracted or executed, no line in a ledger
+    assert (
+        tree(tmp_path) == before
+    )  # no release, no rest of one, no file extracted or executed, no line in a ledger
     assert seen == [], "code was run, or something written elsewhere"
-    is_file = any((tmp_path / each).exists() for each in said if each and len(each) < 200 and not each.startswith("--"))
-    trust("D1", "crafted files refused in one line" if is_file else "wrong words refused in one line", 1, of=1)
+    is_file = any(
+        (tmp_path / each).exists()
+        for each in said
+        if each and len(each) < 200 and not each.startswith("--")
+    )
+    trust(
+        "D1",
+        "crafted files refused in one line" if is_file else "wrong words refused in one line",
+        1,
+        of=1,
+    )
 
 
 def test_there_are_sixty_crafted_files(tmp_path):
@@ -1048,10 +1092,14 @@ SOUND = {
     "npz": lambda root: with_labels(root, LABELS),
     "packed npz": lambda root: npz(root, compress=True, x=images(), y=LABELS),
     "idx": lambda root: idx_pair(root, idx(images()), idx(LABELS)),
-    "gz": lambda root: idx_pair(root, gzip.compress(idx(images())), gzip.compress(idx(LABELS)), ".gz"),
+    "gz": lambda root: idx_pair(
+        root, gzip.compress(idx(images())), gzip.compress(idx(LABELS)), ".gz"
+    ),
     "parquet": lambda root: table(root, image=[png(), png(7)] * 10, label=LABELS),
     "png": lambda root: folder(root, a={"1.png": png()}, b={"1.png": png(9)}),
-    "jpeg": lambda root: folder(root, a={"1.jpg": png(form="JPEG")}, b={"1.jpg": png(9, form="JPEG")}),
+    "jpeg": lambda root: folder(
+        root, a={"1.jpg": png(form="JPEG")}, b={"1.jpg": png(9, form="JPEG")}
+    ),
 }
 
 
@@ -1064,7 +1112,8 @@ def test_a_mutated_file_is_read_or_refused(name, count, tmp_path, trust):
     source = SOUND[name](tmp_path)
     assert load(source).spec.classes == 2
     [file] = [source] if source.is_file() else sorted((source / "a").iterdir())
-    whole, refused = file.read_bytes(), 0
+    whole = file.read_bytes()
+    refused = 0
     for _ in range(count):
         file.write_bytes(mutated(whole, generator))
         with watched(tmp_path / "nowhere") as seen, hurried():
@@ -1077,21 +1126,42 @@ def test_a_mutated_file_is_read_or_refused(name, count, tmp_path, trust):
     trust("D2", "mutated data files read or refused in one line", count, of=count)
 
 
-@pytest.mark.parametrize("name", ["png_bomb_of_the_size_that_pillow_only_warns_of", "epsilon_in_words"])
+@pytest.mark.parametrize(
+    "name", ["png_bomb_of_the_size_that_pillow_only_warns_of", "epsilon_in_words"]
+)
 def test_refusals_hold_in_a_process_of_their_own(name, tmp_path):
     build, needles = CASES[name]
     command = [sys.executable, "-c", "from privot.cli import main; main()", *words(build, tmp_path)]
     before = tree(tmp_path)
     environment = {**os.environ, "PRIVOT_HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
     check_refused(done.returncode, done.stdout, done.stderr, needles)
     assert tree(tmp_path) == before
 
 
 NAMES = [
-    "with space", "ünïcödé-数据", "[red]x[bold]", "[link=file:]x", ":smile:", "two\nlines", "a\rprivot: done", "\x1b[31mred\x1b[0m",
-    "tab\there", "\u202egnp", "%s{0}{name}", "-dash", "\udcff",
-]  # fmt: skip
+    "with space",
+    "ünïcödé-数据",
+    "[red]x[bold]",
+    "[link=file:]x",
+    ":smile:",
+    "two\nlines",
+    "a\rprivot: done",
+    "\x1b[31mred\x1b[0m",
+    "tab\there",
+    "\u202egnp",
+    "%s{0}{name}",
+    "-dash",
+    "\udcff",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -1099,7 +1169,9 @@ def test_the_name_of_a_file_neither_breaks_nor_styles_the_line(name, privot, tmp
     place = tmp_path / name
     place.mkdir()
     with_labels(place, np.arange(20) % 2 - 1)
-    code, out, err = privot("synthesize", place / "x.npz", "--epsilon", 1, "--out", tmp_path / "out")
+    code, out, err = privot(
+        "synthesize", place / "x.npz", "--epsilon", 1, "--out", tmp_path / "out"
+    )
     check_refused(code, out, err, ["labels"])
     assert err[:-1].isprintable()
     assert "".join(each if each.isprintable() else repr(each)[1:-1] for each in name) in err
@@ -1107,7 +1179,9 @@ def test_the_name_of_a_file_neither_breaks_nor_styles_the_line(name, privot, tmp
 
 @pytest.mark.parametrize("name", NAMES[2::3])
 def test_the_name_of_the_data_neither_breaks_nor_styles_a_table(name, privot, tmp_path):
-    code, out, err = privot("plan", place := tmp_path / name, "--epsilon", 1, "--shape", "1x8x8", "--classes", 2)
+    code, out, err = privot(
+        "plan", place := tmp_path / name, "--epsilon", 1, "--shape", "1x8x8", "--classes", 2
+    )
     assert (code, err.count("\n")) == (2, 1)
     place.mkdir()
     code, out, err = privot("plan", place, "--epsilon", 1, "--shape", "1x8x8", "--classes", 2)
@@ -1116,15 +1190,29 @@ def test_the_name_of_the_data_neither_breaks_nor_styles_a_table(name, privot, tm
 
 
 def test_a_delta_that_is_too_large_is_a_caution_and_the_run_goes_on(privot, tmp_path):
-    code, _, err = privot("synthesize", "digits", "--epsilon", 5, "--delta", 1e-3, *QUICK, "--out", tmp_path / "out")
+    code, _, err = privot(
+        "synthesize", "digits", "--epsilon", 5, "--delta", 1e-3, *QUICK, "--out", tmp_path / "out"
+    )
     assert code == 0
     [caution] = [line for line in err.splitlines() if "delta" in line]
     assert caution.startswith("caution: delta 0.001")
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_an_interrupted_run_is_charged_once_and_goes_on_only_as_itself(privot, tmp_path, monkeypatch):
-    run = ("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", tmp_path / "out", "--ledger", tmp_path / "book.jsonl")
+def test_an_interrupted_run_is_charged_once_and_goes_on_only_as_itself(
+    privot, tmp_path, monkeypatch
+):
+    run = (
+        "synthesize",
+        "digits",
+        "--epsilon",
+        5,
+        *QUICK,
+        "--out",
+        tmp_path / "out",
+        "--ledger",
+        tmp_path / "book.jsonl",
+    )
     with monkeypatch.context() as broken:
         broken.setattr(PrivateSet, "_soft", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         code, out, err = privot(*run)
@@ -1132,21 +1220,33 @@ def test_an_interrupted_run_is_charged_once_and_goes_on_only_as_itself(privot, t
     assert "charged" in err.splitlines()[-1]
     assert "--resume" in err.splitlines()[-1]
     before = tree(tmp_path)
-    refused = [run, (*run, "--resume", "--seed", 1), (*run, "--resume", "--set", "width=8"), (*run, "--resume", "--delta", 1e-6)]
+    refused = [
+        run,
+        (*run, "--resume", "--seed", 1),
+        (*run, "--resume", "--set", "width=8"),
+        (*run, "--resume", "--delta", 1e-6),
+    ]
     for again in refused:
         code, out, err = privot(*again)
         check_refused(code, out, err.splitlines(keepends=True)[-1], ["out.run"])
         assert tree(tmp_path) == before
     assert privot(*run, "--resume")[0] == 0
-    assert [each["kind"] for each in Ledger(tmp_path / "book.jsonl").entries()].count("reserve") == 1
+    assert [each["kind"] for each in Ledger(tmp_path / "book.jsonl").entries()].count(
+        "reserve"
+    ) == 1
 
 
 def test_the_budget_of_the_data_set_is_a_wall_over_runs(privot, tmp_path):
     book = ("--ledger", tmp_path / "book.jsonl")
     assert privot("ledger", "digits", "--limit", 1.2, *book)[0] == 0
-    assert privot("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", tmp_path / "one", *book)[0] == 0
+    assert (
+        privot("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", tmp_path / "one", *book)[0]
+        == 0
+    )
     before = tree(tmp_path)
-    code, out, err = privot("synthesize", "digits", "--epsilon", 1, *QUICK, "--out", tmp_path / "two", *book)
+    code, out, err = privot(
+        "synthesize", "digits", "--epsilon", 1, *QUICK, "--out", tmp_path / "two", *book
+    )
     check_refused(code, out, err.splitlines(keepends=True)[-1], ["1.2", "ledger"])
     assert tree(tmp_path) == before
 

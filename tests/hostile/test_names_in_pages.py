@@ -10,9 +10,23 @@ from specimens import GAUSSIAN, attack, hand, reading
 from privot.privacy.plan import Plan, Stage
 from privot.release import Guarantee
 from privot.report import Owner, write
-from privot.report.words import clean
+from privot.report.formatting import clean
 
-FORBIDDEN = {"script", "iframe", "object", "embed", "link", "form", "input", "base", "a", "frame", "video", "audio", "source"}
+FORBIDDEN = {
+    "script",
+    "iframe",
+    "object",
+    "embed",
+    "link",
+    "form",
+    "input",
+    "base",
+    "a",
+    "frame",
+    "video",
+    "audio",
+    "source",
+}
 
 
 class Skeleton(HTMLParser):
@@ -20,7 +34,8 @@ class Skeleton(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.found = [], []
+        self.elements = []
+        self.found = []
         self.feed(text)
         self.close()
 
@@ -28,23 +43,41 @@ class Skeleton(HTMLParser):
         self.elements.append((tag, *sorted(name for name, _ in attributes)))
         for name, value in attributes:
             if name.startswith("on") or (
-                name in ("href", "src", "action", "data", "poster") and not (value or "").startswith(("data:image/", "#"))
+                name in ("href", "src", "action", "data", "poster")
+                and not (value or "").startswith(("data:image/", "#"))
             ):
                 self.found.append((tag, name, value))
-        if tag in FORBIDDEN or (tag == "meta" and dict(attributes).get("http-equiv", "").lower() == "refresh"):
+        if tag in FORBIDDEN or (
+            tag == "meta" and dict(attributes).get("http-equiv", "").lower() == "refresh"
+        ):
             self.found.append((tag, "", ""))
 
 
 def pages(folder, name):
     """The public and the internal page of a release in which this name stands wherever a name can stand."""
-    plan = Plan((Stage(clean(name, 30) + "0", name, 50.0, 3), Stage(clean(name, 30) + "1", "sum", 50.0, 3)), GAUSSIAN.neighbours)
+    plan = Plan(
+        (Stage(clean(name, 30) + "0", name, 50.0, 3), Stage(clean(name, 30) + "1", "sum", 50.0, 3)),
+        GAUSSIAN.neighbours,
+    )
     odd = hand(
-        plan, Guarantee.of(plan, 1e-5), names=(name + "0", name + "1", name + "2"), method=name, settings={name: name}, data=name,
-        seed=name, versions={name: name}, ledger={"head": name, "spent_epsilon": 3.0},
-    )  # fmt: skip
-    numbers = {"readings": [reading(name, ruler=name, reference=name, warning=name)], "attacks": [attack(name)]}
+        plan,
+        Guarantee.of(plan, 1e-5),
+        names=(name + "0", name + "1", name + "2"),
+        method=name,
+        settings={name: name},
+        data=name,
+        seed=name,
+        versions={name: name},
+        ledger={"head": name, "spent_epsilon": 3.0},
+    )
+    numbers = {
+        "readings": [reading(name, ruler=name, reference=name, warning=name)],
+        "attacks": [attack(name)],
+    }
     write(odd, folder / "out", name=name, **numbers, owner=Owner())
-    return [(folder / place).read_text() for place in ("out/report.html", "out-internal/internal.html")]
+    return [
+        (folder / place).read_text() for place in ("out/report.html", "out-internal/internal.html")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +91,9 @@ def test_a_name_is_shown_and_not_obeyed(number, harmless, tmp_path, trust):
         page = Skeleton(text)
         assert page.found == [], "something in the page could run, or be fetched"
         assert page.elements == sound.elements, "the name has become an element or an attribute"
-        assert re.search(r"Content-Security-Policy[^>]*default-src 'none'", text), "the page must forbid what it does not need"
+        assert re.search(r"Content-Security-Policy[^>]*default-src 'none'", text), (
+            "the page must forbid what it does not need"
+        )
     trust("D3", "injection payloads shown and not obeyed, in every place of a page", 1, of=1)
 
 

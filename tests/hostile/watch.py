@@ -7,10 +7,34 @@ import sys
 from pathlib import Path
 
 CODE = {
-    "pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn",
-    "socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "webbrowser.open", "urllib.Request", "ctypes.dlopen",
-}  # fmt: skip
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "shutil.rmtree"}
+    "pickle.find_class",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "os.forkpty",
+    "subprocess.Popen",
+    "pty.spawn",
+    "socket.connect",
+    "socket.bind",
+    "socket.sendto",
+    "socket.getaddrinfo",
+    "webbrowser.open",
+    "urllib.Request",
+    "ctypes.dlopen",
+}
+CHANGES = {
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "shutil.rmtree",
+}
 LONGEST = 30  # seconds that one input may take; a loaded machine is slow, a hang is for ever
 
 _inside: tuple[Path, list] | None = None
@@ -21,16 +45,24 @@ def _hook(event, args):
         return
     target, seen = _inside
     if event in CODE:
-        if event != "ctypes.dlopen" or (args[0] and "site-packages" not in str(args[0])):  # libraries that are imported late
+        if event != "ctypes.dlopen" or (
+            args[0] and "site-packages" not in str(args[0])
+        ):  # libraries that are imported late
             seen.append((event, str(args)[:200]))
     elif event in CHANGES or (event == "open" and _writes(*args)):
         path = args[0]
-        if isinstance(path, (str, bytes, os.PathLike)) and not _harmless(Path(os.path.realpath(os.fsdecode(path))), target):
+        if isinstance(path, (str, bytes, os.PathLike)) and not _harmless(
+            Path(os.path.realpath(os.fsdecode(path))), target
+        ):
             seen.append((event, os.fsdecode(path)[:200]))
 
 
 def _writes(path, mode, flags):
-    return any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return (
+        any(letter in mode for letter in "wax+")
+        if isinstance(mode, str)
+        else bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    )
 
 
 def _harmless(path, target):

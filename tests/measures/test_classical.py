@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier, GradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    GradientBoostingClassifier,
+    RandomForestClassifier,
+)
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.neural_network import MLPClassifier
@@ -17,19 +22,23 @@ from sklearn.tree import DecisionTreeClassifier
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from privot.data import load
-from privot.data.records import Records
+from privot.data.dataset import Records
 from privot.errors import SettingError
-from privot.measures.boosting import StumpBoost
+from privot.measures.adaboost import StumpBoost
 from privot.measures.classical import CLASSICAL, fit_predict, run_all
 
 QUICK = ("gaussian_nb", "bernoulli_nb", "decision_tree", "lda")
 PUBLISHED = {  # eval_sklearn.py of GS-WGAN = synth_data_benchmark.py of DP-MERF
     "logistic": LogisticRegression(solver="lbfgs", max_iter=5000),
-    "random_forest": RandomForestClassifier(n_estimators=100, class_weight="balanced", random_state=3),
+    "random_forest": RandomForestClassifier(
+        n_estimators=100, class_weight="balanced", random_state=3
+    ),
     "gaussian_nb": GaussianNB(),
     "bernoulli_nb": BernoulliNB(binarize=0.5),
     "linear_svc": LinearSVC(max_iter=10000, tol=1e-8, loss="hinge", random_state=3),
-    "decision_tree": DecisionTreeClassifier(class_weight="balanced", criterion="gini", random_state=3),
+    "decision_tree": DecisionTreeClassifier(
+        class_weight="balanced", criterion="gini", random_state=3
+    ),
     "lda": LinearDiscriminantAnalysis(solver="eigen", n_components=9, tol=1e-8, shrinkage=0.5),
     "mlp": MLPClassifier(random_state=3),
     "bagging": BaggingClassifier(max_samples=0.1, n_estimators=20, random_state=3),
@@ -41,7 +50,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 
 @pytest.fixture(scope="module")
 def names():
-    return [name for name in CLASSICAL if name != "xgboost" or find_spec("xgboost")]  # the package may be absent
+    return [
+        name for name in CLASSICAL if name != "xgboost" or find_spec("xgboost")
+    ]  # the package may be absent
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +73,9 @@ def found(train, real, names):
 
 def eight_bit(records):
     """As an image file would give them back, [n, pixels]."""
-    return np.rint(records.images.flatten(1).numpy() * np.float32(255)).astype(np.uint8).astype(np.float32) / np.float32(255)
+    return np.rint(records.images.flatten(1).numpy() * np.float32(255)).astype(np.uint8).astype(
+        np.float32
+    ) / np.float32(255)
 
 
 def test_real_digits_are_recognised(found, real, names):
@@ -76,7 +89,9 @@ def test_real_digits_are_recognised(found, real, names):
 
 def test_shuffled_labels_are_chance(train, real):
     """So that the test above can fail."""
-    mixed = train.labels[torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))]
+    mixed = train.labels[
+        torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))
+    ]
     for name in QUICK:
         guesses = fit_predict(name, Records(train.images, mixed), real.images, 10, 0)
         assert (guesses == real.labels).double().mean() < 0.25, name
@@ -87,7 +102,9 @@ def test_the_settings_are_the_published_ones(name, train, real, found):
     """The guesses are those of the papers' own line of code."""
     if (model := PUBLISHED.get(name)) is None:
         grower = pytest.importorskip("xgboost").XGBClassifier
-        model = grower(n_estimators=50, colsample_bytree=0.1, tree_method="exact", random_state=3, n_jobs=1)
+        model = grower(
+            n_estimators=50, colsample_bytree=0.1, tree_method="exact", random_state=3, n_jobs=1
+        )
     with threadpool_limits(1):  # more threads may add in another order
         model.fit(eight_bit(train), train.labels.numpy())
         assert np.array_equal(model.predict(eight_bit(real)), found[name][0].numpy())
@@ -97,7 +114,10 @@ def test_images_are_rounded_to_eight_bits_unless_asked_otherwise(train, real, fo
     """Background just above 0, as a generator makes it, is black; the papers' way is to learn from it."""
     dirt = torch.rand(train.images.shape, generator=torch.Generator().manual_seed(0)) * 0.4 / 255
     dirty = Records(((train.images * 255).round() / 255 + dirt).clamp(0, 1), train.labels)
-    models = {"decision_tree": PUBLISHED["decision_tree"], "adaboost": AdaBoostClassifier(n_estimators=100, random_state=3)}
+    models = {
+        "decision_tree": PUBLISHED["decision_tree"],
+        "adaboost": AdaBoostClassifier(n_estimators=100, random_state=3),
+    }
     for name, model in models.items():
         assert torch.equal(fit_predict(name, dirty, real.images, 10, 3), found[name][0])
         floats = fit_predict(name, dirty, real.images, 10, 3, rounded=False)
@@ -121,7 +141,8 @@ def test_the_seed_matters_where_there_is_chance(train, real, found):
 
 def test_a_released_set_may_lack_classes_and_have_constant_pixels(train, real, names):
     kept, shown = (torch.isin(each.labels, torch.tensor([2, 5, 9])) for each in (train, real))
-    images, test = train.images.clone(), real.images.clone()
+    images = train.images.clone()
+    test = real.images.clone()
     images[:, :, 1] = test[:, :, 1] = 0
     images[:, :, 7] = test[:, :, 7] = 1
     answers = run_all(names, Records(images[kept], train.labels[kept]), test, 10, 0)
@@ -132,16 +153,22 @@ def test_a_released_set_may_lack_classes_and_have_constant_pixels(train, real, n
 
 def test_one_that_fails_is_named_and_the_others_go_on(train, real):
     flat = Records(torch.zeros_like(train.images), train.labels)  # no covariance to invert
-    with pytest.raises(SettingError, match=r"the classifier lda cannot be trained on these images \(LinAlgError\)"):
+    with pytest.raises(
+        SettingError, match=r"the classifier lda cannot be trained on these images \(LinAlgError\)"
+    ):
         fit_predict("lda", flat, real.images, 10, 0)
     failed = {}
     answers = run_all(("gaussian_nb", "lda", "adaboost"), flat, real.images, 10, 0, failed=failed)
     assert list(answers) == ["gaussian_nb", "adaboost"]
     assert list(failed) == ["lda"]
-    assert (answers["adaboost"][0] == train.labels.bincount().argmax()).all()  # nothing to split: the commonest class
+    assert (
+        answers["adaboost"][0] == train.labels.bincount().argmax()
+    ).all()  # nothing to split: the commonest class
     for name in ("logistic", "adaboost"):
         with pytest.raises(SettingError, match=name):
-            fit_predict(name, Records(train.images, torch.zeros_like(train.labels)), real.images, 10, 0)
+            fit_predict(
+                name, Records(train.images, torch.zeros_like(train.labels)), real.images, 10, 0
+            )
 
 
 def test_without_xgboost_the_message_says_what_to_install(train, real, monkeypatch):
@@ -149,7 +176,9 @@ def test_without_xgboost_the_message_says_what_to_install(train, real, monkeypat
     with pytest.raises(SettingError, match=r"pip install 'privot\[measures\]'"):
         run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0)
     failed = {}
-    assert list(run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0, failed=failed)) == ["gaussian_nb"]
+    assert list(run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0, failed=failed)) == [
+        "gaussian_nb"
+    ]
     assert "privot[measures]" in str(failed["xgboost"])
 
 
@@ -166,34 +195,52 @@ def test_what_is_refused(train, real):
 
 def test_the_process_is_left_as_it_was(train, real):
     """Its random state, its warnings and its threads; and progress sees steps alone."""
-    state, filters, threads = np.random.get_state()[1].copy(), list(warnings.filters), [each["num_threads"] for each in threadpool_info()]
+    state = np.random.get_state()[1].copy()
+    filters = list(warnings.filters)
+    threads = [each["num_threads"] for each in threadpool_info()]
     seen = []
-    run_all(("lda", "bagging"), train, real.images, 10, 0, progress=lambda *step, **facts: seen.append((*step, facts)))
+    run_all(
+        ("lda", "bagging"),
+        train,
+        real.images,
+        10,
+        0,
+        progress=lambda *step, **facts: seen.append((*step, facts)),
+    )
     assert np.array_equal(state, np.random.get_state()[1])
     assert warnings.filters == filters
     assert [each["num_threads"] for each in threadpool_info()] == threads
     assert seen == [("training the classical classifiers", step, 2, {}) for step in (1, 2)]
 
 
-@pytest.mark.parametrize(("count", "classes", "top"), [(60, 2, 255), (150, 3, 255), (300, 10, 255), (200, 4, 12)])
+@pytest.mark.parametrize(
+    ("count", "classes", "top"), [(60, 2, 255), (150, 3, 255), (300, 10, 255), (200, 4, 12)]
+)
 def test_boosted_stumps_are_those_of_scikit_learn(count, classes, top):
     """Pixel, threshold and say of each round, and every guess, on random 8-bit images."""
     draw = np.random.default_rng(count)
     labels = np.arange(count) % classes
-    levels = np.clip(draw.integers(0, top + 1, (count, 12)) + 9 * labels[:, None] * draw.random(12), 0, 255).astype(int)
+    levels = np.clip(
+        draw.integers(0, top + 1, (count, 12)) + 9 * labels[:, None] * draw.random(12), 0, 255
+    ).astype(int)
     other = draw.integers(0, 256, (500, 12))
     ours = StumpBoost(rounds=40).fit(levels / 255, labels)
     theirs = AdaBoostClassifier(n_estimators=40, random_state=0).fit(levels, labels)
-    for (pixel, threshold, low, high, _), each in zip(ours.stumps_, theirs.estimators_, strict=True):
+    for (pixel, threshold, low, high, _), each in zip(
+        ours.stumps_, theirs.estimators_, strict=True
+    ):
         assert (pixel, threshold) == (each.tree_.feature[0], each.tree_.threshold[0])
         assert [low, high] == [each.tree_.value[side, 0].argmax() for side in (1, 2)]
-    assert [stump[-1] for stump in ours.stumps_] == pytest.approx(theirs.estimator_weights_[: len(ours.stumps_)], rel=1e-9)
+    assert [stump[-1] for stump in ours.stumps_] == pytest.approx(
+        theirs.estimator_weights_[: len(ours.stumps_)], rel=1e-9
+    )
     assert np.array_equal(ours.predict(other / 255), theirs.predict(other))
 
 
 def test_boosted_stumps_see_eight_bits_and_stop_when_perfect():
     draw = np.random.default_rng(0)
-    x, y = draw.integers(0, 256, (80, 6)) / 255, np.arange(80) % 2
+    x = draw.integers(0, 256, (80, 6)) / 255
+    y = np.arange(80) % 2
     near = np.clip(x + (draw.random(x.shape) - 0.5) / 256, 0, 1)  # under half a level
     assert StumpBoost(20).fit(near, y).stumps_ == StumpBoost(20).fit(x, y).stumps_
     x[:, 3] = y * 0.5 + 0.25

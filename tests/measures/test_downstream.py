@@ -38,13 +38,18 @@ def test_real_digits_are_recognised(train, test_set):
         assert each.better == "higher"
         assert each.error == pytest.approx(np.sqrt(each.value * (1 - each.value) / 359))
         assert each.seconds > 0
-    assert found["cnn_accuracy"].ruler == "LeNet, 50 epochs, batch 128, SGD 0.02 momentum 0.9, decay 0.0001, x0.1 after 40"
+    assert (
+        found["cnn_accuracy"].ruler
+        == "LeNet, 50 epochs, batch 128, SGD 0.02 momentum 0.9, decay 0.0001, x0.1 after 40"
+    )
     assert "GS-WGAN" in found["mlp_accuracy"].ruler
 
 
 def test_shuffled_labels_are_chance(train, test_set):
     """So that the test above can fail. 359 images: three standard errors around 0.1 end at 0.15."""
-    mixed = train.labels[torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))]
+    mixed = train.labels[
+        torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(0))
+    ]
     for reading in downstream(train.images[:300], mixed[:300], test_set, ("logistic", "cnn")):
         assert reading.value < 0.22
 
@@ -56,10 +61,16 @@ def test_the_seed_replays(train, test_set):
 
 
 def test_a_number_of_a_sensitive_test_set_is_not_publishable(train):
-    images, labels = np.zeros((4, 1, 8, 8), np.float32), np.arange(4) % 2
+    images = np.zeros((4, 1, 8, 8), np.float32)
+    labels = np.arange(4) % 2
     spec = Spec((1, 8, 8), 10)
     for kind, publishable in ((Sensitive, False), (Public, True)):
-        [reading] = downstream(train.images[:100], train.labels[:100], kind(images, labels, spec, name="x"), ("logistic",))
+        [reading] = downstream(
+            train.images[:100],
+            train.labels[:100],
+            kind(images, labels, spec, name="x"),
+            ("logistic",),
+        )
         assert isinstance(reading, Reading)
         assert reading.publishable is publishable
 
@@ -67,7 +78,11 @@ def test_a_number_of_a_sensitive_test_set_is_not_publishable(train):
 def test_progress_sees_stages_and_steps_alone(train, test_set):
     seen = []
     downstream(
-        train.images[:100], train.labels[:100], test_set, ("cnn", "logistic"), progress=lambda *step, **more: seen.append((step, more))
+        train.images[:100],
+        train.labels[:100],
+        test_set,
+        ("cnn", "logistic"),
+        progress=lambda *step, **more: seen.append((step, more)),
     )
     assert {step[0] for step, _ in seen} == {"training cnn", "training the classical classifiers"}
     assert all(more == {} for _, more in seen)  # no loss, no accuracy on the way
@@ -79,16 +94,23 @@ def thirteen(train, test_set):
     """All thirteen on a hundred digits, without and with a ceiling."""
     small = train.images[:100], train.labels[:100]
     first = downstream(*small, test_set, THIRTEEN)
-    ceiling = [dataclasses.replace(each, value=0.5 + place / 40) for place, each in enumerate(first)]
+    ceiling = [
+        dataclasses.replace(each, value=0.5 + place / 40) for place, each in enumerate(first)
+    ]
     return first, ceiling, downstream(*small, test_set, THIRTEEN, ceiling=ceiling)
 
 
 def test_the_thirteen_have_a_mean(thirteen):
     first, _, again = thirteen
-    assert [each.name for each in first] == [*(f"{name}_accuracy" for name in THIRTEEN), "avg_accuracy"]
+    assert [each.name for each in first] == [
+        *(f"{name}_accuracy" for name in THIRTEEN),
+        "avg_accuracy",
+    ]
     assert first[-1].value == pytest.approx(np.mean([each.value for each in first[:13]]))
     assert first[-1].seconds == pytest.approx(sum(each.seconds for each in first[:13]))
-    assert 0 < first[-1].error < np.mean([each.error for each in first[:13]]) + 1e-12  # errors of one test set add up at most
+    assert (
+        0 < first[-1].error < np.mean([each.error for each in first[:13]]) + 1e-12
+    )  # errors of one test set add up at most
     assert 0.3 < first[-1].value < 1
     assert [each.value for each in again[:14]] == [each.value for each in first]
 
@@ -105,23 +127,48 @@ def test_the_calibrated_accuracy_is_the_mean_of_ratios_to_real_data(thirteen):
 def test_a_number_that_rests_on_a_secret_ceiling_is_secret(train, test_set, thirteen, monkeypatch):
     monkeypatch.setitem(downstream.__globals__, "THIRTEEN", ("gaussian_nb", "lda"))
     _, ceiling, _ = thirteen
-    hidden = [dataclasses.replace(each, publishable=each.name != "lda_accuracy") for each in ceiling]
-    found = downstream(train.images[:100], train.labels[:100], test_set, ("gaussian_nb", "lda"), ceiling=hidden)
+    hidden = [
+        dataclasses.replace(each, publishable=each.name != "lda_accuracy") for each in ceiling
+    ]
+    found = downstream(
+        train.images[:100], train.labels[:100], test_set, ("gaussian_nb", "lda"), ceiling=hidden
+    )
     assert {each.name: each.publishable for each in found} == {
-        "gaussian_nb_accuracy": True, "lda_accuracy": True, "avg_accuracy": True, "calibrated_accuracy": False,
-    }  # fmt: skip
+        "gaussian_nb_accuracy": True,
+        "lda_accuracy": True,
+        "avg_accuracy": True,
+        "calibrated_accuracy": False,
+    }
 
 
-def test_fewer_than_thirteen_have_neither_and_another_ceiling_is_refused(train, test_set, thirteen, monkeypatch):
+def test_fewer_than_thirteen_have_neither_and_another_ceiling_is_refused(
+    train, test_set, thirteen, monkeypatch
+):
     small = train.images[:100], train.labels[:100]
-    names = [each.name for each in downstream(*small, test_set, ("lda", "gaussian_nb"), ceiling=thirteen[1])]
+    names = [
+        each.name
+        for each in downstream(*small, test_set, ("lda", "gaussian_nb"), ceiling=thirteen[1])
+    ]
     assert names == ["lda_accuracy", "gaussian_nb_accuracy"]
     monkeypatch.setitem(downstream.__globals__, "THIRTEEN", ("gaussian_nb", "lda"))
     sound = [each for each in thirteen[1] if each.name in ("lda_accuracy", "gaussian_nb_accuracy")]
-    assert downstream(*small, test_set, ("gaussian_nb", "lda"), ceiling=sound)[-1].name == "calibrated_accuracy"
-    for wrong in ({"reference": "mnist/test"}, {"ruler": "another"}, {"value": 0.0}, {"name": "svm_accuracy"}):
+    assert (
+        downstream(*small, test_set, ("gaussian_nb", "lda"), ceiling=sound)[-1].name
+        == "calibrated_accuracy"
+    )
+    for wrong in (
+        {"reference": "mnist/test"},
+        {"ruler": "another"},
+        {"value": 0.0},
+        {"name": "svm_accuracy"},
+    ):
         with pytest.raises(SettingError, match="ceiling"):
-            downstream(*small, test_set, ("gaussian_nb", "lda"), ceiling=[dataclasses.replace(sound[0], **wrong), sound[1]])
+            downstream(
+                *small,
+                test_set,
+                ("gaussian_nb", "lda"),
+                ceiling=[dataclasses.replace(sound[0], **wrong), sound[1]],
+            )
 
 
 def test_long_protocols_shrink_on_large_sets_and_drops_with_them():
@@ -136,7 +183,10 @@ def test_long_protocols_shrink_on_large_sets_and_drops_with_them():
 
 
 def test_what_is_refused(train, test_set):
-    with pytest.raises(SettingError, match=r"no classifier 'oracle': logistic, random_forest, .*xgboost, cnn, convnet, resnet$"):
+    with pytest.raises(
+        SettingError,
+        match=r"no classifier 'oracle': logistic, random_forest, .*xgboost, cnn, convnet, resnet$",
+    ):
         downstream(train.images, train.labels, test_set, ("logistic", "oracle"))
     with pytest.raises(SettingError, match=r"\[1, 8, 8\].*\[1, 7, 8\]"):
         downstream(train.images[:, :, 1:], train.labels, test_set)
@@ -150,12 +200,19 @@ def test_what_is_refused(train, test_set):
 def quick(monkeypatch):
     """The ConvNets' protocol cut to two trainings of a few epochs."""
     build, recipe = NETWORKS["convnet"]
-    monkeypatch.setitem(NETWORKS, "convnet", (build, dataclasses.replace(recipe, epochs=8, drops=(6,), repeats=2)))
+    monkeypatch.setitem(
+        NETWORKS, "convnet", (build, dataclasses.replace(recipe, epochs=8, drops=(6,), repeats=2))
+    )
 
 
-def test_the_convnet_s_number_is_the_mean_of_its_trainings_and_their_spread(train, test_set, quick, monkeypatch):
-    seen, guesses = [], Classifier.guesses
-    monkeypatch.setattr(Classifier, "guesses", lambda self, images: seen.append(guesses(self, images)) or seen[-1])
+def test_the_convnet_s_number_is_the_mean_of_its_trainings_and_their_spread(
+    train, test_set, quick, monkeypatch
+):
+    seen = []
+    guesses = Classifier.guesses
+    monkeypatch.setattr(
+        Classifier, "guesses", lambda self, images: seen.append(guesses(self, images)) or seen[-1]
+    )
     [found] = downstream(train.images[:100], train.labels[:100], test_set, ["convnet"])
     [guessed] = seen
     values = (guessed == test_set.records().labels).double().mean(1)
@@ -173,8 +230,20 @@ def test_the_convnet_s_number_is_the_mean_of_its_trainings_and_their_spread(trai
 
 def test_the_convnet_s_protocol_is_the_condensation_papers():
     recipe = NETWORKS["convnet"][1]
-    assert (recipe.epochs, recipe.drops, recipe.batch, recipe.repeats, recipe.augment) == (1000, (500,), 256, 5, OPERATIONS)
-    assert (recipe.rate, recipe.momentum, recipe.decay, recipe.adam, recipe.even) == (0.01, 0.9, 5e-4, False, True)
+    assert (recipe.epochs, recipe.drops, recipe.batch, recipe.repeats, recipe.augment) == (
+        1000,
+        (500,),
+        256,
+        5,
+        OPERATIONS,
+    )
+    assert (recipe.rate, recipe.momentum, recipe.decay, recipe.adam, recipe.even) == (
+        0.01,
+        0.9,
+        5e-4,
+        False,
+        True,
+    )
 
 
 @pytest.fixture
@@ -184,7 +253,13 @@ def asked(monkeypatch):
 
     class Blind:
         def guesses(self, images):
-            return torch.zeros(seen["ConvNet"][1].repeats if seen.keys() == {"ConvNet"} else 1, len(images)).squeeze(0).long()
+            return (
+                torch.zeros(
+                    seen["ConvNet"][1].repeats if seen.keys() == {"ConvNet"} else 1, len(images)
+                )
+                .squeeze(0)
+                .long()
+            )
 
     def train(build, images, labels, classes, recipe, device, **more):
         seen[build.__name__] = (labels, recipe)
@@ -196,15 +271,29 @@ def asked(monkeypatch):
 
 def test_grey_images_are_not_mirrored_and_colour_ones_are_unless_declared(asked):
     without = ("colour", "crop", "cutout", "scale", "rotate")
-    for channels, mirror, operations in ((1, None, without), (3, None, OPERATIONS), (1, True, OPERATIONS), (3, False, without)):
-        images, labels = torch.rand(20, channels, 8, 8), torch.arange(20) % 10
-        test = Public(np.zeros((4, channels, 8, 8), np.float32), np.arange(4), Spec((channels, 8, 8), 10, mirror=mirror), name="x")
+    for channels, mirror, operations in (
+        (1, None, without),
+        (3, None, OPERATIONS),
+        (1, True, OPERATIONS),
+        (3, False, without),
+    ):
+        images = torch.rand(20, channels, 8, 8)
+        labels = torch.arange(20) % 10
+        test = Public(
+            np.zeros((4, channels, 8, 8), np.float32),
+            np.arange(4),
+            Spec((channels, 8, 8), 10, mirror=mirror),
+            name="x",
+        )
         downstream(images, labels, test, ["convnet"])
         assert asked["ConvNet"][1].augment == operations
 
 
-def test_networks_learn_soft_labels_and_classical_classifiers_hard_ones(train, test_set, asked, monkeypatch):
-    soft, known = torch.rand(40, 8).softmax(1), {}
+def test_networks_learn_soft_labels_and_classical_classifiers_hard_ones(
+    train, test_set, asked, monkeypatch
+):
+    soft = torch.rand(40, 8).softmax(1)
+    known = {}
     labels = torch.arange(40) % 8
     run_all = downstream.__globals__["run_all"]
 
@@ -213,14 +302,22 @@ def test_networks_learn_soft_labels_and_classical_classifiers_hard_ones(train, t
         return run_all(names, records, *rest, **more)
 
     monkeypatch.setitem(downstream.__globals__, "run_all", spy)
-    found = downstream(train.images[:40], labels, test_set, ("cnn", "resnet", "gaussian_nb"), soft=soft)
+    found = downstream(
+        train.images[:40], labels, test_set, ("cnn", "resnet", "gaussian_nb"), soft=soft
+    )
     for name in ("LeNet", "ResNet18"):
         assert torch.equal(asked[name][0][:, :8], soft)
-        assert asked[name][0].shape == (40, 10)  # the test data has two classes more, which have no part in it
+        assert asked[name][0].shape == (
+            40,
+            10,
+        )  # the test data has two classes more, which have no part in it
         assert asked[name][0][:, 8:].abs().sum() == 0
     assert torch.equal(known["labels"], labels)
     assert ["soft labels" in each.ruler for each in found] == [True, True, False]
-    assert not any("soft" in each.ruler for each in downstream(train.images[:40], labels, test_set, ("cnn", "gaussian_nb")))
+    assert not any(
+        "soft" in each.ruler
+        for each in downstream(train.images[:40], labels, test_set, ("cnn", "gaussian_nb"))
+    )
     for wrong in (soft[:39], torch.rand(40, 11).softmax(1)):
         with pytest.raises(SettingError, match="soft labels"):
             downstream(train.images[:40], labels, test_set, ("cnn",), soft=wrong)

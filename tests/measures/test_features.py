@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from privot.data import Public, Sensitive, Spec, load
 from privot.errors import DataError
-from privot.measures import features
-from privot.measures.features import KNOWN, STANDARD, WITH_LOGITS, domain, inception
+from privot.measures import feature_extractors as features
+from privot.measures.feature_extractors import KNOWN, STANDARD, WITH_LOGITS, domain, inception
 from privot.runtime import silent
 
 CPU = torch.device("cpu")
@@ -30,7 +30,8 @@ def stub(monkeypatch):
             net = cls()
             if "fc.weight" in weights:
                 net.fc = torch.nn.Linear(4, 3)
-                net.fc.weight.data, net.fc.bias.data = weights["fc.weight"], torch.full((3,), 9.0)
+                net.fc.weight.data = weights["fc.weight"]
+                net.fc.bias.data = torch.full((3,), 9.0)
             return net
 
         def features(self, images):
@@ -80,7 +81,9 @@ def test_a_known_file_is_told_from_others(nowhere, stub, monkeypatch):
 
 
 def test_images_go_through_in_portions_and_whoever_is_told_sees_them_counted(nowhere, stub):
-    ruler, images, seen = inception(CPU, put(nowhere, "w.safetensors")), torch.rand(45, 1, 2, 2), []
+    ruler = inception(CPU, put(nowhere, "w.safetensors"))
+    images = torch.rand(45, 1, 2, 2)
+    seen = []
     found = ruler.features(images, lambda *step: seen.append(step))
     assert torch.equal(found, images.flatten(1))
     assert seen == [("Inception features", done, 45) for done in (20, 40, 45)]
@@ -89,15 +92,20 @@ def test_images_go_through_in_portions_and_whoever_is_told_sees_them_counted(now
 
 def test_probabilities_leave_the_bias_out(nowhere, stub):
     weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    ruler, images = inception(CPU, put(nowhere, "w.safetensors", **{"fc.weight": weight})), torch.rand(5, 1, 2, 2)
-    assert torch.allclose(ruler.probabilities(images, silent), (images.flatten(1) @ weight.T).softmax(1), atol=1e-6)
+    ruler = inception(CPU, put(nowhere, "w.safetensors", **{"fc.weight": weight}))
+    images = torch.rand(5, 1, 2, 2)
+    assert torch.allclose(
+        ruler.probabilities(images, silent), (images.flatten(1) @ weight.T).softmax(1), atol=1e-6
+    )
 
 
 def test_the_domain_net_tells_digits_apart():
     """Its features must mean something: the nearest class mean finds the digit."""
-    ruler, test = domain(load("digits", public=True), CPU), load("digits", "test", public=True).records()
+    ruler = domain(load("digits", public=True), CPU)
+    test = load("digits", "test", public=True).records()
     real = load("digits", public=True).records()
-    known, found = ruler.features(real.images, silent), ruler.features(test.images, silent)
+    known = ruler.features(real.images, silent)
+    found = ruler.features(test.images, silent)
     means = torch.stack([known[real.labels == label].mean(0) for label in range(10)])
     assert (torch.cdist(found, means).argmin(1) == test.labels).double().mean() > 0.9
     assert ruler.prefix == "domain_"
@@ -106,7 +114,12 @@ def test_the_domain_net_tells_digits_apart():
 @pytest.mark.parametrize("kind", [Public, Sensitive])
 def test_the_domain_net_is_as_public_as_its_records(kind):
     seen = []
-    ruler = domain(box(kind, name="/home/ann/x.npz"), CPU, seed=4, progress=lambda *step, **facts: seen.append((step, facts)))
+    ruler = domain(
+        box(kind, name="/home/ann/x.npz"),
+        CPU,
+        seed=4,
+        progress=lambda *step, **facts: seen.append((step, facts)),
+    )
     assert ruler.public is (kind is Public)
     assert seen == [(("training the domain net", epoch, 8), {}) for epoch in range(9)]
     assert "trained on 60 of these records (8 epochs" in ruler.text
@@ -122,9 +135,12 @@ def test_the_domain_net_replays_by_its_seed():
 
 
 def test_the_domain_net_sees_every_class_of_a_sorted_file(monkeypatch):
-    seen, train = [], features.train
+    seen = []
+    train = features.train
     monkeypatch.setattr(features, "RECORDS", 20)
-    monkeypatch.setattr(features, "train", lambda *args, **more: (seen.append(args[2]), train(*args, **more))[1])
+    monkeypatch.setattr(
+        features, "train", lambda *args, **more: (seen.append(args[2]), train(*args, **more))[1]
+    )
     domain(box(ordered=True), CPU)
     assert len(seen[0]) == 20
     assert seen[0].unique().tolist() == [0, 1, 2]

@@ -9,7 +9,7 @@ import scipy.linalg
 import torch
 
 from privot.errors import SettingError
-from privot.measures.frechet import frechet, kernel
+from privot.measures.fid_kid import frechet, kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,48 +29,70 @@ def features(count, size, seed):
 
 def naive(real, fake):
     """||m1 - m2||^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)), by a matrix square root."""
-    (m1, s1), (m2, s2) = ((each.mean(0), np.cov(each, rowvar=False)) for each in (real.double().numpy(), fake.double().numpy()))
-    return ((m1 - m2) ** 2).sum() + np.trace(s1 + s2) - 2 * np.trace(scipy.linalg.sqrtm(s1 @ s2).real)
+    (m1, s1), (m2, s2) = (
+        (each.mean(0), np.cov(each, rowvar=False))
+        for each in (real.double().numpy(), fake.double().numpy())
+    )
+    return (
+        ((m1 - m2) ** 2).sum() + np.trace(s1 + s2) - 2 * np.trace(scipy.linalg.sqrtm(s1 @ s2).real)
+    )
 
 
 def naive_kernel(x, y):
     """The unbiased squared MMD of the kernel (x.y / d + 1)^3, pair by pair."""
     value = lambda a, b: (float(a @ b) / len(a) + 1) ** 3  # noqa: E731
-    inner = sum(np.mean([value(a, b) for i, a in enumerate(each) for j, b in enumerate(each) if i != j]) for each in (x, y))
+    inner = sum(
+        np.mean([value(a, b) for i, a in enumerate(each) for j, b in enumerate(each) if i != j])
+        for each in (x, y)
+    )
     return inner - 2 * np.mean([value(a, b) for a in x for b in y])
 
 
-@pytest.mark.parametrize(("n", "m", "d"), [(50, 40, 3), (300, 500, 20), (200, 130, 64), (60, 45, 100), (20, 300, 100)])
+@pytest.mark.parametrize(
+    ("n", "m", "d"), [(50, 40, 3), (300, 500, 20), (200, 130, 64), (60, 45, 100), (20, 300, 100)]
+)
 def test_the_value_is_that_of_a_matrix_square_root(n, m, d):
-    real, fake = features(n, d, 1), features(m, d, 2) * 1.2 + 0.1
+    real = features(n, d, 1)
+    fake = features(m, d, 2) * 1.2 + 0.1
     assert frechet(real, fake, seeded()).value == pytest.approx(naive(real, fake), rel=1e-3)
 
 
 def test_the_order_of_the_sides_does_not_matter_and_a_set_is_at_no_distance_from_itself():
-    real, fake = features(90, 12, 1), features(70, 12, 2)
-    assert frechet(real, fake, seeded()).value == pytest.approx(frechet(fake, real, seeded()).value, rel=1e-6)
+    real = features(90, 12, 1)
+    fake = features(70, 12, 2)
+    assert frechet(real, fake, seeded()).value == pytest.approx(
+        frechet(fake, real, seeded()).value, rel=1e-6
+    )
     assert frechet(real, real, seeded()).value == pytest.approx(0, abs=1e-6)
 
 
 def test_shifted_and_scaled_gaussians_have_a_closed_form():
-    points, size = gaussian(400, 5, 0), 5
+    points = gaussian(400, 5, 0)
+    size = 5
     spread = np.trace(np.cov(points.numpy(), rowvar=False))
     assert frechet(points, points + 2, seeded()).value == pytest.approx(4 * size, rel=1e-6)
     centred = points - points.mean(0)
-    assert frechet(centred, 3 * centred, seeded()).value == pytest.approx((3 - 1) ** 2 * spread, rel=1e-6)
-    assert frechet(centred, 3 * centred + 2, seeded()).value == pytest.approx(4 * spread + 4 * size, rel=1e-6)
+    assert frechet(centred, 3 * centred, seeded()).value == pytest.approx(
+        (3 - 1) ** 2 * spread, rel=1e-6
+    )
+    assert frechet(centred, 3 * centred + 2, seeded()).value == pytest.approx(
+        4 * spread + 4 * size, rel=1e-6
+    )
     many = gaussian(200_000, 2, 1), gaussian(200_000, 2, 2, scale=2.0, shift=1.0)
     assert frechet(*many, seeded()).value == pytest.approx(2 * (2 - 1) ** 2 + 2, rel=0.02)
 
 
 def test_more_features_than_one_portion_are_all_counted():
-    real, fake = features(10_001, 4, 1), features(10_000, 4, 2)
+    real = features(10_001, 4, 1)
+    fake = features(10_000, 4, 2)
     assert frechet(real, fake, seeded()).value == pytest.approx(naive(real, fake), rel=1e-3)
 
 
 def test_the_error_is_the_spread_over_fresh_samples():
     real = gaussian(3000, 8, 0)
-    found = [frechet(real, gaussian(200, 8, 100 + seed, shift=0.3), seeded(seed)) for seed in range(60)]
+    found = [
+        frechet(real, gaussian(200, 8, 100 + seed, shift=0.3), seeded(seed)) for seed in range(60)
+    ]
     spread = np.std([each.value for each in found], ddof=1)
     said = math.sqrt(np.mean([each.error**2 for each in found]))
     assert spread / 1.5 < said < spread * 1.5
@@ -79,7 +101,9 @@ def test_the_error_is_the_spread_over_fresh_samples():
 def test_the_bias_is_what_a_large_sample_does_not_have():
     real = gaussian(20_000, 10, 0)
     truth = frechet(real, gaussian(200_000, 10, 1, shift=0.2), seeded()).value
-    found = [frechet(real, gaussian(150, 10, 100 + seed, shift=0.2), seeded(seed)) for seed in range(25)]
+    found = [
+        frechet(real, gaussian(150, 10, 100 + seed, shift=0.2), seeded(seed)) for seed in range(25)
+    ]
     excess = np.mean([each.value for each in found]) - truth
     said = np.mean([each.bias for each in found])
     assert excess > 0
@@ -87,7 +111,8 @@ def test_the_bias_is_what_a_large_sample_does_not_have():
 
 
 def test_the_generator_decides_error_and_bias_alone():
-    real, fake = features(100, 6, 1), features(80, 6, 2)
+    real = features(100, 6, 1)
+    fake = features(80, 6, 2)
     one, two, other = (frechet(real, fake, seeded(seed)) for seed in (5, 5, 6))
     assert one == two
     assert (one.value, one.error == other.error) == (other.value, False)
@@ -100,16 +125,25 @@ def test_one_image_has_no_spread(n, m):
 
 
 def test_the_kernel_distance_is_that_of_all_pairs():
-    real, fake = features(24, 6, 1), features(24, 6, 2) + 0.2
+    real = features(24, 6, 1)
+    fake = features(24, 6, 2) + 0.2
     value, error = kernel(real, fake, seeded(), subsets=400)
-    assert value == pytest.approx(naive_kernel(real.double().numpy(), fake.double().numpy()), abs=4 * error / 20)
+    assert value == pytest.approx(
+        naive_kernel(real.double().numpy(), fake.double().numpy()), abs=4 * error / 20
+    )
     for seed in range(3):  # of two images each there is but one subset
-        real, fake = features(2, 6, seed), features(2, 6, 50 + seed)
-        assert kernel(real, fake, seeded())[0] == pytest.approx(naive_kernel(real.double().numpy(), fake.double().numpy()), rel=1e-6)
+        real = features(2, 6, seed)
+        fake = features(2, 6, 50 + seed)
+        assert kernel(real, fake, seeded())[0] == pytest.approx(
+            naive_kernel(real.double().numpy(), fake.double().numpy()), rel=1e-6
+        )
 
 
 def test_equal_laws_are_at_no_kernel_distance_within_the_error_and_others_are():
-    same = [kernel(gaussian(300, 8, seed), gaussian(300, 8, 1000 + seed), seeded(seed), subsets=30) for seed in range(20)]
+    same = [
+        kernel(gaussian(300, 8, seed), gaussian(300, 8, 1000 + seed), seeded(seed), subsets=30)
+        for seed in range(20)
+    ]
     assert np.mean([abs(value) < 3 * error for value, error in same]) > 0.9
     assert min(error for _, error in same) > 1e-4  # full sets would not spread at all
     value, error = kernel(gaussian(300, 8, 0), gaussian(300, 8, 1, shift=0.5), seeded(), subsets=30)
@@ -118,7 +152,9 @@ def test_equal_laws_are_at_no_kernel_distance_within_the_error_and_others_are():
 
 @pytest.mark.parametrize("count", [120, 400])  # subsets of half the set; subsets of 100 out of 400
 def test_the_error_of_the_kernel_distance_is_the_spread_over_fresh_samples(count):
-    sets = [(gaussian(count, 6, seed), gaussian(count, 6, 500 + seed, shift=0.5)) for seed in range(50)]
+    sets = [
+        (gaussian(count, 6, seed), gaussian(count, 6, 500 + seed, shift=0.5)) for seed in range(50)
+    ]
     found = [kernel(*each, seeded(seed), subsets=30, size=100) for seed, each in enumerate(sets)]
     spread = np.std([value for value, _ in found], ddof=1)
     said = math.sqrt(np.mean([error**2 for _, error in found]))

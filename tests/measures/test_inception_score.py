@@ -10,7 +10,7 @@ from privot.data import Public, Sensitive, Spec, load
 from privot.errors import DataError
 from privot.measures import inception_score as module
 from privot.measures.inception_score import inception_score, judge
-from privot.nets.convnet import ConvNet
+from privot.nets.classifiers.convnet import ConvNet
 from privot.nets.training import Recipe
 
 CPU = torch.device("cpu")
@@ -36,8 +36,13 @@ def quick(monkeypatch, tmp_path):
 @pytest.fixture
 def training(monkeypatch):
     """How often a judge was trained."""
-    calls, train = [], module.train
-    monkeypatch.setattr(module, "train", lambda *args, **more: (calls.append(more["stage"]), train(*args, **more))[1])
+    calls = []
+    train = module.train
+    monkeypatch.setattr(
+        module,
+        "train",
+        lambda *args, **more: (calls.append(more["stage"]), train(*args, **more))[1],
+    )
     return calls
 
 
@@ -81,13 +86,18 @@ def test_the_score_is_the_mean_over_parts_and_the_error_theirs():
 
 def test_one_part_has_no_error_and_few_images_make_fewer_parts():
     assert math.isnan(score(torch.eye(3))[1])
-    assert score(torch.eye(3), splits=10)[0] == pytest.approx(1)  # parts of one image each: nothing to differ from
+    assert score(torch.eye(3), splits=10)[0] == pytest.approx(
+        1
+    )  # parts of one image each: nothing to differ from
 
 
 def test_a_judge_of_public_data_is_kept_and_read_back(tmp_path, training):
     images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(5))
     one, text = judge(box(), CPU)
-    assert [path.suffix for path in kept(tmp_path)] == ["", ".safetensors"]  # no part of a file beside it
+    assert [path.suffix for path in kept(tmp_path)] == [
+        "",
+        ".safetensors",
+    ]  # no part of a file beside it
     two, again = judge(box(), CPU)
     assert training == ["training the judge"]
     assert text == again
@@ -121,7 +131,9 @@ def test_a_damaged_judge_is_one_clear_line(tmp_path, harm):
     judge(box(), CPU)
     [path] = [each for each in kept(tmp_path) if each.is_file()]
     path.write_bytes(path.read_bytes()[:-20] if harm is None else harm)
-    with pytest.raises(DataError, match=r"judges/.*safetensors: this kept judge is damaged; remove it") as refusal:
+    with pytest.raises(
+        DataError, match=r"judges/.*safetensors: this kept judge is damaged; remove it"
+    ) as refusal:
         judge(box(), CPU)
     assert "\n" not in str(refusal.value)
     path.unlink()

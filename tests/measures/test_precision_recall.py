@@ -22,29 +22,44 @@ def naive(real, fake, k):
         return math.sqrt(sum((float(u) - float(v)) ** 2 for u, v in zip(a, b, strict=True)))
 
     def reach(cloud):
-        return [sorted(distance(a, b) for j, b in enumerate(cloud) if j != i)[k - 1] for i, a in enumerate(cloud)]
+        return [
+            sorted(distance(a, b) for j, b in enumerate(cloud) if j != i)[k - 1]
+            for i, a in enumerate(cloud)
+        ]
 
-    real_reach, fake_reach = reach(real), reach(fake)
+    real_reach = reach(real)
+    fake_reach = reach(fake)
     held = [[distance(f, r) <= real_reach[i] for i, r in enumerate(real)] for f in fake]
     recalled = [any(distance(f, r) <= fake_reach[j] for j, f in enumerate(fake)) for r in real]
     balls = [sum(row) for row in held]
     covered = [any(row[i] for row in held) for i in range(len(real))]
-    return np.mean([each > 0 for each in balls]), np.mean(recalled), np.mean(balls) / k, np.mean(covered), balls
+    return (
+        np.mean([each > 0 for each in balls]),
+        np.mean(recalled),
+        np.mean(balls) / k,
+        np.mean(covered),
+        balls,
+    )
 
 
 @pytest.mark.parametrize("k", [1, 3, 4])
 @pytest.mark.parametrize(("n", "m", "shift"), [(30, 20, 0.0), (15, 40, 1.0), (25, 25, 2.5)])
 def test_it_is_the_double_loop(n, m, shift, k, monkeypatch):
     monkeypatch.setattr(module, "PORTION", 100)  # several portions, the last one shorter
-    real, fake = points(n, 3, 1), points(m, 3, 2, shift)
+    real = points(n, 3, 1)
+    fake = points(m, 3, 2, shift)
     *wanted, balls = naive(real, fake, k)
     found = precision_recall(real, fake, k)
     assert found[:4] == pytest.approx(wanted, abs=1e-12)
     precision, recall, _, coverage = wanted
-    assert found.precision_error == pytest.approx(math.sqrt(precision * (1 - precision) / m), abs=1e-12)
+    assert found.precision_error == pytest.approx(
+        math.sqrt(precision * (1 - precision) / m), abs=1e-12
+    )
     assert found.recall_error == pytest.approx(math.sqrt(recall * (1 - recall) / n), abs=1e-12)
     assert found.density_error == pytest.approx(np.std(balls) / k / math.sqrt(m), abs=1e-12)
-    assert found.coverage_error == pytest.approx(math.sqrt(coverage * (1 - coverage) / n), abs=1e-12)
+    assert found.coverage_error == pytest.approx(
+        math.sqrt(coverage * (1 - coverage) / n), abs=1e-12
+    )
 
 
 def test_equal_sets_are_perfect_even_with_repeated_points_and_far_from_the_origin():
@@ -74,7 +89,8 @@ def test_a_collapsed_generator_is_precise_and_covers_little():
 
 def test_on_a_line_of_whole_numbers():
     """k = 1: real balls reach 1 to each side, and a point on the rim is in. Fakes at 4.5 + 2 i are in two balls each."""
-    real, fake = torch.arange(20.0)[:, None], torch.tensor([4.5, 6.5, 8.5, 30.0, 31.0])[:, None]
+    real = torch.arange(20.0)[:, None]
+    fake = torch.tensor([4.5, 6.5, 8.5, 30.0, 31.0])[:, None]
     found = precision_recall(real, fake, k=1)
     assert found.precision == 3 / 5
     assert found.density == 6 / 5
@@ -85,8 +101,11 @@ def test_on_a_line_of_whole_numbers():
 
 def test_of_one_law_density_is_one_and_coverage_as_published():
     """E density = 1 and E coverage = 1 - (m - 1)...(m - k) / ((2m - 1)...(2m - k)) for n = m (Naeem et al. 2020, section 3.3)."""
-    n, k = 400, 3
-    runs = [precision_recall(points(n, 8, seed), points(n, 8, 1000 + seed), k) for seed in range(10)]
+    n = 400
+    k = 3
+    runs = [
+        precision_recall(points(n, 8, seed), points(n, 8, 1000 + seed), k) for seed in range(10)
+    ]
     coverage = 1 - math.prod((n - j) / (2 * n - j) for j in range(1, k + 1))
     assert np.mean([each.density for each in runs]) == pytest.approx(1, abs=0.05)
     assert np.mean([each.coverage for each in runs]) == pytest.approx(coverage, abs=0.03)

@@ -9,21 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privot.errors import ReleaseError
-from privot.measures.reading import Reading, read
-from privot.show import jsonable
+from privot.measures.result import Reading, read
+from privot.progress import jsonable
 
 PLAIN = Reading("fid", 61.5, 0.4, 60000, "mnist", 60000, True, "Inception", "lower", "few", 12.5)
 KINDS = {"str": "text", "int": 3, "float": 2.5, "bool": True}
 WRONG = {
     "str": [None, 1, 2.5, True, [], {}, ["x"]],
     "int": [None, 2.5, "3", True, [], {}],
-    "float": [None, "2.5", "", "NaN ", " inf", "1e3", "infinity", True, False, [], {}, [1.0], 10**400],
+    "float": [
+        None,
+        "2.5",
+        "",
+        "NaN ",
+        " inf",
+        "1e3",
+        "infinity",
+        True,
+        False,
+        [],
+        {},
+        [1.0],
+        10**400,
+    ],
     "bool": [None, 0, 1, "true", "", []],
 }
 
 
 def same(one, two):
-    return [repr(each) for each in asdict(one).values()] == [repr(each) for each in asdict(two).values()]  # NaN equals nothing
+    return [repr(each) for each in asdict(one).values()] == [
+        repr(each) for each in asdict(two).values()
+    ]  # NaN equals nothing
 
 
 def through_json(reading):
@@ -32,10 +48,20 @@ def through_json(reading):
 
 @given(
     st.builds(
-        Reading, st.text(), st.floats(), st.floats(), st.integers(0, 10**9), st.text(), st.integers(0, 10**9), st.booleans(), st.text(),
-        st.sampled_from(["higher", "lower"]), st.text(), st.floats(),
+        Reading,
+        st.text(),
+        st.floats(),
+        st.floats(),
+        st.integers(0, 10**9),
+        st.text(),
+        st.integers(0, 10**9),
+        st.booleans(),
+        st.text(),
+        st.sampled_from(["higher", "lower"]),
+        st.text(),
+        st.floats(),
     )
-)  # fmt: skip
+)
 def test_a_reading_comes_back_as_it_was(reading):
     assert same(through_json(reading), reading)
 
@@ -44,22 +70,36 @@ def test_numbers_that_json_has_not_come_back_too():
     found = through_json(replace(PLAIN, value=math.inf, error=math.nan, seconds=-math.inf))
     assert (found.value, found.seconds) == (math.inf, -math.inf)
     assert math.isnan(found.error)
-    assert Reading.from_json({**asdict(PLAIN), "value": 61}).value == 61.0  # a whole number is a number
+    assert (
+        Reading.from_json({**asdict(PLAIN), "value": 61}).value == 61.0
+    )  # a whole number is a number
     assert type(Reading.from_json({**asdict(PLAIN), "value": 61}).value) is float
 
 
 def test_what_has_a_default_may_be_left_out():
-    least = {key: value for key, value in asdict(PLAIN).items() if key not in ("ruler", "better", "warning", "seconds")}
-    assert Reading.from_json(least) == replace(PLAIN, ruler="", better="higher", warning="", seconds=0.0)
+    least = {
+        key: value
+        for key, value in asdict(PLAIN).items()
+        if key not in ("ruler", "better", "warning", "seconds")
+    }
+    assert Reading.from_json(least) == replace(
+        PLAIN, ruler="", better="higher", warning="", seconds=0.0
+    )
 
 
-@pytest.mark.parametrize(("name", "junk"), [(each.name, junk) for each in fields(Reading) for junk in WRONG[each.type]])
+@pytest.mark.parametrize(
+    ("name", "junk"), [(each.name, junk) for each in fields(Reading) for junk in WRONG[each.type]]
+)
 def test_fields_of_the_wrong_kind_are_refused(name, junk):
     with pytest.raises(ReleaseError, match="not a reading"):
         Reading.from_json({**asdict(PLAIN), name: junk})
 
 
-@pytest.mark.parametrize("junk", [None, 3, "x", [], [1], {}, {"name": "x"}, {**asdict(PLAIN), "more": 1}, {3: 1}], ids=repr)
+@pytest.mark.parametrize(
+    "junk",
+    [None, 3, "x", [], [1], {}, {"name": "x"}, {**asdict(PLAIN), "more": 1}, {3: 1}],
+    ids=repr,
+)
 def test_what_is_no_reading_is_refused(junk):
     with pytest.raises(ReleaseError, match="not a reading"):
         Reading.from_json(junk)
@@ -67,7 +107,16 @@ def test_what_is_no_reading_is_refused(junk):
 
 def test_a_file_of_readings_is_read(tmp_path):
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(jsonable({"subject": "x", "readings": [asdict(PLAIN), asdict(replace(PLAIN, error=math.nan))]})))
+    path.write_text(
+        json.dumps(
+            jsonable(
+                {
+                    "subject": "x",
+                    "readings": [asdict(PLAIN), asdict(replace(PLAIN, error=math.nan))],
+                }
+            )
+        )
+    )
     one, two = read(path)
     assert one == PLAIN
     assert math.isnan(two.error)
@@ -78,11 +127,21 @@ def test_a_file_of_readings_is_read(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "{}", "null", '{"readings": 3}', '{"readings": null}', '{"readings": {"a": 1}}', '{"readings": "abc"}',
-        '{"readings": [{"name": "x"}]}', "[" * 100_000, "\xff", '{"readings": [NaN]}',
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"readings": 3}',
+        '{"readings": null}',
+        '{"readings": {"a": 1}}',
+        '{"readings": "abc"}',
+        '{"readings": [{"name": "x"}]}',
+        "[" * 100_000,
+        "\xff",
+        '{"readings": [NaN]}',
     ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_another_file_is_refused_by_its_name(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_bytes(text.encode("latin-1"))

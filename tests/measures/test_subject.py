@@ -11,13 +11,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from specimens import hand
 
-from privot import files
+from privot import io
 from privot.data import Public, Sensitive, Spec, load
 from privot.errors import DataError, PrivotError, ReleaseError, SettingError
 from privot.measures import Subject, measure
-from privot.measures.subject import OVERLAP, matching, refuse_overlap, trained_on
-from privot.product import Product
+from privot.measures.samples import OVERLAP, matching, refuse_overlap, trained_on
 from privot.release import Release
+from privot.release.artifact import Product
 
 
 @pytest.fixture
@@ -27,7 +27,12 @@ def release(tmp_path):
 
 def box(kind, images, classes=4, labels=None):
     images = np.asarray(images)
-    return kind(images, np.arange(len(images)) % classes if labels is None else labels, Spec(images.shape[1:], classes), name="box")
+    return kind(
+        images,
+        np.arange(len(images)) % classes if labels is None else labels,
+        Spec(images.shape[1:], classes),
+        name="box",
+    )
 
 
 def noise(count, seed=0):
@@ -39,7 +44,11 @@ def test_a_release_gives_its_samples(release):
     images, labels = found.release.sample(9, seed=3)
     assert torch.equal(found.images, images)
     assert torch.equal(found.labels, labels)
-    assert (found.name, found.classes, found.class_names) == ("merf-eps1.0", 3, ("cat", "dog", "ship"))
+    assert (found.name, found.classes, found.class_names) == (
+        "merf-eps1.0",
+        3,
+        ("cat", "dog", "ship"),
+    )
     assert found.guarantee == found.release.guarantee
     assert found.guarantee.epsilon > 0
 
@@ -57,22 +66,41 @@ def test_a_folder_of_class_folders_is_foreign_output(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "gan-1.5" / name).mkdir(parents=True)
         for place in range(3):
-            Image.fromarray(np.full((8, 8), 40 * place, np.uint8)).save(tmp_path / "gan-1.5" / name / f"{place}.png")
+            Image.fromarray(np.full((8, 8), 40 * place, np.uint8)).save(
+                tmp_path / "gan-1.5" / name / f"{place}.png"
+            )
     found = Subject.of(str(tmp_path / "gan-1.5"), 100)
-    assert (found.name, found.classes, found.class_names) == ("gan-1.5", 2, ("cat", "dog"))  # gan-1.0 beside it stays another
+    assert (found.name, found.classes, found.class_names) == (
+        "gan-1.5",
+        2,
+        ("cat", "dog"),
+    )  # gan-1.0 beside it stays another
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_same_number_must_be_the_same_class():
     named = Subject("ours", torch.rand(4, 1, 8, 8), torch.arange(4) % 2, 2, ("cat", "dog"))
     for names in (None, ("cat", "dog"), ("cat", "dog", "wolf")):
-        matching(named, Public(noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=names and (*names, "yak")[:3])))
+        matching(
+            named,
+            Public(
+                noise(6),
+                np.arange(6) % 3,
+                Spec((1, 8, 8), 3, class_names=names and (*names, "yak")[:3]),
+            ),
+        )
     with pytest.raises(SettingError, match="class 0 is 'cat' in ours, but 'ant' in the test data"):
-        matching(named, Public(noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=("ant", "cat", "dog"))))
+        matching(
+            named,
+            Public(
+                noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=("ant", "cat", "dog"))
+            ),
+        )
 
 
 def test_a_built_in_is_its_train_split():
-    found, real = Subject.of("digits", 10_000), load("digits", public=True).records()
+    found = Subject.of("digits", 10_000)
+    real = load("digits", public=True).records()
     assert (found.name, found.classes, found.guarantee) == ("digits", 10, None)
     assert torch.equal(found.images, real.images)
 
@@ -111,7 +139,8 @@ def test_a_test_on_the_training_data_is_refused(kind):
 
 def test_a_few_twins_are_allowed():
     """Benchmarks hold some; one in a hundred is the limit."""
-    train, fresh = noise(400), noise(400, seed=1)
+    train = noise(400)
+    fresh = noise(400, seed=1)
     for twins in (0, 3, 4, 5):
         test = box(Public, np.concatenate([train[:twins], fresh[twins:]]))
         if twins > OVERLAP * 400:
@@ -128,11 +157,14 @@ def test_an_8_bit_copy_is_a_copy():
 
 
 def test_overlap_is_refused_before_anything_is_measured(release):
-    digits, test = load("digits", public=True), load("digits", "test", public=True)
+    digits = load("digits", public=True)
+    test = load("digits", "test", public=True)
     subject = Subject.of("digits", 100)
     for wrong, train, words in (
-        (digits, digits, "the training data"), (digits, None, "the released images"), (test, test, "the training data"),
-    ):  # fmt: skip
+        (digits, digits, "the training data"),
+        (digits, None, "the released images"),
+        (test, test, "the training data"),
+    ):
         with pytest.raises(DataError, match=f"overlaps {words}"):
             measure(subject, wrong, ["logistic"], train=train)
 
@@ -151,7 +183,9 @@ def test_a_release_of_the_digits_is_not_tested_on_what_it_was_trained_on(tmp_pat
     assert measure(Subject.of(str(path), 30), load("digits", "test", public=True), ["gaussian_nb"])
 
 
-@pytest.mark.parametrize("data", ["/home/ann/scans.npz", "nothing", "", None, 3, [], ["digits"], {}])
+@pytest.mark.parametrize(
+    "data", ["/home/ann/scans.npz", "nothing", "", None, 3, [], ["digits"], {}]
+)
 def test_other_data_is_not_looked_for(data):
     subject = Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data=data))
     assert trained_on(subject) is None
@@ -159,15 +193,23 @@ def test_other_data_is_not_looked_for(data):
 
 
 def test_a_built_in_that_is_not_at_hand_is_no_obstacle(monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path])
-    assert trained_on(Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data="mnist"))) is None
+    monkeypatch.setattr(io, "folders", lambda: [tmp_path])
+    assert (
+        trained_on(
+            Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data="mnist"))
+        )
+        is None
+    )
 
 
 def test_other_shapes_and_more_classes_are_refused():
     subject = Subject("x", torch.rand(4, 1, 8, 8), torch.arange(4), 4)
     matching(subject, box(Public, noise(10), classes=4))
     matching(subject, box(Public, noise(10), classes=5))
-    with pytest.raises(SettingError, match="x has images of 1x8x8 and 4 classes, the test data of 1x8x8 and 3 classes"):
+    with pytest.raises(
+        SettingError,
+        match="x has images of 1x8x8 and 4 classes, the test data of 1x8x8 and 3 classes",
+    ):
         matching(subject, box(Public, noise(10), classes=3))
     with pytest.raises(SettingError, match="of 3x8x8 and 4 classes"):
         matching(subject, box(Public, noise(12).reshape(4, 3, 8, 8), classes=4))
@@ -178,7 +220,8 @@ def test_other_shapes_and_more_classes_are_refused():
 
 def softened(soft="drawn"):
     """A set of 7 images, 4 of class 0, 1 of class 1, 2 of class 2, with soft labels unless ``soft`` is something else."""
-    images, labels = torch.rand(7, 1, 8, 8), torch.tensor([0, 0, 2, 1, 0, 2, 0])
+    images = torch.rand(7, 1, 8, 8)
+    labels = torch.tensor([0, 0, 2, 1, 0, 2, 0])
     soft = torch.rand(7, 3).softmax(1) if isinstance(soft, str) else soft
     return dataclasses.replace(hand(), product=Product.set(images, labels, soft))
 
@@ -188,12 +231,15 @@ def test_a_set_is_measured_as_it_is_and_no_image_twice():
     own = release.product.tensors
     for count in (7, 100):
         found = Subject.sampled(release, "x", count, seed=count)
-        assert all(torch.equal(getattr(found, name), own[name]) for name in ("images", "labels", "soft"))
+        assert all(
+            torch.equal(getattr(found, name), own[name]) for name in ("images", "labels", "soft")
+        )
 
 
 def test_soft_labels_stay_beside_their_images_when_a_set_is_cut():
     release = softened()
-    found, own = Subject.sampled(release, "x", 6), release.product.tensors
+    found = Subject.sampled(release, "x", 6)
+    own = release.product.tensors
     assert found.labels.tolist() == [0, 1, 2, 0, 1, 2]
     for image, soft in zip(found.images, found.soft, strict=True):
         place = (own["images"] == image).flatten(1).all(1).nonzero().item()
@@ -218,19 +264,31 @@ def test_soft_labels_go_to_disk_and_back_and_reach_the_networks(tmp_path):
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda soft: soft[:6], lambda soft: soft[:, :2], lambda soft: soft.double(), lambda soft: soft * 1.01,
-        lambda soft: soft.index_fill(0, torch.tensor([3]), float("nan")), lambda soft: soft.index_fill(0, torch.tensor([3]), float("inf")),
+        lambda soft: soft[:6],
+        lambda soft: soft[:, :2],
+        lambda soft: soft.double(),
+        lambda soft: soft * 1.01,
+        lambda soft: soft.index_fill(0, torch.tensor([3]), float("nan")),
+        lambda soft: soft.index_fill(0, torch.tensor([3]), float("inf")),
         lambda soft: soft + torch.tensor([2.0, -2.0, 0.0]),
     ],
     ids=["rows", "columns", "precision", "sum", "nan", "inf", "negative"],
-)  # fmt: skip
+)
 def test_soft_labels_that_are_no_probabilities_are_refused(tmp_path, harm):
-    folder, release = tmp_path / "set", softened()
+    folder = tmp_path / "set"
+    release = softened()
     assert release.product.fits(release.spec)
     release.save(folder)
-    save_file({**release.product.tensors, "soft": harm(release.product.tensors["soft"]).contiguous()}, folder / "tensors.safetensors")
+    save_file(
+        {**release.product.tensors, "soft": harm(release.product.tensors["soft"]).contiguous()},
+        folder / "tensors.safetensors",
+    )
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"] = {"tensors.safetensors": hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()}
+    manifest["files"] = {
+        "tensors.safetensors": hashlib.sha256(
+            (folder / "tensors.safetensors").read_bytes()
+        ).hexdigest()
+    }
     (folder / "manifest.json").write_text(text := json.dumps(manifest))
     (folder / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
     with pytest.raises(ReleaseError, match="not those that its manifest describes"):

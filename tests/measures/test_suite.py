@@ -10,19 +10,26 @@ import pytest
 import torch
 from specimens import hand
 
-from privot import files
+from privot import io
 from privot.data import Public, Sensitive, Spec
 from privot.errors import DataError, SettingError
-from privot.measures import Reading, Subject, inception_score, measure, suite
+from privot.measures import Reading, Subject, evaluator, inception_score, measure
 from privot.measures.downstream import CLASSIFIERS, THIRTEEN
-from privot.measures.features import STANDARD, Ruler
-from privot.measures.suite import GROUPS, Workbench, chosen
-from privot.nets.convnet import ConvNet
+from privot.measures.evaluator import GROUPS, Workbench, chosen
+from privot.measures.feature_extractors import STANDARD, Ruler
+from privot.nets.classifiers.convnet import ConvNet
 from privot.nets.training import Recipe
+from privot.progress import jsonable
 from privot.release import NoGuarantee
-from privot.show import jsonable
 
-DOMAIN = ["domain_fd", "domain_kd", "domain_precision", "domain_recall", "domain_density", "domain_coverage"]
+DOMAIN = [
+    "domain_fd",
+    "domain_kd",
+    "domain_precision",
+    "domain_recall",
+    "domain_density",
+    "domain_coverage",
+]
 INCEPTION = ["fid", "kid", "precision", "recall", "density", "coverage"]
 
 
@@ -31,9 +38,11 @@ def nowhere(monkeypatch, tmp_path):
     """No weights anywhere, a judge of one epoch, and one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "data"])
+    monkeypatch.setattr(io, "folders", lambda: [tmp_path / "data"])
     monkeypatch.setattr(inception_score, "RECIPE", Recipe(1, 0.01))
-    monkeypatch.setattr(inception_score, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=4, depth=1))
+    monkeypatch.setattr(
+        inception_score, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=4, depth=1)
+    )
     yield tmp_path / "data"
     torch.set_num_threads(before)
 
@@ -49,8 +58,14 @@ def stand_in(monkeypatch):
             progress("Inception features", place + 1, len(images))
         return images.flatten(1)[:, 20:28]
 
-    ruler = Ruler("", "eight pixels", True, features, lambda images, progress: features(images, progress).softmax(1))
-    monkeypatch.setattr(suite, "inception", lambda *_: ruler)
+    ruler = Ruler(
+        "",
+        "eight pixels",
+        True,
+        features,
+        lambda images, progress: features(images, progress).softmax(1),
+    )
+    monkeypatch.setattr(evaluator, "inception", lambda *_: ruler)
     return seen
 
 
@@ -76,13 +91,23 @@ def test_groups_are_spelt_out_and_nothing_comes_twice():
     assert chosen(["fid", "cnn", "fid"]) == ("fid", "cnn")
     assert chosen(["thirteen"]) == THIRTEEN
     assert len(THIRTEEN) == 13
-    assert chosen(["cnn", "default"]) == ("cnn", *(each for each in GROUPS["default"] if each != "cnn"))
+    assert chosen(["cnn", "default"]) == (
+        "cnn",
+        *(each for each in GROUPS["default"] if each != "cnn"),
+    )
     for group in GROUPS.values():
         assert chosen(group) == group
 
 
 @pytest.mark.parametrize(
-    ("slip", "meant"), [("fdi", "fid"), ("precison", "precision"), ("logistics", "logistic"), ("thirten", "thirteen"), ("slice", "sliced")]
+    ("slip", "meant"),
+    [
+        ("fdi", "fid"),
+        ("precison", "precision"),
+        ("logistics", "logistic"),
+        ("thirten", "thirteen"),
+        ("slice", "sliced"),
+    ],
 )
 def test_a_slip_is_answered_by_the_nearest_name(slip, meant):
     with pytest.raises(SettingError, match=rf"^no measure '{slip}'; did you mean '{meant}'\?$"):
@@ -93,7 +118,9 @@ def test_a_slip_is_answered_by_the_nearest_name(slip, meant):
 def test_a_name_near_none_is_answered_by_all(name):
     with pytest.raises(SettingError) as refusal:
         chosen([name])
-    assert all(each in str(refusal.value) for each in ("fid", "imagenet_is", "thirteen", *CLASSIFIERS))
+    assert all(
+        each in str(refusal.value) for each in ("fid", "imagenet_is", "thirteen", *CLASSIFIERS)
+    )
 
 
 # Rulers
@@ -106,7 +133,9 @@ def test_without_weights_only_domain_numbers_come_back(nowhere):
     assert STANDARD in told[0]
     assert str(nowhere / "weights") in told[0]
     assert told[0].endswith("the domain_ numbers of a small network are given instead")
-    assert names(measure(output(), box(), ["kid"])) == DOMAIN  # never a number under the name of another ruler
+    assert (
+        names(measure(output(), box(), ["kid"])) == DOMAIN
+    )  # never a number under the name of another ruler
     assert not any("Inception" in each.ruler for each in found)
 
 
@@ -132,21 +161,35 @@ def test_with_weights_domain_numbers_come_only_if_asked(stand_in):
 
 
 def test_the_numbers_are_those_of_their_functions(stand_in):
-    subject, real = output(), box()
-    found = {each.name: each for each in measure(subject, real, ["fid", "kid", "precision", "sliced", "exact"])}
-    ours, theirs = subject.images.flatten(1), real.records().images.flatten(1)
+    subject = output()
+    real = box()
+    found = {
+        each.name: each
+        for each in measure(subject, real, ["fid", "kid", "precision", "sliced", "exact"])
+    }
+    ours = subject.images.flatten(1)
+    theirs = real.records().images.flatten(1)
     generator = lambda: torch.Generator().manual_seed(0)  # noqa: E731
-    value = suite.frechet(theirs[:, 20:28], ours[:, 20:28], generator())
+    value = evaluator.frechet(theirs[:, 20:28], ours[:, 20:28], generator())
     assert (found["fid"].value, found["fid"].error) == pytest.approx((value.value, value.error))
-    assert found["kid"].value == pytest.approx(suite.kernel(theirs[:, 20:28], ours[:, 20:28], generator())[0])
-    quality = suite.precision_recall(theirs[:, 20:28], ours[:, 20:28])
+    assert found["kid"].value == pytest.approx(
+        evaluator.kernel(theirs[:, 20:28], ours[:, 20:28], generator())[0]
+    )
+    quality = evaluator.precision_recall(theirs[:, 20:28], ours[:, 20:28])
     assert [found[name].value for name in INCEPTION[2:]] == pytest.approx(quality[:4])
     assert [found[name].error for name in INCEPTION[2:]] == pytest.approx(quality[4:])
-    assert found["exact_wasserstein"].value == pytest.approx(suite.exact_wasserstein(theirs, ours).value, rel=1e-5)
+    assert found["exact_wasserstein"].value == pytest.approx(
+        evaluator.exact_wasserstein(theirs, ours).value, rel=1e-5
+    )
     assert math.isnan(found["exact_wasserstein"].error)
     assert found["sliced_wasserstein"].value < found["exact_wasserstein"].value
     better = {each.name: each.better for each in found.values()}
-    assert {name for name, way in better.items() if way == "lower"} == {"fid", "kid", "sliced_wasserstein", "exact_wasserstein"}
+    assert {name for name, way in better.items() if way == "lower"} == {
+        "fid",
+        "kid",
+        "sliced_wasserstein",
+        "exact_wasserstein",
+    }
     for each in found.values():
         assert (each.samples, each.count, each.reference) == (60, 90, "box")
         assert each.ruler
@@ -154,23 +197,32 @@ def test_the_numbers_are_those_of_their_functions(stand_in):
 
 
 def test_features_are_compared_with_the_training_data_where_it_is_named(stand_in):
-    test, train = box(seed=1, name="test"), box(seed=2, count=120, name="train")
-    found = {each.name: each for each in measure(output(), test, ["fid", "is", "sliced", "gaussian_nb"], train=train)}
+    test = box(seed=1, name="test")
+    train = box(seed=2, count=120, name="train")
+    found = {
+        each.name: each
+        for each in measure(output(), test, ["fid", "is", "sliced", "gaussian_nb"], train=train)
+    }
     against = {name: (each.reference, each.count) for name, each in found.items()}
     assert against == {
-        "fid": ("train", 120), "is": ("train", 120), "sliced_wasserstein": ("train", 120), "gaussian_nb_accuracy": ("test", 90),
-    }  # fmt: skip
+        "fid": ("train", 120),
+        "is": ("train", 120),
+        "sliced_wasserstein": ("train", 120),
+        "gaussian_nb_accuracy": ("test", 90),
+    }
     assert 1 <= found["is"].value <= 3
 
 
 def test_on_a_cpu_a_random_part_goes_through_inception(stand_in, monkeypatch):
     """Not the first ones: a folder of class folders begins with one class."""
-    monkeypatch.setattr(suite, "ON_CPU", 30)
+    monkeypatch.setattr(evaluator, "ON_CPU", 30)
     real = box(ordered=True)
     [fid] = measure(output(), real, ["fid"])
     assert (fid.samples, fid.count) == (30, 30)
     labels = real.records().labels
-    where = [(real.records().images == image).flatten(1).all(1).nonzero().item() for image in stand_in[0]]
+    where = [
+        (real.records().images == image).flatten(1).all(1).nonzero().item() for image in stand_in[0]
+    ]
     assert len(set(where)) == 30
     assert labels[where].unique().tolist() == [0, 1, 2]
 
@@ -188,10 +240,12 @@ def test_few_samples_get_a_warning_with_the_bias(stand_in, monkeypatch):
     told = []
     [few] = measure(output(), box(), ["fid"], notice=told.append)
     generator = torch.Generator().manual_seed(0)
-    bias = suite.frechet(box().records().images.flatten(1)[:, 20:28], output().images.flatten(1)[:, 20:28], generator).bias
+    bias = evaluator.frechet(
+        box().records().images.flatten(1)[:, 20:28], output().images.flatten(1)[:, 20:28], generator
+    ).bias
     assert f"about {bias:.2g} of the value" in few.warning
     assert told == [f"fid: {few.warning}"]
-    monkeypatch.setattr(suite, "FEW", 10)
+    monkeypatch.setattr(evaluator, "FEW", 10)
     told.clear()
     assert measure(output(), box(), ["fid"], notice=told.append)[0].warning == ""
     assert told == []
@@ -206,7 +260,7 @@ def test_the_imagenet_score_asks_for_logits(stand_in, monkeypatch):
     [found] = measure(output(), box(), ["imagenet_is"])
     assert (found.name, found.reference, found.count) == ("imagenet_is", "ImageNet", 0)
     bare = Ruler("", "bare", True, lambda images, progress: images.flatten(1))
-    monkeypatch.setattr(suite, "inception", lambda *_: bare)
+    monkeypatch.setattr(evaluator, "inception", lambda *_: bare)
     with pytest.raises(DataError, match="imagenet_is: these Inception weights hold no logits"):
         measure(output(), box(), ["imagenet_is"])
 
@@ -214,8 +268,9 @@ def test_the_imagenet_score_asks_for_logits(stand_in, monkeypatch):
 def test_the_seed_replays(stand_in):
     only = ["fid", "kid", "domain", "sliced", "decision_tree", "is"]
     one, two, other = (
-        [each.value for each in measure(output(), box(seed=1), only, train=box(seed=2), seed=seed)] for seed in (3, 3, 4)
-    )  # fmt: skip
+        [each.value for each in measure(output(), box(seed=1), only, train=box(seed=2), seed=seed)]
+        for seed in (3, 3, 4)
+    )
     assert one == two
     assert one != other
 
@@ -227,16 +282,31 @@ def test_the_seed_replays(stand_in):
 @pytest.mark.parametrize("test", [Public, Sensitive])
 def test_a_number_is_publishable_only_if_all_real_data_is_public(stand_in, test, train):
     real = train and box(train, seed=2)
-    only = ["fid", "kid", "precision", "domain", "imagenet_is", "sliced", "exact", "gaussian_nb", *(["is"] if train else [])]
+    only = [
+        "fid",
+        "kid",
+        "precision",
+        "domain",
+        "imagenet_is",
+        "sliced",
+        "exact",
+        "gaussian_nb",
+        *(["is"] if train else []),
+    ]
     found = measure(output(), box(test, seed=1), only, train=real)
     assert len(found) == 16 + bool(train)
     assert {each.publishable for each in found} == {Sensitive not in (test, train)}
 
 
 def test_numbers_about_unprotected_images_are_not_publishable():
-    for bare in (dataclasses.replace(output(), public=False), Subject.sampled(hand(claim=NoGuarantee("none")), "x", 60)):
+    for bare in (
+        dataclasses.replace(output(), public=False),
+        Subject.sampled(hand(claim=NoGuarantee("none")), "x", 60),
+    ):
         assert not measure(bare, box(Public, seed=1), ["gaussian_nb"])[0].publishable
-    assert measure(Subject.sampled(hand(), "x", 60), box(Public, seed=1), ["gaussian_nb"])[0].publishable
+    assert measure(Subject.sampled(hand(), "x", 60), box(Public, seed=1), ["gaussian_nb"])[
+        0
+    ].publishable
 
 
 @pytest.mark.parametrize("weights", [True, False])
@@ -247,11 +317,25 @@ def test_nobody_watches_a_sensitive_set(request, nowhere, weights):
     seen = []
     for turn, count in enumerate((93, 141)):
         watched = []
-        only = ["fid", "kid", "precision", "domain", "is", "sliced", "exact", "gaussian_nb", "bernoulli_nb"]
+        only = [
+            "fid",
+            "kid",
+            "precision",
+            "domain",
+            "is",
+            "sliced",
+            "exact",
+            "gaussian_nb",
+            "bernoulli_nb",
+        ]
         found = measure(
-            output(), box(Sensitive, count, seed=turn), only, train=box(Sensitive, count + 5, seed=10 + turn),
-            progress=lambda *step, watched=watched, **facts: watched.append((step, facts)), notice=watched.append,
-        )  # fmt: skip
+            output(),
+            box(Sensitive, count, seed=turn),
+            only,
+            train=box(Sensitive, count + 5, seed=10 + turn),
+            progress=lambda *step, watched=watched, **facts: watched.append((step, facts)),
+            notice=watched.append,
+        )
         assert not any(each.publishable for each in found)
         seen.append(watched)
     assert seen[0] == seen[1]
@@ -261,7 +345,12 @@ def test_nobody_watches_a_sensitive_set(request, nowhere, weights):
 
 def test_a_declared_size_may_be_counted(stand_in):
     watched = []
-    measure(output(), box(Sensitive, 93, size=93), ["fid"], progress=lambda *step, **facts: watched.append(step))
+    measure(
+        output(),
+        box(Sensitive, 93, size=93),
+        ["fid"],
+        progress=lambda *step, **facts: watched.append(step),
+    )
     assert ("Inception features", 93, 93) in watched
 
 
@@ -275,6 +364,9 @@ def test_readings_go_through_json(stand_in):
 
 def test_no_ruler_says_where_the_data_lies(stand_in):
     """A public reading is published with its ruler; its reference the report shortens itself."""
-    test, train = box(seed=1, name="/home/ann/test.npz"), box(seed=2, name="/home/ann/train.npz")
-    for each in measure(output(), test, ["fid", "domain", "is", "sliced", "gaussian_nb", "cnn"], train=train):
+    test = box(seed=1, name="/home/ann/test.npz")
+    train = box(seed=2, name="/home/ann/train.npz")
+    for each in measure(
+        output(), test, ["fid", "domain", "is", "sliced", "gaussian_nb", "cnn"], train=train
+    ):
         assert "ann" not in each.ruler + each.warning

@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from privot.data.records import Sensitive
+from privot.baselines import conditional_gan
+from privot.baselines.conditional_gan import ConditionalGan
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods import conditional_gan, make
-from privot.methods.conditional_gan import ConditionalGan
+from privot.methods import make
 from privot.nets import NETS, initialise
-from privot.nets.deep_convolutional import DeepConvGenerator, LabelledNorm, ProjectionCritic, steepness
+from privot.nets.generators.dcgan import (
+    DeepConvGenerator,
+    LabelledNorm,
+    ProjectionCritic,
+    steepness,
+)
 from privot.release import NoGuarantee, Release
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
@@ -28,7 +34,8 @@ def blobs(count=200):
     labels = (np.arange(count) % 4 == 3).astype(np.int64)
     images = np.zeros((count, 1, 8, 8), np.float32)
     for image, label in zip(images, labels, strict=True):
-        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        top = rng.integers(1, 4)
+        left = rng.integers(0, 2) + 4 * label
         image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
     return images, labels
 
@@ -36,7 +43,9 @@ def blobs(count=200):
 def learned(folder, device):
     method = ConditionalGan(width=8, code=8, steps=250, batch=32, rate=2e-3, average=0.9)
     box = Sensitive(*blobs(), Spec((1, 8, 8), 2), name="blobs")
-    return synthesize(box, method, out=folder / "out", ledger=folder / "blobs.jsonl", runtime=Runtime(device))
+    return synthesize(
+        box, method, out=folder / "out", ledger=folder / "blobs.jsonl", runtime=Runtime(device)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +56,13 @@ def trained(tmp_path_factory):
 
 def check_samples(release):
     images, labels = release.sample(200)
-    right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
+    right = images[..., 4:].sum((1, 2, 3))
+    left = images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.95
     # As bright as the data, a square of 9 pixels and black elsewhere, and not one image for all.
-    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(blobs()[0].sum((1, 2, 3)).mean(), rel=0.2)
+    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(
+        blobs()[0].sum((1, 2, 3)).mean(), rel=0.2
+    )
     assert images.flatten(1).topk(9).values.mean() > 0.5
     assert images[labels == 0].std(0).max() > 0.15
 
@@ -59,7 +71,9 @@ def test_samples_follow_their_label(trained):
     check_samples(trained[0])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone"
+)
 def test_captured_steps_learn_the_same(tmp_path):
     check_samples(learned(tmp_path, "cuda"))
 
@@ -74,14 +88,22 @@ def test_it_promises_nothing(trained):
 def test_the_same_seed_gives_the_same_generator(tmp_path):
     box = Sensitive(*blobs(20), Spec((1, 8, 8), 2), name="blobs")
     tiny = ConditionalGan(width=4, code=4, steps=3, batch=4)
-    made = [synthesize(box, tiny, ledger=tmp_path / "b.jsonl", seed=seed, runtime=Runtime("cpu")).sample(4)[0] for seed in (3, 3, 4)]
+    made = [
+        synthesize(
+            box, tiny, ledger=tmp_path / "b.jsonl", seed=seed, runtime=Runtime("cpu")
+        ).sample(4)[0]
+        for seed in (3, 3, 4)
+    ]
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
+)
 def test_any_size_and_colour(shape):
-    net, critic = DeepConvGenerator(shape, 3, code=4, width=2), ProjectionCritic(shape, 3, width=2)
+    net = DeepConvGenerator(shape, 3, code=4, width=2)
+    critic = ProjectionCritic(shape, 3, width=2)
     labels = torch.arange(4) % 3
     images = net(torch.randn(4, 4, generator=seeded()), labels)
     assert images.shape == (4, *shape)
@@ -92,7 +114,9 @@ def test_any_size_and_colour(shape):
 def test_the_label_reaches_generator_and_critic():
     net = initialise(NETS["DeepConvGenerator"]((1, 8, 8), 2, code=4, width=4), seeded()).eval()
     critic = initialise(ProjectionCritic((1, 8, 8), 2, width=4), seeded()).eval()
-    codes, zero, one = torch.randn(3, 4, generator=seeded()), torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
+    codes = torch.randn(3, 4, generator=seeded())
+    zero = torch.zeros(3, dtype=torch.int64)
+    one = torch.ones(3, dtype=torch.int64)
     assert not torch.allclose(net(codes, zero), net(codes, one))
     images = net(codes, zero)
     assert not torch.allclose(critic(images, zero), critic(images, one))
@@ -100,11 +124,15 @@ def test_the_label_reaches_generator_and_critic():
 
 def test_half_precision_stays_half_and_near():
     """Gains in float32 would widen the maps, which a GPU spends its time on."""
-    norm, x, labels = LabelledNorm(4, 2), torch.randn(6, 4, 5, 5, generator=seeded()), torch.tensor([0, 1, 0, 1, 1, 0])
+    norm = LabelledNorm(4, 2)
+    x = torch.randn(6, 4, 5, 5, generator=seeded())
+    labels = torch.tensor([0, 1, 0, 1, 1, 0])
     torch.nn.init.normal_(norm.gain, generator=seeded(1))
     torch.nn.init.normal_(norm.shift, generator=seeded(2))
     plain = torch.nn.functional.batch_norm(x, None, None, training=True)
-    wanted = plain * (1 + norm.gain[labels])[:, :, None, None] + norm.shift[labels][:, :, None, None]
+    wanted = (
+        plain * (1 + norm.gain[labels])[:, :, None, None] + norm.shift[labels][:, :, None, None]
+    )
     assert torch.allclose(norm(x, labels), wanted, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         found = norm(x.bfloat16(), labels)
@@ -114,12 +142,16 @@ def test_half_precision_stays_half_and_near():
 
 def test_steepness_is_the_slope_of_the_scores_and_can_be_learned_from():
     critic = initialise(ProjectionCritic((3, 8, 8), 2, width=4), seeded()).double()
-    images, labels = torch.rand(3, 3, 8, 8, generator=seeded(1), dtype=torch.float64).requires_grad_(), torch.tensor([0, 1, 1])
+    images = torch.rand(3, 3, 8, 8, generator=seeded(1), dtype=torch.float64).requires_grad_()
+    labels = torch.tensor([0, 1, 1])
     found = steepness(critic(images, labels), images)
     step = 1e-6  # pixels in [0, 1] move by half of what they move in [-1, 1]
     with torch.no_grad():
         moved = images[:, None] + step / 2 * torch.eye(192, dtype=torch.float64).view(192, 3, 8, 8)
-        scores = critic(moved.flatten(0, 1), labels.repeat_interleave(192)).view(3, 192) - critic(images, labels)[:, None]
+        scores = (
+            critic(moved.flatten(0, 1), labels.repeat_interleave(192)).view(3, 192)
+            - critic(images, labels)[:, None]
+        )
     assert found.item() == pytest.approx((scores / step).square().sum(1).mean().item(), rel=1e-4)
     found.backward()
     with torch.no_grad():
@@ -150,7 +182,10 @@ def test_the_penalty_flattens_the_critic(penalty, monkeypatch, tmp_path):
     assert slope < 0.02 if penalty else slope > 0.1
 
 
-@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("width", 0), ("critic_steps", 0), ("code", 0), ("batch", 1), ("penalty", -1.0)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("steps", 0), ("width", 0), ("critic_steps", 0), ("code", 0), ("batch", 1), ("penalty", -1.0)],
+)
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match=f"conditional-gan.{key}"):
         make("conditional-gan", {key: value})

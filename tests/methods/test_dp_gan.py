@@ -11,15 +11,15 @@ from scipy.stats import beta
 from torch.nn.functional import conv2d
 from unwritten import Unpriced, Unwritten, clipping
 
-from privot.data.records import Sensitive
+from privot.components.dp_sgd import descend, flat, gradient, weights
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.descent import descend, flat, gradient, weights
 from privot.methods import dp_gan, make
 from privot.methods.dp_gan import DpGan, mistaken
 from privot.nets import initialise
-from privot.nets.averaged import kept, take_up
-from privot.nets.private_critic import PrivateCritic, convolved
+from privot.nets.dp_networks import PrivateCritic, convolved
+from privot.nets.ema import kept, take_up
 from privot.privacy import accounting
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
@@ -31,7 +31,8 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
-SHAPE, CLASSES = (1, 8, 8), 3
+SHAPE = (1, 8, 8)
+CLASSES = 3
 SPEC = Spec(SHAPE, CLASSES)
 TINY = {"width": 4, "depicting": 4, "code": 4, "batch": 8, "patience": 4, "drawn": 0.3}
 
@@ -50,12 +51,20 @@ def critic(shape=SHAPE, width=4, seed=0, scale=1.0):
 
 def parts(net, images, labels, also=None):
     """Of many records, as the gate takes them: [records, numbers]."""
-    return torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(images, labels, net, weights(net), mistaken, also)
+    return torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(
+        images, labels, net, weights(net), mistaken, also
+    )
 
 
 def gate_for(images, labels, noise, rate):
     plan = Unpriced((Stage("critic", "sum", noise, 10**6, Poisson(rate)),), Neighbours.ADD_REMOVE)
-    return Gate(Sensitive(images, labels, SPEC), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=16))
+    return Gate(
+        Sensitive(images, labels, SPEC),
+        plan,
+        Unwritten(),
+        Unwritten(),
+        runtime=Runtime("cpu", microbatch=16),
+    )
 
 
 # The network and its gradients
@@ -63,43 +72,79 @@ def gate_for(images, labels, noise, rate):
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 7, 10), (2, 8, 5)])
 def test_a_matrix_product_is_the_convolution(shape):
-    layer, images = initialise(torch.nn.Linear(16 * shape[0], 5), seeded()), torch.rand(3, *shape, generator=seeded(1))
+    layer = initialise(torch.nn.Linear(16 * shape[0], 5), seeded())
+    images = torch.rand(3, *shape, generator=seeded(1))
     # A window of 4x4 is 2x2 squares of 2x2 pixels: [out, square down, square across, in, down, across].
-    kernel = layer.weight.view(5, 2, 2, shape[0], 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(5, shape[0], 4, 4)
+    kernel = (
+        layer.weight.view(5, 2, 2, shape[0], 2, 2)
+        .permute(0, 3, 1, 4, 2, 5)
+        .reshape(5, shape[0], 4, 4)
+    )
     padded = torch.nn.functional.pad(images, (1, 2, 1, 2))
-    wanted = conv2d(padded, kernel, layer.bias, stride=2)[:, :, : math.ceil(shape[1] / 2), : math.ceil(shape[2] / 2)]
+    wanted = conv2d(padded, kernel, layer.bias, stride=2)[
+        :, :, : math.ceil(shape[1] / 2), : math.ceil(shape[2] / 2)
+    ]
     torch.testing.assert_close(convolved(images, layer), wanted)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 2), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 2, 2), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32)]
+)
 def test_any_size_and_colour_and_the_label_matters(shape):
-    net, image = critic(shape, 2), torch.rand(1, *shape, generator=seeded())
+    net = critic(shape, 2)
+    image = torch.rand(1, *shape, generator=seeded())
     scores = net(image.expand(CLASSES, *shape), torch.arange(CLASSES))
     assert scores.shape == (CLASSES,)
     assert len(set(scores.tolist())) == CLASSES
 
 
 def test_a_part_is_the_gradient_of_its_record_alone():
-    net, images, labels = critic(), torch.rand(5, *SHAPE, generator=seeded(1)), torch.tensor([0, 1, 2, 2, 0])
+    net = critic()
+    images = torch.rand(5, *SHAPE, generator=seeded(1))
+    labels = torch.tensor([0, 1, 2, 2, 0])
     also = torch.randn(sum(each.numel() for each in net.parameters()), generator=seeded(2))
     found = parts(net, images, labels, also)
     for image, label, part in zip(images, labels, found, strict=True):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(net(image[None], label[None]), torch.ones(1))
-        torch.testing.assert_close(part, flat(torch.autograd.grad(loss, list(net.parameters()))) + also)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            net(image[None], label[None]), torch.ones(1)
+        )
+        torch.testing.assert_close(
+            part, flat(torch.autograd.grad(loss, list(net.parameters()))) + also
+        )
 
 
 def test_without_noise_and_clip_a_step_is_the_plain_step():
     """The critic's loss is that of the two sides, each by its mean: no batch size is known, and none is needed."""
-    images, labels = np.random.default_rng(0).random((9, *SHAPE), np.float32), np.arange(9) % CLASSES
-    one, other, drawn = critic(), critic(), torch.rand(4, *SHAPE, generator=seeded(5))
+    images = np.random.default_rng(0).random((9, *SHAPE), np.float32)
+    labels = np.arange(9) % CLASSES
+    one = critic()
+    other = critic()
+    drawn = torch.rand(4, *SHAPE, generator=seeded(5))
     fakes = (drawn, torch.arange(4) % CLASSES)
-    also = flat(torch.autograd.grad(torch.nn.functional.softplus(one(*fakes)).mean(), list(one.parameters())))
-    descend(gate_for(images, labels, 0.0, 1.0), "critic", one, mistaken, torch.optim.SGD(one.parameters(), 0.1 / 9), bound=50, also=also)
+    also = flat(
+        torch.autograd.grad(
+            torch.nn.functional.softplus(one(*fakes)).mean(), list(one.parameters())
+        )
+    )
+    descend(
+        gate_for(images, labels, 0.0, 1.0),
+        "critic",
+        one,
+        mistaken,
+        torch.optim.SGD(one.parameters(), 0.1 / 9),
+        bound=50,
+        also=also,
+    )
     plain = torch.nn.functional.softplus
-    loss = plain(-other(torch.from_numpy(images), torch.from_numpy(labels))).mean() + plain(other(*fakes)).mean()
+    loss = (
+        plain(-other(torch.from_numpy(images), torch.from_numpy(labels))).mean()
+        + plain(other(*fakes)).mean()
+    )
     loss.backward()
     torch.optim.SGD(other.parameters(), 0.1).step()
-    torch.testing.assert_close(flat(one.parameters()), flat(other.parameters()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        flat(one.parameters()), flat(other.parameters()), rtol=1e-4, atol=1e-5
+    )
 
 
 # The bound
@@ -108,27 +153,40 @@ def test_without_noise_and_clip_a_step_is_the_plain_step():
 def extremes(count):
     rng = np.random.default_rng(3)
     kinds = [
-        lambda: np.zeros(SHAPE), lambda: np.ones(SHAPE), lambda: rng.integers(2, size=SHAPE), lambda: rng.random(SHAPE),
-        lambda: np.eye(1, 64, rng.integers(64)).reshape(SHAPE), lambda: np.full(SHAPE, rng.random()),
-    ]  # fmt: skip
+        lambda: np.zeros(SHAPE),
+        lambda: np.ones(SHAPE),
+        lambda: rng.integers(2, size=SHAPE),
+        lambda: rng.random(SHAPE),
+        lambda: np.eye(1, 64, rng.integers(64)).reshape(SHAPE),
+        lambda: np.full(SHAPE, rng.random()),
+    ]
     return np.stack([kinds[turn % len(kinds)]() for turn in range(count)]).astype(np.float32)
 
 
-@pytest.mark.parametrize(("scale", "bound"), [(1.0, 1.0), (4.0, 0.1), (30.0, 1.0), (1e-3, 1e-3), (1e6, 1.0)])
+@pytest.mark.parametrize(
+    ("scale", "bound"), [(1.0, 1.0), (4.0, 0.1), (30.0, 1.0), (1e-3, 1e-3), (1e6, 1.0)]
+)
 @pytest.mark.usefixtures("array_order")
 def test_neighbours_answers_are_no_farther_apart_than_the_bound(scale, bound):
     """With small, large and bursting weights, with a public vector that points anywhere, for records that go for the bound."""
-    rng, net, largest = np.random.default_rng(4), critic(scale=scale), 0.0
+    rng = np.random.default_rng(4)
+    net = critic(scale=scale)
+    largest = 0.0
     numbers = sum(each.numel() for each in net.parameters())
     gate = gate_for(extremes(12), np.arange(12) % CLASSES, 0.0, 1.0)
     for turn, odd in enumerate(extremes(24)):
-        images, labels, where = extremes(12), np.arange(12) % CLASSES, int(rng.integers(12))
-        images[where], labels[where] = odd, turn % CLASSES
+        images = extremes(12)
+        labels = np.arange(12) % CLASSES
+        where = int(rng.integers(12))
+        images[where] = odd
+        labels[where] = turn % CLASSES
         also = torch.randn(numbers, generator=seeded(turn)) * bound * (turn % 3)
         answers = []
         for kept_ones in (np.arange(12), np.delete(np.arange(12), where)):
             gate._data = Sensitive(images[kept_ones], labels[kept_ones], SPEC)
-            answers.append(gate.sum("critic", gradient, net, weights(net), mistaken, also, bound=bound))
+            answers.append(
+                gate.sum("critic", gradient, net, weights(net), mistaken, also, bound=bound)
+            )
         largest = max(largest, float((answers[0] - answers[1]).norm()))
     assert largest <= bound * (1 + 1e-9)
     assert largest > 0.99 * bound  # so the bound is met: half the noise would not do
@@ -139,21 +197,36 @@ def spied_on(threshold=0.5, asks=300, noise=0.5, rate=0.9):
 
     The other data set has a record of no gradient in its place, since a data set has one at least: the critic is sure of it.
     """
-    net, image, label, seen = critic(width=1, scale=30.0), extremes(2)[1:], np.array([1]), []
+    net = critic(width=1, scale=30.0)
+    image = extremes(2)[1:]
+    label = np.array([1])
+    seen = []
     with torch.no_grad():
-        net.score.bias[2], net.score.bias[3] = -1e6, 1e6
+        net.score.bias[2] = -1e6
+        net.score.bias[3] = 1e6
     part = parts(net, torch.from_numpy(image), torch.from_numpy(label))[0].double()
     part = part / part.norm()
     for there in (label, np.array([2])):
         gate = gate_for(image, there, noise, rate)
-        gate._shape = lambda *given: part.shape  # as the black image would tell; hundreds of asks need not try it again
-        answers = [gate.sum("critic", gradient, net, weights(net), mistaken, None, bound=1.0) for _ in range(asks)]
+        gate._shape = lambda *given: (
+            part.shape
+        )  # as the black image would tell; hundreds of asks need not try it again
+        answers = [
+            gate.sum("critic", gradient, net, weights(net), mistaken, None, bound=1.0)
+            for _ in range(asks)
+        ]
         seen.append(int((torch.stack(answers) @ part > threshold).sum()))
-    return beta.ppf(1e-4, seen[0], asks - seen[0] + 1), beta.ppf(1 - 1e-4, seen[1] + 1, asks - seen[1])
+    return beta.ppf(1e-4, seen[0], asks - seen[0] + 1), beta.ppf(
+        1 - 1e-4, seen[1] + 1, asks - seen[1]
+    )
 
 
 def claimed(fpr, noise=0.5, rate=0.9):
-    return Plan((Stage("critic", "sum", noise, 1, Poisson(rate)),), Neighbours.ADD_REMOVE).cost().tpr(fpr)
+    return (
+        Plan((Stage("critic", "sum", noise, 1, Poisson(rate)),), Neighbours.ADD_REMOVE)
+        .cost()
+        .tpr(fpr)
+    )
 
 
 def test_an_audit_finds_no_more_than_is_claimed():
@@ -161,11 +234,18 @@ def test_an_audit_finds_no_more_than_is_claimed():
     assert tpr <= claimed(fpr)
 
 
-@pytest.mark.parametrize(("bug", "threshold"), [("a third of the noise", 0.5), pytest.param("no clip", 2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("bug", "threshold"),
+    [("a third of the noise", 0.5), pytest.param("no clip", 2.0, marks=pytest.mark.slow)],
+)
 def test_the_audit_catches_a_planted_bug(monkeypatch, bug, threshold):
     if bug == "a third of the noise":
         honest = gate_module.noisy
-        monkeypatch.setattr(gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 3, *more))
+        monkeypatch.setattr(
+            gate_module,
+            "noisy",
+            lambda total, noise_std, *more: honest(total, noise_std / 3, *more),
+        )
     else:
         monkeypatch.setattr(gate_module, "_clip", clipping())
     tpr, fpr = spied_on(threshold)
@@ -177,31 +257,56 @@ def test_the_audit_catches_a_planted_bug(monkeypatch, bug, threshold):
 
 def blobs(count=400):
     """A bright square of 3 x 3 somewhere in the left half for label 0, in the right one for label 1."""
-    rng, labels = np.random.default_rng(0), np.arange(count) % 2
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 2
     images = np.zeros((count, 1, 8, 8), np.float32)
     for image, label in zip(images, labels, strict=True):
-        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        top = rng.integers(1, 4)
+        left = rng.integers(0, 2) + 4 * label
         image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
     return images, labels
 
 
 def test_samples_follow_their_label_under_noise():
-    method = DpGan(width=8, depicting=8, code=8, batch=32, steps=150, noise=0.5, critic_rate=2e-3, generator_rate=2e-3, average=0.9)
+    method = DpGan(
+        width=8,
+        depicting=8,
+        code=8,
+        batch=32,
+        steps=150,
+        noise=0.5,
+        critic_rate=2e-3,
+        generator_rate=2e-3,
+        average=0.9,
+    )
     spec = Spec((1, 8, 8), 2)
-    plan = Unpriced((Stage("critic", "sum", 0.5, method.steps, Poisson(0.2)),), Neighbours.ADD_REMOVE)
-    gate = Gate(Sensitive(*blobs(), spec), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=100))
+    plan = Unpriced(
+        (Stage("critic", "sum", 0.5, method.steps, Poisson(0.2)),), Neighbours.ADD_REMOVE
+    )
+    gate = Gate(
+        Sensitive(*blobs(), spec),
+        plan,
+        Unwritten(),
+        Unwritten(),
+        runtime=Runtime("cpu", microbatch=100),
+    )
     images, labels = method.fit(gate, Streams(0, Runtime("cpu")), silent).sample(spec, 200)
     assert gate.left("critic") == 0
-    right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
+    right = images[..., 4:].sum((1, 2, 3))
+    left = images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.9
-    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(blobs()[0].sum((1, 2, 3)).mean(), rel=0.5)  # it begins at four times that
+    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(
+        blobs()[0].sum((1, 2, 3)).mean(), rel=0.5
+    )  # it begins at four times that
 
 
 class Answering:
     """A gate that answers zero: what happens then is a matter of the public side alone."""
 
     def __init__(self, steps, spec=SPEC):
-        self.spec, self.steps, self.asked = spec, steps, 0
+        self.spec = spec
+        self.steps = steps
+        self.asked = 0
 
     def left(self, name):
         return self.steps - self.asked
@@ -214,7 +319,8 @@ class Answering:
 @pytest.mark.parametrize(("beaten", "paces"), [(1.0, [1, 2, 4]), (0.0, [1])])
 def test_the_pace_doubles_while_the_generator_is_ahead(monkeypatch, beaten, paces):
     """Judged on drawn images, every few steps of the generator."""
-    turns, whole = [], dp_gan._Game._generator_step
+    turns = []
+    whole = dp_gan._Game._generator_step
 
     def watched(game):
         turns.append((game.pace, gate.asked))
@@ -225,9 +331,14 @@ def test_the_pace_doubles_while_the_generator_is_ahead(monkeypatch, beaten, pace
     below = critic()
     with torch.no_grad():
         below.score.bias.fill_(-50)
-    gate, method = Answering(4 + 8 + 16), DpGan(**TINY, noise=1.0, steps=4 + 8 + 16, beaten=beaten)
+    gate = Answering(4 + 8 + 16)
+    method = DpGan(**TINY, noise=1.0, steps=4 + 8 + 16, beaten=beaten)
     monkeypatch.setattr(
-        dp_gan, "initialise", lambda net, generator: below if isinstance(net, PrivateCritic) else initialise(net, generator)
+        dp_gan,
+        "initialise",
+        lambda net, generator: (
+            below if isinstance(net, PrivateCritic) else initialise(net, generator)
+        ),
     )
     method.fit(gate, Streams(0, Runtime("cpu")), silent)
     assert sorted({pace for pace, _ in turns}) == paces
@@ -239,22 +350,42 @@ def test_labels_are_drawn_as_often_as_is_declared():
     for sizes, wanted in (((100, 300, 0), (0.25, 0.75, 0.0)), (None, (1 / 3, 1 / 3, 1 / 3))):
         spec = Spec(SHAPE, CLASSES, sum(sizes) if sizes else None, sizes)
         method = DpGan(**{**TINY, "batch": 6000}, noise=1.0)
-        game = dp_gan._Game(method, dp_gan.NETS["DeepConvGenerator"](SHAPE, CLASSES, 4, 2), critic(), spec, torch.device("cpu"))
+        game = dp_gan._Game(
+            method,
+            dp_gan.NETS["DeepConvGenerator"](SHAPE, CLASSES, 4, 2),
+            critic(),
+            spec,
+            torch.device("cpu"),
+        )
         game.draws = seeded()
         labels = game._drawn(lambda codes, labels: labels)[1]
-        assert labels.bincount(minlength=CLASSES).div(6000).tolist() == pytest.approx(wanted, abs=0.03)
+        assert labels.bincount(minlength=CLASSES).div(6000).tolist() == pytest.approx(
+            wanted, abs=0.03
+        )
 
 
 # After a crash
 
 
-@pytest.mark.parametrize("steps", [80, 30])  # answers of up to 64 steps are kept; of more, the state now and then
+@pytest.mark.parametrize(
+    "steps", [80, 30]
+)  # answers of up to 64 steps are kept; of more, the state now and then
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
-    box, ledger = Sensitive(*blobs(40), Spec((1, 8, 8), 2), name="blobs"), Ledger(tmp_path / "blobs.jsonl")
-    method, fresh, real, taken = DpGan(**TINY, noise=3.0, steps=steps), [], gate_module.noisy, []
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
+    box = Sensitive(*blobs(40), Spec((1, 8, 8), 2), name="blobs")
+    ledger = Ledger(tmp_path / "blobs.jsonl")
+    method = DpGan(**TINY, noise=3.0, steps=steps)
+    fresh = []
+    real = gate_module.noisy
+    taken = []
+    monkeypatch.setattr(
+        accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0)
+    )
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
-    monkeypatch.setattr(dp_gan, "take_up", lambda found, **parts: taken.append(int(found["step"])) or take_up(found, **parts))
+    monkeypatch.setattr(
+        dp_gan,
+        "take_up",
+        lambda found, **parts: taken.append(int(found["step"])) or take_up(found, **parts),
+    )
 
     def kill(stage, step, of, **facts):
         if step == 25:
@@ -280,7 +411,9 @@ def test_what_was_kept_is_taken_up_as_it_was():
     def go(net, optimiser):
         for turn in range(3):
             optimiser.zero_grad()
-            net(torch.rand(2, *SHAPE, generator=seeded(turn)), torch.tensor([0, 1])).sum().backward()
+            net(
+                torch.rand(2, *SHAPE, generator=seeded(turn)), torch.tensor([0, 1])
+            ).sum().backward()
             optimiser.step()
         return flat(net.parameters())
 
@@ -296,7 +429,17 @@ def test_what_was_kept_is_taken_up_as_it_was():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"drawn": 0}, {"drawn": 1.5}, {"bound": 0}, {"steps": 0}, {"batch": 1}, {"pace": 0}, {"noise": -1.0}, {"beaten": 2}, {"average": 1}],
+    [
+        {"drawn": 0},
+        {"drawn": 1.5},
+        {"bound": 0},
+        {"steps": 0},
+        {"batch": 1},
+        {"pace": 0},
+        {"noise": -1.0},
+        {"beaten": 2},
+        {"average": 1},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
@@ -305,6 +448,8 @@ def test_settings_out_of_range_are_refused(wrong):
 
 def test_the_price_is_that_of_sampled_answers():
     plan = DpGan(steps=200, drawn=0.05, noise=3.0).plan(Spec((1, 28, 28), 10))
-    assert plan.event() == dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(3.0)), 200)
+    assert plan.event() == dpa.SelfComposedDpEvent(
+        dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(3.0)), 200
+    )
     assert plan.neighbours is Neighbours.ADD_REMOVE
     assert [stage.verb for stage in plan.stages] == ["sum"]

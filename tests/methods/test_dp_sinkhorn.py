@@ -12,27 +12,28 @@ from scipy.stats import beta, norm
 from sklearn.linear_model import LogisticRegression
 from unwritten import Unwritten, clipping
 
+from privot.components.dct import cosines
 from privot.data import load
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.methods.dp_sinkhorn import DPSinkhorn, Training, lowest, part, pull
 from privot.nets import NETS, initialise
-from privot.nets.waves import cosines
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import SENSITIVITY, Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.product import Product
 from privot.release import verify
+from privot.release.artifact import Product
 from privot.runtime import Runtime, Streams, silent
 from privot.synthesis import synthesize
 from privot.transport.sinkhorn import potentials, squared_euclidean, transport
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES = (1, 4, 4), 2
+SHAPE = (1, 4, 4)
+CLASSES = 2
 WHOLE = torch.kron(cosines(4, 4), cosines(4, 4))
 HALF = torch.kron(cosines(8, 4), cosines(8, 4))
 SHARP = (0.0, 0.01, 500)  # no |.|_1, a small blur, many iterations: nearly exact transport
@@ -47,7 +48,14 @@ def gate_for(images, labels, plan, spec=None, seed=None):
     box = Sensitive(np.asarray(images), np.asarray(labels), spec := spec or Spec(SHAPE, CLASSES))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "cost", lambda plan, roughly=False: None)
-        return Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=160), insecure_seed=seed)
+        return Gate(
+            box,
+            plan,
+            Unwritten(),
+            Unwritten(),
+            runtime=Runtime("cpu", microbatch=160),
+            insecure_seed=seed,
+        )
 
 
 def asking(noise=0.0, rate=1.0):
@@ -71,18 +79,30 @@ def ask(gate, images, labels, room=1, bound=1.0, rest=(15.0, 1.0, 0.5, 5)):
 
 
 def test_neighbours_answers_are_no_farther_apart_than_the_table_says():
-    rng, reach = np.random.default_rng(0), SENSITIVITY["answer", Neighbours.ADD_REMOVE]
+    rng = np.random.default_rng(0)
+    reach = SENSITIVITY["answer", Neighbours.ADD_REMOVE]
     largest = 0.0
     for turn in range(60):
         count = int(rng.integers(1, 6))
-        records = rng.integers(2, size=(count, *SHAPE)).astype(np.float32) if turn % 2 else rng.random((count, *SHAPE), np.float32)
+        records = (
+            rng.integers(2, size=(count, *SHAPE)).astype(np.float32)
+            if turn % 2
+            else rng.random((count, *SHAPE), np.float32)
+        )
         if turn % 3 == 0:  # the first record alone is looked at; without it, its opposite is
-            records = np.concatenate([np.zeros((1, *SHAPE), np.float32), np.ones((count, *SHAPE), np.float32)])
+            records = np.concatenate(
+                [np.zeros((1, *SHAPE), np.float32), np.ones((count, *SHAPE), np.float32)]
+            )
         marks = rng.integers(CLASSES, size=len(records))
         images, labels = some(4, turn)
-        room, bound = (1 if turn % 3 == 0 else 1 + turn % 5), float(10 ** rng.uniform(-3, 1))
+        room = 1 if turn % 3 == 0 else 1 + turn % 5
+        bound = float(10 ** rng.uniform(-3, 1))
         one = ask(gate_for(records, marks, asking()), images, labels, room, bound)
-        two = ask(gate_for(records[1:], marks[1:], asking()), images, labels, room, bound) if len(records) > 1 else torch.zeros_like(one)
+        two = (
+            ask(gate_for(records[1:], marks[1:], asking()), images, labels, room, bound)
+            if len(records) > 1
+            else torch.zeros_like(one)
+        )
         assert one.norm() <= bound
         largest = max(largest, float((one - two).norm()) / bound)
     assert largest <= reach
@@ -94,13 +114,22 @@ def asking_each(noise=0.0):
 
 
 def test_a_record_moves_the_sum_by_no_more_than_the_bound():
-    rng, largest = np.random.default_rng(0), 0.0
+    rng = np.random.default_rng(0)
+    largest = 0.0
     for turn in range(40):
-        records = rng.integers(2, size=(4, *SHAPE)).astype(np.float32) if turn % 2 else rng.random((4, *SHAPE), np.float32)
-        marks, bound = rng.integers(CLASSES, size=4), float(10 ** rng.uniform(-3, 0))
-        here, dual = torch.randn(CLASSES, 3, 16, generator=seeded(turn)), torch.rand(CLASSES, 3, generator=seeded(turn)) * (turn % 3)
+        records = (
+            rng.integers(2, size=(4, *SHAPE)).astype(np.float32)
+            if turn % 2
+            else rng.random((4, *SHAPE), np.float32)
+        )
+        marks = rng.integers(CLASSES, size=4)
+        bound = float(10 ** rng.uniform(-3, 0))
+        here = torch.randn(CLASSES, 3, 16, generator=seeded(turn))
+        dual = torch.rand(CLASSES, 3, generator=seeded(turn)) * (turn % 3)
         one, two = (
-            gate_for(records[start:], marks[start:], asking_each()).sum("pull", part, here, dual, WHOLE, 0.5, bound=bound, per_class=True)
+            gate_for(records[start:], marks[start:], asking_each()).sum(
+                "pull", part, here, dual, WHOLE, 0.5, bound=bound, per_class=True
+            )
             for start in (0, 1)
         )
         largest = max(largest, float((one - two).norm()) / bound)
@@ -110,12 +139,25 @@ def test_a_record_moves_the_sum_by_no_more_than_the_bound():
 
 def advantage(noise, runs=120):
     """A lower bound, at 99 %, on true-positive less false-positive rate of one who tells the worst pair apart."""
-    images, labels = torch.full((2, *SHAPE), 0.5), torch.arange(2)
+    images = torch.full((2, *SHAPE), 0.5)
+    labels = torch.arange(2)
     hits = []
-    for seed, records in enumerate((torch.tensor([0.0, 1.0]), torch.tensor([1.0]))):  # of one colour each; the first alone is looked at
-        gate = gate_for(records.view(-1, 1, 1, 1).expand(-1, *SHAPE), [0] * len(records), asking(noise), seed=seed)
+    for seed, records in enumerate(
+        (torch.tensor([0.0, 1.0]), torch.tensor([1.0]))
+    ):  # of one colour each; the first alone is looked at
+        gate = gate_for(
+            records.view(-1, 1, 1, 1).expand(-1, *SHAPE),
+            [0] * len(records),
+            asking(noise),
+            seed=seed,
+        )
         # a black record pulls down: the gradient of its distance is upwards
-        hits.append(sum(float(ask(gate, images, labels, rest=(15.0, 0.0, 0.5, 2))[:, 0].sum()) > 0 for _ in range(runs)))
+        hits.append(
+            sum(
+                float(ask(gate, images, labels, rest=(15.0, 0.0, 0.5, 2))[:, 0].sum()) > 0
+                for _ in range(runs)
+            )
+        )
     low = beta.ppf(0.005, hits[0], runs - hits[0] + 1) if hits[0] else 0.0
     high = beta.ppf(0.995, hits[1] + 1, runs - hits[1]) if hits[1] < runs else 1.0
     return low - high
@@ -135,10 +177,19 @@ def test_an_audit_sees_planted_bugs_and_lets_the_honest_gate_pass(monkeypatch):
 
 
 def test_the_plan_is_poisson_steps_under_add_remove_and_prices_the_paper_as_known():
-    plan = DPSinkhorn(clip="batch", noise=1.1, rate=50 / 60_000, steps=3_440_000).plan(Spec((1, 28, 28), 10))
+    plan = DPSinkhorn(clip="batch", noise=1.1, rate=50 / 60_000, steps=3_440_000).plan(
+        Spec((1, 28, 28), 10)
+    )
     (stage,) = plan.stages
-    assert (stage.verb, stage.steps, stage.sampling, plan.neighbours) == ("answer", 3_440_000, Poisson(50 / 60_000), Neighbours.ADD_REMOVE)
-    assert plan.cost().epsilon(1e-5) == pytest.approx(8.5, abs=0.1)  # 10 by the moments that the paper counts with
+    assert (stage.verb, stage.steps, stage.sampling, plan.neighbours) == (
+        "answer",
+        3_440_000,
+        Poisson(50 / 60_000),
+        Neighbours.ADD_REMOVE,
+    )
+    assert plan.cost().epsilon(1e-5) == pytest.approx(
+        8.5, abs=0.1
+    )  # 10 by the moments that the paper counts with
 
 
 # What an answer says
@@ -147,8 +198,12 @@ def test_the_plan_is_poisson_steps_under_add_remove_and_prices_the_paper_as_know
 def test_an_answer_is_the_way_from_the_images_to_their_partners():
     images, labels = some(6)
     records, marks = some(6, 1)
-    found = pull(drawn(records, marks), lowest(images, WHOLE), labels, WHOLE, CLASSES, 6, 15.0, *SHARP)
-    gaps = (images[:, None] - records).flatten(2).square().sum(-1).numpy() * 4 + 1000 * (labels[:, None] != marks).numpy()
+    found = pull(
+        drawn(records, marks), lowest(images, WHOLE), labels, WHOLE, CLASSES, 6, 15.0, *SHARP
+    )
+    gaps = (images[:, None] - records).flatten(2).square().sum(-1).numpy() * 4 + 1000 * (
+        labels[:, None] != marks
+    ).numpy()
     _, partners = linear_sum_assignment(gaps)
     wanted = 2 * 2 * (images - records[partners]) / math.sqrt(6)  # pixels are in [-1, 1] there
     found = (found @ WHOLE.T).view_as(images)
@@ -160,7 +215,10 @@ def test_room_that_is_not_filled_changes_nothing():
     images, labels = some(5)
     records, marks = some(7, 1)
     here = lowest(images, WHOLE)
-    one, two = (pull(drawn(records, marks), here, labels, WHOLE, CLASSES, room, 15.0, 1.0, 5.0, 60) for room in (7, 19))
+    one, two = (
+        pull(drawn(records, marks), here, labels, WHOLE, CLASSES, room, 15.0, 1.0, 5.0, 60)
+        for room in (7, 19)
+    )
     torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
 
 
@@ -168,15 +226,21 @@ def test_beyond_the_room_an_even_choice_is_looked_at():
     images, labels = some(5)
     records, marks = some(30, 1)
     given = lowest(images, WHOLE), labels, WHOLE, CLASSES, 10, 15.0, 1.0, 5.0, 30
-    torch.testing.assert_close(pull(drawn(records, marks), *given), pull(drawn(records[::3], marks[::3]), *given))
+    torch.testing.assert_close(
+        pull(drawn(records, marks), *given), pull(drawn(records[::3], marks[::3]), *given)
+    )
 
 
 def test_classes_weigh_alike_however_often_they_were_drawn():
     images, labels = some(6)
     records, marks = some(4, 1)
-    many, names = torch.cat([records, records[marks == 0].repeat(5, 1, 1, 1)]), torch.cat([marks, torch.zeros(10, dtype=torch.int64)])
+    many = torch.cat([records, records[marks == 0].repeat(5, 1, 1, 1)])
+    names = torch.cat([marks, torch.zeros(10, dtype=torch.int64)])
     here = lowest(images, WHOLE)
-    one, two = (pull(drawn(*each), here, labels, WHOLE, CLASSES, 14, 15.0, 0.0, 0.5, 300) for each in ((records, marks), (many, names)))
+    one, two = (
+        pull(drawn(*each), here, labels, WHOLE, CLASSES, 14, 15.0, 0.0, 0.5, 300)
+        for each in ((records, marks), (many, names))
+    )
     torch.testing.assert_close(one, two, rtol=0, atol=0.02)
 
 
@@ -188,21 +252,48 @@ def test_high_frequencies_are_unseen(absolute):
     records, marks = some(5, 1)
     blurred = ((2 * records - 1).flatten(1) @ few @ few.T).view_as(records) / 2 + 0.5
     one, two = (
-        pull(drawn(each, marks), lowest(images, few), labels, few, CLASSES, 5, 15.0, absolute, 1.0, 20) for each in (records, blurred)
+        pull(
+            drawn(each, marks),
+            lowest(images, few),
+            labels,
+            few,
+            CLASSES,
+            5,
+            15.0,
+            absolute,
+            1.0,
+            20,
+        )
+        for each in (records, blurred)
     )
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
     assert float(one.norm()) > 1
     # and it is the gradient in these frequencies of transport between the blurred ones, in all
     seen = ((2 * images - 1).flatten(1) @ few @ few.T).view_as(images) / 2 + 0.5
-    whole = pull(drawn(blurred, marks), lowest(seen, WHOLE), labels, WHOLE, CLASSES, 5, 15.0, absolute, 1.0, 20)
+    whole = pull(
+        drawn(blurred, marks),
+        lowest(seen, WHOLE),
+        labels,
+        WHOLE,
+        CLASSES,
+        5,
+        15.0,
+        absolute,
+        1.0,
+        20,
+    )
     torch.testing.assert_close(one, whole @ WHOLE.T @ few, rtol=1e-3, atol=1e-3)
 
 
 def test_parts_of_records_at_the_right_potentials_are_the_gradient_of_transport():
     few = torch.kron(cosines(4, 3), cosines(4, 3))
-    here, dual = lowest(torch.rand(CLASSES, 5, *SHAPE, generator=seeded()), few).requires_grad_(), torch.zeros(CLASSES, 5)
+    here = lowest(torch.rand(CLASSES, 5, *SHAPE, generator=seeded()), few).requires_grad_()
+    dual = torch.zeros(CLASSES, 5)
     records, marks = some(14, 1)
-    costs = [squared_euclidean(here[label], lowest(records[marks == label], few)).sqrt() for label in range(CLASSES)]
+    costs = [
+        squared_euclidean(here[label], lowest(records[marks == label], few)).sqrt()
+        for label in range(CLASSES)
+    ]
     total = sum(transport(cost, 0.5, iterations=200) for cost in costs)
     (wanted,) = torch.autograd.grad(total, here)
     for label, cost in enumerate(costs):
@@ -234,7 +325,9 @@ def told(count, answer=None, **settings):
 
 def high(images):
     """Energy of images of 8x8 beyond the four lowest frequencies of each side, a pixel."""
-    return float((2 * images - 1).square().mean() - lowest(images, HALF).square().sum() / images.numel())
+    return float(
+        (2 * images - 1).square().mean() - lowest(images, HALF).square().sum() / images.numel()
+    )
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
@@ -244,15 +337,18 @@ def test_answers_move_the_images_downhill_and_none_drive_them_apart(clip):
         answer[:, 0] = -1.0
         return answer
 
-    start, end = told(0, clip=clip, fresh=0.0), told(30, brighter, clip=clip, fresh=0.0)
+    start = told(0, clip=clip, fresh=0.0)
+    end = told(30, brighter, clip=clip, fresh=0.0)
     assert end.images.mean() > start.images.mean() + 0.1
-    still, apart = told(30, clip=clip, fresh=0.0), told(30, clip=clip, fresh=1.0)
+    still = told(30, clip=clip, fresh=0.0)
+    apart = told(30, clip=clip, fresh=1.0)
     assert apart.here.std(0).mean() > 1.5 * still.here.std(0).mean()
 
 
 def test_what_is_not_asked_for_is_not_driven_apart():
     """Records hold the low frequencies where they are. If the others were driven apart, nothing would hold them: stripes grow."""
-    start, held = told(0, clip="record").images, told(40, lambda there: there.push.clone(), clip="record").images
+    start = told(0, clip="record").images
+    held = told(40, lambda there: there.push.clone(), clip="record").images
     all_of_them = torch.kron(cosines(8, 8), cosines(8, 8))
     low = all_of_them.T @ HALF @ HALF.T @ all_of_them
     driven = told(40, lambda there: there.push @ low, clip="record", detail=1.0).images
@@ -261,20 +357,27 @@ def test_what_is_not_asked_for_is_not_driven_apart():
 
 
 def test_the_paper_s_push_spares_high_frequencies_too():
-    assert high(told(40, clip="batch").images) < 0.5 * high(told(40, clip="batch", detail=1.0).images)
+    assert high(told(40, clip="batch").images) < 0.5 * high(
+        told(40, clip="batch", detail=1.0).images
+    )
 
 
 def test_images_drawn_as_the_records_are_stay_where_they_are():
     """What drives apart cancels the records' pull, clipped or not, where the generator draws them: the mean of both is zero."""
     for bound in (1.0, 0.3):
         there = training(clip="record", batch=40, bound=bound)
-        net, gaps = there.pair.net, []
+        net = there.pair.net
+        gaps = []
         for _ in range(60):
             there._draw()
-            images = net(torch.randn(40, there.method.code, generator=there.draws), there.labels).detach()
+            images = net(
+                torch.randn(40, there.method.code, generator=there.draws), there.labels
+            ).detach()
             gate = gate_for(images, there.labels, asking_each(), Spec((1, 8, 8), 2, 40))
             method = DPSinkhorn(**{**TINY, "clip": "record", "batch": 40, "bound": bound}, rate=1.0)
-            gaps.append(torch.stack([method._of_records(gate, there).float(), there.push]).mean(1))  # of all images: [2, frequencies]
+            gaps.append(
+                torch.stack([method._of_records(gate, there).float(), there.push]).mean(1)
+            )  # of all images: [2, frequencies]
         pulled, pushed = torch.stack(gaps, 1)  # [60, frequencies] each
         error = (pulled - pushed).std(0).square().sum().sqrt() / math.sqrt(60)
         assert (pulled - pushed).mean(0).norm() < 2 * error
@@ -283,38 +386,73 @@ def test_images_drawn_as_the_records_are_stay_where_they_are():
 @pytest.mark.usefixtures("coarse_prices")
 def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypatch):
     """It is charged once, asks no answer twice, and takes up the generator that it had."""
-    box = Sensitive(*(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some")
+    box = Sensitive(
+        *(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some"
+    )
     method = DPSinkhorn(**{**TINY, "clip": "record"}, noise=20.0, rate=0.5, steps=100)
     book = Ledger(tmp_path / "book.jsonl")
-    asked, real, begun = [], Gate.sum, []
-    monkeypatch.setattr(Gate, "sum", lambda self, name, *more, **how: asked.append(self.left(name)) or real(self, name, *more, **how))
-    first, there_are = Training.__init__, []
+    asked = []
+    real = Gate.sum
+    begun = []
+    monkeypatch.setattr(
+        Gate,
+        "sum",
+        lambda self, name, *more, **how: (
+            asked.append(self.left(name)) or real(self, name, *more, **how)
+        ),
+    )
+    first = Training.__init__
+    there_are = []
 
     def copied(there):
         there_are.append(there)
         return {key: value.clone() for key, value in there.pair.kept().items()}
 
-    monkeypatch.setattr(Training, "__init__", lambda self, *given, **more: first(self, *given, **more) or begun.append(copied(self)))
+    monkeypatch.setattr(
+        Training,
+        "__init__",
+        lambda self, *given, **more: first(self, *given, **more) or begun.append(copied(self)),
+    )
 
     def stop(stage, step, of, **facts):
         if step == 75:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        synthesize(box, method, out=tmp_path / "out", ledger=book, runtime=Runtime("cpu", 32), progress=stop)
+        synthesize(
+            box,
+            method,
+            out=tmp_path / "out",
+            ledger=book,
+            runtime=Runtime("cpu", 32),
+            progress=stop,
+        )
     assert len(asked) == 75
-    synthesize(box, method, out=tmp_path / "out", ledger=book, runtime=Runtime("cpu", 32), resume=True)
+    synthesize(
+        box, method, out=tmp_path / "out", ledger=book, runtime=Runtime("cpu", 32), resume=True
+    )
     assert asked == list(range(100, 0, -1))
     assert [each["kind"] for each in book.entries()].count("reserve") == 1
     assert [int(each["steps"]) for each in begun] == [0, 75]
     assert begun[1]["adam.0.step"] == 75
     assert not torch.equal(begun[0]["net.dense.weight"], begun[1]["net.dense.weight"])
-    assert (there_are[1].pair.net.dense.weight - begun[1]["net.dense.weight"]).abs().max() > 1e-4  # and it went on to learn
+    assert (
+        there_are[1].pair.net.dense.weight - begun[1]["net.dense.weight"]
+    ).abs().max() > 1e-4  # and it went on to learn
     verify(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rate": 0.0}, {"batch": 1}, {"bound": 0.0}, {"fresh": 1.5}, {"noise": -1.0}, {"detail": 0.0}, {"absolute": 1.0}]
+    "wrong",
+    [
+        {"rate": 0.0},
+        {"batch": 1},
+        {"bound": 0.0},
+        {"fresh": 1.5},
+        {"noise": -1.0},
+        {"detail": 0.0},
+        {"absolute": 1.0},
+    ],
 )
 def test_settings_without_a_sense_are_refused(wrong):
     with pytest.raises(SettingError):
@@ -333,7 +471,16 @@ def test_sizes_that_must_be_known_are_asked_for_before_anything_is_read(clip):
 
 # Use
 
-LEARNING = {"rate": 0.05, "room": 90, "batch": 30, "steps": 120, "width": 8, "learning": 5e-3, "average": 0.97, "iterations": 12}
+LEARNING = {
+    "rate": 0.05,
+    "room": 90,
+    "batch": 30,
+    "steps": 120,
+    "width": 8,
+    "learning": 5e-3,
+    "average": 0.97,
+    "iterations": 12,
+}
 
 
 def digits(noise, **more):
@@ -351,7 +498,9 @@ def digits(noise, **more):
 
 
 def test_it_learns_digits_at_a_moderate_noise_record_by_record():
-    start, moderate, much = digits(0.0, steps=1), digits(0.75, steps=240), digits(50.0, steps=60)
+    start = digits(0.0, steps=1)
+    moderate = digits(0.75, steps=240)
+    much = digits(50.0, steps=60)
     assert start < 0.3
     assert moderate > 0.6  # 72 records a step, 240 steps: epsilon near 10
     assert much < 0.4
@@ -369,14 +518,17 @@ def test_clipped_as_a_whole_it_learns_too_but_bears_little_noise():
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_a_short_run_that_was_killed_ends_as_if_it_had_not(tmp_path, clip):
     """Its answers are kept and come again from the first: so does the generator, or they would be about other images."""
-    box = Sensitive(*(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some")
+    box = Sensitive(
+        *(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some"
+    )
     method = DPSinkhorn(**{**TINY, "clip": clip}, noise=0.0, rate=1.0, steps=20)
 
     def made(name, **more):
         how = {"ledger": tmp_path / f"{name}.jsonl", "runtime": Runtime("cpu", 32)}
         return synthesize(box, method, out=tmp_path / name, **how, **more).product.tensors
 
-    real, asked = Gate._ask, []
+    real = Gate._ask
+    asked = []
 
     def dies(self, *given, **more):
         asked.append(1)
@@ -386,5 +538,6 @@ def test_a_short_run_that_was_killed_ends_as_if_it_had_not(tmp_path, clip):
 
     with mock.patch.object(Gate, "_ask", dies), pytest.raises(KeyboardInterrupt):
         made("killed")
-    whole, resumed = made("whole"), made("killed", resume=True)
+    whole = made("whole")
+    resumed = made("killed", resume=True)
     assert all(torch.equal(resumed[key], value) for key, value in whole.items())

@@ -7,18 +7,18 @@ import torch
 from quick import records, sealed, spec_for
 from scipy.optimize import linear_sum_assignment
 
-from privot.channels import Gaussian, Laplace, Mixed, RandomizedResponse, Space, Unary
-from privot.data.privatized import Privatized
 from privot.data.spec import Spec
 from privot.errors import PrivotError, SettingError
-from privot.families.deconvolution import apportioned, meaning, shares
-from privot.local import channel_for, privatize
+from privot.local.channels import Gaussian, Laplace, Mixed, RandomizedResponse, Space, Unary
+from privot.local.dataset import Privatized
+from privot.local.frequency_estimation import apportioned, meaning, shares
+from privot.local.privatize import channel_for, privatize
+from privot.local.server_gate import ServerGate
 from privot.methods import make
 from privot.methods.entropic_gan import EntropicGAN
-from privot.nets.dense import cosines
-from privot.nets.records import RecordGenerator
+from privot.nets.generators.dense import cosines
+from privot.nets.generators.tabular import RecordGenerator
 from privot.privacy.noise import Secret
-from privot.privacy.server import ServerGate
 from privot.release import Release, verify
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
@@ -44,7 +44,9 @@ def distance(x, y):
 
 def sent(channel, rows, classes=1, shape=None):
     values = channel.privatize(rows, Secret(0))
-    return Privatized(values, channel, Spec(shape or (1, 1, channel.columns), classes, len(values)), "sent")
+    return Privatized(
+        values, channel, Spec(shape or (1, 1, channel.columns), classes, len(values)), "sent"
+    )
 
 
 def learned(box, **settings):
@@ -53,11 +55,16 @@ def learned(box, **settings):
 
 @pytest.mark.parametrize(
     ("loss", "channel"),
-    [("eot", PLANE), pytest.param("nll", PLANE, marks=pytest.mark.slow), pytest.param("eot", BELL, marks=pytest.mark.slow)],
+    [
+        ("eot", PLANE),
+        pytest.param("nll", PLANE, marks=pytest.mark.slow),
+        pytest.param("eot", BELL, marks=pytest.mark.slow),
+    ],
     ids=["eot", "nll", "gaussian"],
 )
 def test_a_half_disk_comes_back_from_its_noise(loss, channel):
-    box, clean = sent(channel, half_disk(10_000, 0)), half_disk(600, 1)
+    box = sent(channel, half_disk(10_000, 0))
+    clean = half_disk(600, 1)
     made = learned(box, loss=loss)
     found = made.sample(600)[0].flatten(1)
     noisy = distance(box.values[:600], clean)
@@ -69,7 +76,8 @@ def test_a_half_disk_comes_back_from_its_noise(loss, channel):
 
 
 def test_a_wrong_strength_learns_another_law_and_the_residual_tells():
-    box, clean = sent(PLANE, half_disk(10_000, 0)), half_disk(600, 1)
+    box = sent(PLANE, half_disk(10_000, 0))
+    clean = half_disk(600, 1)
     weak = learned(box, strength=0.25, steps=100)
     assert distance(weak.sample(600)[0].flatten(1), clean) > 0.35
     told = weak.facts["diagnostics"]
@@ -79,7 +87,10 @@ def test_a_wrong_strength_learns_another_law_and_the_residual_tells():
 
 @pytest.mark.parametrize(
     "channel",
-    [RandomizedResponse.calibrated(3.0, categories=8), pytest.param(Unary.calibrated(3.0, categories=5), marks=pytest.mark.slow)],
+    [
+        RandomizedResponse.calibrated(3.0, categories=8),
+        pytest.param(Unary.calibrated(3.0, categories=5), marks=pytest.mark.slow),
+    ],
     ids=["rr", "unary"],
 )
 def test_shares_of_categories_come_back(channel):
@@ -89,12 +100,15 @@ def test_shares_of_categories_come_back(channel):
     found = shares(channel, box.values)
     assert (found - truth).abs().sum() / 2 < 0.02
     made = learned(box, steps=100).sample(20_000)[0].flatten().long()
-    assert (torch.bincount(made, minlength=channel.categories) / 20_000 - truth).abs().sum() / 2 < 0.06
+    assert (
+        torch.bincount(made, minlength=channel.categories) / 20_000 - truth
+    ).abs().sum() / 2 < 0.06
 
 
 def test_shares_are_exact_where_answers_are_all_there_is():
     """Answers in the very proportions of their law: nothing is left to chance, and the truth is the fixed point."""
-    channel, truth = RandomizedResponse.calibrated(1.0, categories=8), torch.softmax(torch.linspace(0, 2, 8).double(), 0)
+    channel = RandomizedResponse.calibrated(1.0, categories=8)
+    truth = torch.softmax(torch.linspace(0, 2, 8).double(), 0)
     law = (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
     counts = (1e5 * truth @ law).round().long()
     found = shares(channel, torch.arange(8.0).repeat_interleave(counts)[:, None])
@@ -104,9 +118,16 @@ def test_shares_are_exact_where_answers_are_all_there_is():
 def test_labels_through_a_channel_of_their_own_tell_the_generator():
     draws = torch.Generator().manual_seed(0)
     labels = (torch.rand(20_000, generator=draws) < 0.3).long()
-    values = torch.where(labels == 1, 0.85, 0.15)[:, None] + 0.05 * torch.randn(20_000, 1, generator=draws)
-    parts = (Laplace.calibrated(3.0, space=Space(shape=(1,))), RandomizedResponse.calibrated(2.0, categories=2))
-    made = learned(sent(Mixed(parts=parts), torch.cat([values, labels[:, None]], 1), 2, (1, 1, 1)), loss="nll")
+    values = torch.where(labels == 1, 0.85, 0.15)[:, None] + 0.05 * torch.randn(
+        20_000, 1, generator=draws
+    )
+    parts = (
+        Laplace.calibrated(3.0, space=Space(shape=(1,))),
+        RandomizedResponse.calibrated(2.0, categories=2),
+    )
+    made = learned(
+        sent(Mixed(parts=parts), torch.cat([values, labels[:, None]], 1), 2, (1, 1, 1)), loss="nll"
+    )
     found, own = made.sample(1000)
     means = [float(found[own == label].mean()) for label in (0, 1)]
     assert means[0] == pytest.approx(0.15, abs=0.1)
@@ -118,8 +139,15 @@ def test_mixed_records_keep_what_hangs_together():
     draws = torch.Generator().manual_seed(1)
     kind = torch.randint(3, (20_000, 1), generator=draws)
     numbers = kind / 2 + 0.05 * torch.randn(20_000, 1, generator=draws)
-    parts = (Laplace.calibrated(4.0, space=Space(shape=(1,))), RandomizedResponse.calibrated(3.0, categories=3))
-    found = learned(sent(Mixed(parts=parts), torch.cat([numbers, kind], 1)), loss="nll").sample(3000)[0].flatten(1)
+    parts = (
+        Laplace.calibrated(4.0, space=Space(shape=(1,))),
+        RandomizedResponse.calibrated(3.0, categories=3),
+    )
+    found = (
+        learned(sent(Mixed(parts=parts), torch.cat([numbers, kind], 1)), loss="nll")
+        .sample(3000)[0]
+        .flatten(1)
+    )
     assert set(found[:, 1].unique().tolist()) <= {0.0, 1.0, 2.0}
     means = [float(found[found[:, 1] == each, 0].mean()) for each in range(3)]
     assert means == pytest.approx([0.0, 0.5, 1.0], abs=0.15)
@@ -134,29 +162,42 @@ def test_pictures_from_a_file_to_a_certificate(tmp_path, net, name):
     shown = []
     settings = {"batch": 8, "steps": 6, "code": 4, "hidden": 8, "width": 4, "net": net}
     made = synthesize(
-        tmp_path / "sent.safetensors", "entropic-gan", settings=settings, out=tmp_path / "out", runtime=Runtime("cpu"),
+        tmp_path / "sent.safetensors",
+        "entropic-gan",
+        settings=settings,
+        out=tmp_path / "out",
+        runtime=Runtime("cpu"),
         progress=lambda *given, **facts: shown.append(facts),
-    )  # fmt: skip
+    )
     assert made.sample(6)[0].shape == (6, 1, 8, 8)
     assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(channel.epsilon)
     assert made.guarantee.neighbours == "local"
     assert made.guarantee.epsilon == pytest.approx(54.0, rel=1e-3)
     assert any("residual" in each for each in shown)
-    kept = Release.load(tmp_path / "out").facts["diagnostics"]  # what it says of itself is in the manifest
+    kept = Release.load(tmp_path / "out").facts[
+        "diagnostics"
+    ]  # what it says of itself is in the manifest
     assert kept["meaning"] == made.facts["diagnostics"]["meaning"]
     assert 0 < kept["over_noise"] < 10
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "given", "waves"), [("pooled", 4, None, 2), ("waves", 3, None, 3), ("plain", 0, None, 8), ("pooled", 4, 5, 5)]
+    ("kind", "size", "given", "waves"),
+    [("pooled", 4, None, 2), ("waves", 3, None, 3), ("plain", 0, None, 8), ("pooled", 4, 5, 5)],
 )
 def test_the_dense_net_draws_no_finer_than_what_was_sent(tmp_path, kind, size, given, waves):
     images, labels = records()
     box = sealed(images, labels, Spec((1, 8, 8), 3, len(labels)))
-    answers = privatize(box, channel_for(box.spec, "gaussian", 20.0, space=kind, size=size), ledger=tmp_path / "book.jsonl")
+    answers = privatize(
+        box,
+        channel_for(box.spec, "gaussian", 20.0, space=kind, size=size),
+        ledger=tmp_path / "book.jsonl",
+    )
     drawn = learned(answers, net="dense", steps=2, batch=8, waves=given).sample(5)[0].double()
     basis = cosines(8, 8).double() / math.sqrt(8)
-    found = basis.T @ drawn.clamp(1e-9, 1 - 1e-9).logit() @ basis  # before the net's last step, which makes pixels of them
+    found = (
+        basis.T @ drawn.clamp(1e-9, 1 - 1e-9).logit() @ basis
+    )  # before the net's last step, which makes pixels of them
     finer = torch.cat([found[..., waves:, :].flatten(), found[..., :, waves:].flatten()])
     assert not len(finer) or finer.abs().max() < 1e-2
     assert found[..., :waves, :waves].abs().amax((0, 1)).min() > 1e-2
@@ -179,7 +220,16 @@ def test_debiasing_is_refused_and_says_why():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"loss": "w"}, {"net": "none"}, {"batch": 1}, {"steps": 0}, {"learning": 1.0}, {"learning": 0.0}, {"strength": 0.0}]
+    "wrong",
+    [
+        {"loss": "w"},
+        {"net": "none"},
+        {"batch": 1},
+        {"steps": 0},
+        {"learning": 1.0},
+        {"learning": 0.0},
+        {"strength": 0.0},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
@@ -187,7 +237,8 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 def test_a_crashed_run_goes_on(tmp_path):
-    box, seen = sent(PLANE, half_disk(500, 0)), []
+    box = sent(PLANE, half_disk(500, 0))
+    seen = []
     box.save(tmp_path / "sent.safetensors")
     method = EntropicGAN(batch=16, steps=60, hidden=8)
 
@@ -199,15 +250,22 @@ def test_a_crashed_run_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         synthesize(tmp_path / "sent.safetensors", method, **given, progress=kill)
     made = synthesize(
-        tmp_path / "sent.safetensors", method, **given, resume=True, progress=lambda stage, step, of, **facts: seen.append(step)
+        tmp_path / "sent.safetensors",
+        method,
+        **given,
+        resume=True,
+        progress=lambda stage, step, of, **facts: seen.append(step),
     )
     assert min(seen) > 20
     assert made.sample(4)[0].isfinite().all()
 
 
 def test_a_run_replays_from_its_file():
-    box, method = sent(PLANE, half_disk(500, 0)), EntropicGAN(batch=16, steps=10, hidden=8)
-    one, two = (synthesize(box, method, runtime=Runtime("cpu"), seed=3).product.tensors for _ in range(2))
+    box = sent(PLANE, half_disk(500, 0))
+    method = EntropicGAN(batch=16, steps=10, hidden=8)
+    one, two = (
+        synthesize(box, method, runtime=Runtime("cpu"), seed=3).product.tensors for _ in range(2)
+    )
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
@@ -234,4 +292,6 @@ def test_categories_are_drawn_from_their_probabilities():
         net.layers[-1].bias.copy_(torch.tensor([0.7, 0.2, 0.1]).log())
         codes = torch.randn(50_000, net.code, generator=torch.Generator().manual_seed(0))
         drawn = net(codes, torch.zeros(50_000, dtype=torch.int64)).flatten().long()
-    assert (torch.bincount(drawn, minlength=3) / 50_000).tolist() == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
+    assert (torch.bincount(drawn, minlength=3) / 50_000).tolist() == pytest.approx(
+        [0.7, 0.2, 0.1], abs=0.01
+    )

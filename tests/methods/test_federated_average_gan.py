@@ -11,14 +11,14 @@ from scipy.stats import beta
 from torch.nn.functional import softplus
 from unwritten import Unpriced, Unwritten, clipping
 
-from privot.data.records import Sensitive
+from privot.components.dp_sgd import flat
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError, SettingError
-from privot.families.descent import flat
 from privot.methods import make
-from privot.methods.federated_average_gan import FederatedAverageGan, change, trained
+from privot.methods.fedavg_gan import FederatedAverageGan, change, trained
 from privot.nets import initialise
-from privot.nets.private_critic import PrivateCritic
+from privot.nets.dp_networks import PrivateCritic
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
@@ -28,9 +28,20 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES, OWNERS = (1, 8, 8), 2, 5
+SHAPE = (1, 8, 8)
+CLASSES = 2
+OWNERS = 5
 SPEC = Spec(SHAPE, CLASSES, owners=OWNERS)
-TINY = {"lessons": 2, "critic_batch": 3, "turns": 1, "records": 4, "batch": 4, "width": 2, "code": 3, "channels": 2}
+TINY = {
+    "lessons": 2,
+    "critic_batch": 3,
+    "turns": 1,
+    "records": 4,
+    "batch": 4,
+    "width": 2,
+    "code": 3,
+    "channels": 2,
+}
 
 
 def seeded(seed=0):
@@ -39,10 +50,12 @@ def seeded(seed=0):
 
 def blobs(count=100):
     """A bright square somewhere in the left half for label 0, in the right one for label 1."""
-    rng, labels = np.random.default_rng(0), np.arange(count) // OWNERS % 2
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) // OWNERS % 2
     images = np.zeros((count, *SHAPE), np.float32)
     for image, label in zip(images, labels, strict=True):
-        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        top = rng.integers(1, 4)
+        left = rng.integers(0, 2) + 4 * label
         image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
     return images, labels
 
@@ -56,7 +69,8 @@ def given(critic, lessons=2, batch=3, scale=1.0, rate=0.1):
     """What owners are sent in a round."""
     start = scale * flat(critic.parameters()).detach()
     fakes = torch.rand(CLASSES, 4, *SHAPE, generator=seeded(5))
-    places, which = torch.rand(lessons, batch, generator=seeded(6)), torch.randint(4, (lessons, batch), generator=seeded(7))
+    places = torch.rand(lessons, batch, generator=seeded(6))
+    which = torch.randint(4, (lessons, batch), generator=seeded(7))
     return critic, start, fakes, places, which, rate
 
 
@@ -79,16 +93,21 @@ def asked(box, sent, bound, noise=0.0, times=1):
 def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
     images, labels = blobs(30)  # six for each owner, in turn
     sent = given(critic(), rate=0.05)
-    found, wanted = asked(Sensitive(images, labels, SPEC), sent, bound=5.0)[0], 0.0
+    found = asked(Sensitive(images, labels, SPEC), sent, bound=5.0)[0]
+    wanted = 0.0
     for owner in range(OWNERS):
         net = critic()
         net.requires_grad_(True)
         optimiser = torch.optim.SGD(net.parameters(), 0.05)
-        own, marks = torch.from_numpy(images[owner::OWNERS]), torch.from_numpy(labels[owner::OWNERS])
+        own = torch.from_numpy(images[owner::OWNERS])
+        marks = torch.from_numpy(labels[owner::OWNERS])
         for places, which in zip(sent[3], sent[4], strict=True):
             some = (places * 6).long()
             optimiser.zero_grad()
-            (softplus(-net(own[some], marks[some])).mean() + softplus(net(sent[2][marks[some], which], marks[some])).mean()).backward()
+            (
+                softplus(-net(own[some], marks[some])).mean()
+                + softplus(net(sent[2][marks[some], which], marks[some])).mean()
+            ).backward()
             optimiser.step()
         wanted = wanted + flat(net.parameters()).detach() - sent[1]
     torch.testing.assert_close(found.float(), wanted, rtol=1e-3, atol=1e-5)
@@ -101,35 +120,50 @@ def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
 @pytest.mark.usefixtures("array_order")
 def test_another_owner_moves_the_sum_by_twice_the_bound_and_no_more(scale, bound):
     """Other records, more of them and fewer; weights of any size, and steps so long that they burst."""
-    rng, largest, (images, labels) = np.random.default_rng(1), 0.0, blobs(40)
+    rng = np.random.default_rng(1)
+    largest = 0.0
+    (images, labels) = blobs(40)
     held = np.arange(40) % OWNERS
     here = Sensitive(images, labels, SPEC, owners=held)
     for turn in range(8):
         count = int(rng.integers(1, 20))
         kinds = (np.zeros, np.ones, rng.random)
-        fresh, marks = kinds[turn % 3]((count, *SHAPE)).astype(np.float32), np.full(count, turn % 2)
+        fresh = kinds[turn % 3]((count, *SHAPE)).astype(np.float32)
+        marks = np.full(count, turn % 2)
         others = held != 2
         there = Sensitive(
-            np.concatenate([images[others], fresh]), np.concatenate([labels[others], marks]), SPEC,
+            np.concatenate([images[others], fresh]),
+            np.concatenate([labels[others], marks]),
+            SPEC,
             owners=np.concatenate([held[others], np.full(count, 2)]),
-        )  # fmt: skip
+        )
         sent = given(critic(), scale=scale, rate=(0.1, 1e3)[turn % 2])
         largest = max(largest, float((asked(here, sent, bound) - asked(there, sent, bound)).norm()))
     assert largest <= 2 * bound * (1 + 1e-9)
-    assert largest > bound or scale > 1  # clipped parts point apart: less noise than for more than once the bound would not do
+    assert (
+        largest > bound or scale > 1
+    )  # clipped parts point apart: less noise than for more than once the bound would not do
 
 
 def spied_on(threshold, noise=0.3, asks=400):
     """What the best attacker sees along the way in which the sums of neighbours differ, brought to 2 * bound: low TPR, high FPR."""
-    images, seen, bound = np.concatenate([np.zeros((4, *SHAPE)), np.ones((1, *SHAPE))]).astype(np.float32), [], 1e-3
+    images = np.concatenate([np.zeros((4, *SHAPE)), np.ones((1, *SHAPE))]).astype(np.float32)
+    seen = []
+    bound = 1e-3
     sent = given(critic(), lessons=1)
     boxes = [Sensitive(images, np.array([*(0,) * 4, label]), SPEC) for label in (0, 1)]
     sums = [asked(box, sent, bound)[0] for box in boxes]
     way = (sums[1] - sums[0]) / (sums[1] - sums[0]).norm()
     for box in boxes:
-        seen.append(int(((asked(box, sent, bound, noise, asks) - sums[0]) @ way > threshold * bound).sum()))
+        seen.append(
+            int(((asked(box, sent, bound, noise, asks) - sums[0]) @ way > threshold * bound).sum())
+        )
     reach = float((sums[1] - sums[0]).norm()) / (2 * bound)
-    return beta.ppf(1e-4, seen[1], asks - seen[1] + 1), beta.ppf(1 - 1e-4, seen[0] + 1, asks - seen[0]), reach
+    return (
+        beta.ppf(1e-4, seen[1], asks - seen[1] + 1),
+        beta.ppf(1 - 1e-4, seen[0] + 1, asks - seen[0]),
+        reach,
+    )
 
 
 def claimed(fpr, noise=0.3):
@@ -149,7 +183,11 @@ def test_the_audit_catches_a_planted_bug(monkeypatch, bug):
         tpr, fpr, _ = spied_on(50.0)
     else:
         honest = gate_module.noisy
-        monkeypatch.setattr(gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 3, *more))
+        monkeypatch.setattr(
+            gate_module,
+            "noisy",
+            lambda total, noise_std, *more: honest(total, noise_std / 3, *more),
+        )
         tpr, fpr, _ = spied_on(0.7)
     assert tpr > claimed(fpr)
 
@@ -159,22 +197,40 @@ def test_the_audit_catches_a_planted_bug(monkeypatch, bug):
 
 def test_samples_follow_their_label():
     method = FederatedAverageGan(
-        rounds=40, lessons=4, critic_batch=8, critic_rate=0.1, bound=2.0, turns=4, batch=32, width=8, code=8, channels=8, rate=2e-3,
-        average=0.9, records=20, noise=0.01,
-    )  # fmt: skip
+        rounds=40,
+        lessons=4,
+        critic_batch=8,
+        critic_rate=0.1,
+        bound=2.0,
+        turns=4,
+        batch=32,
+        width=8,
+        code=8,
+        channels=8,
+        rate=2e-3,
+        average=0.9,
+        records=20,
+        noise=0.01,
+    )
     gate = gate_for(Sensitive(*blobs(), SPEC), 0.01, method.rounds)
     made = method.fit(gate, Streams(0, Runtime("cpu")), silent)
     images, labels = made.sample(SPEC, 200)
     assert gate.left("updates") == 0
-    right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
+    right = images[..., 4:].sum((1, 2, 3))
+    left = images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.9
     numbers = sum(each.numel() for each in PrivateCritic(SHAPE, CLASSES, 8).parameters())
     assert made.facts["bytes_per_client_and_round"] == 4 * numbers
 
 
-@pytest.mark.parametrize("rounds", [80, 30])  # answers of up to 64 rounds are kept; of more, the state now and then
+@pytest.mark.parametrize(
+    "rounds", [80, 30]
+)  # answers of up to 64 rounds are kept; of more, the state now and then
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, rounds):
-    box, ledger, fresh, real = Sensitive(*blobs(40), SPEC, name="blobs"), Ledger(tmp_path / "blobs.jsonl"), [], gate_module.noisy
+    box = Sensitive(*blobs(40), SPEC, name="blobs")
+    ledger = Ledger(tmp_path / "blobs.jsonl")
+    fresh = []
+    real = gate_module.noisy
     method = FederatedAverageGan(**TINY, noise=3.0, rounds=rounds)
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
 
@@ -191,7 +247,9 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, rounds):
     assert [each["kind"] for each in lines].count("reserve") == 1
     marks = [(each["first"], each["last"]) for each in lines if each["kind"] == "ask"]
     assert all(later[0] > before[1] for before, later in itertools.pairwise(marks))
-    assert list(tmp_path.glob("*.vault*")) == []  # every round begins anew from public weights: nothing secret is kept
+    assert (
+        list(tmp_path.glob("*.vault*")) == []
+    )  # every round begins anew from public weights: nothing secret is kept
     assert release.guarantee.neighbours == "client"
     assert release.sample(4)[0].isfinite().all()
 
@@ -217,7 +275,17 @@ def test_data_without_owners_and_other_relations_are_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rounds": 0}, {"bound": 0}, {"batch": 1}, {"noise": -1.0}, {"average": 1}, {"critic_rate": 0}, {"records": 0}, {"rate": 1}]
+    "wrong",
+    [
+        {"rounds": 0},
+        {"bound": 0},
+        {"batch": 1},
+        {"noise": -1.0},
+        {"average": 1},
+        {"critic_rate": 0},
+        {"records": 0},
+        {"rate": 1},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from privot.data.records import Sensitive
+from privot.components.client_critics import Owners, wish
+from privot.components.federated_settings import MOST
+from privot.components.server_generator import Drawing
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.drawing import Drawing
-from privot.families.federation import MOST
-from privot.families.owners import Owners, wish
 from privot.methods.federated_gs_wgan import FederatedGsWgan
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
@@ -23,11 +23,24 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES, OWNERS, SIZES = (1, 8, 8), 2, 3, (7, 3, 12)
-SPEC, FEMNIST = Spec(SHAPE, CLASSES, owners=OWNERS), Spec((1, 28, 28), 62, owners=300)
+SHAPE = (1, 8, 8)
+CLASSES = 2
+OWNERS = 3
+SIZES = (7, 3, 12)
+SPEC = Spec(SHAPE, CLASSES, owners=OWNERS)
+FEMNIST = Spec((1, 28, 28), 62, owners=300)
 TINY = {
-    "rounds": 4, "rows": 2, "records": 8, "lessons": 1, "warm": 1, "critic_batch": 4, "width": 2, "code": 3, "channels": 2, "critics": 2,
-}  # fmt: skip
+    "rounds": 4,
+    "rows": 2,
+    "records": 8,
+    "lessons": 1,
+    "warm": 1,
+    "critic_batch": 4,
+    "width": 2,
+    "code": 3,
+    "channels": 2,
+    "critics": 2,
+}
 
 
 def held(sizes=SIZES, seed=0):
@@ -43,9 +56,12 @@ def held(sizes=SIZES, seed=0):
 
 
 def gate_for(folder, method, images, labels, owners, **more):
-    box, plan = Sensitive(images, labels, SPEC, owners=owners), method.plan(SPEC)
+    box = Sensitive(images, labels, SPEC, owners=owners)
+    plan = method.plan(SPEC)
     folder.mkdir(parents=True, exist_ok=True)
-    return Gate(box, plan, Ledger(folder / "x.jsonl"), Budget(math.inf), runtime=Runtime("cpu"), **more)
+    return Gate(
+        box, plan, Ledger(folder / "x.jsonl"), Budget(math.inf), runtime=Runtime("cpu"), **more
+    )
 
 
 def streams(seed=3):
@@ -78,7 +94,9 @@ def test_the_record_unit_is_that_of_gs_wgan_with_as_many_critics():
     assert settings.plan(Spec((1, 8, 8), 10, owners=5)).event() == central.event()
 
 
-@pytest.mark.parametrize(("owners", "cohort", "rounds"), [*itertools.product([1, 5, 12], [0, 1, 4, 5, 99], [1, 7, 24])])
+@pytest.mark.parametrize(
+    ("owners", "cohort", "rounds"), [*itertools.product([1, 5, 12], [0, 1, 4, 5, 99], [1, 7, 24])]
+)
 def test_the_schedule_asks_nobody_more_often_than_the_plan_says(owners, cohort, rounds):
     settings = FederatedGsWgan(cohort=cohort, rounds=rounds, rows=3, noise=1.0)
     turns = np.zeros(owners, int)
@@ -91,9 +109,10 @@ def test_the_schedule_asks_nobody_more_often_than_the_plan_says(owners, cohort, 
 
 
 def test_delta_is_held_against_the_number_of_owners():
-    from privot.preflight import cautions
+    from privot.synthesis.preflight import cautions
 
-    plan, spec = FederatedGsWgan(noise=9.0).plan(FEMNIST), dataclasses.replace(FEMNIST, size=41258)
+    plan = FederatedGsWgan(noise=9.0).plan(FEMNIST)
+    spec = dataclasses.replace(FEMNIST, size=41258)
     assert "1/owners" not in " ".join(cautions(spec, plan, 1.15e-3, {}))
     assert "1/owners" in " ".join(cautions(spec, plan, 0.01, {}))
 
@@ -110,17 +129,37 @@ def test_bytes_of_the_wire_are_told_beforehand():
     assert told["bytes_up"] == 62 * 14 * 14 * 4
     assert told["bytes_up"] + told["bytes_down"] < 1.5e5  # the paper's
     apart = FederatedGsWgan(noise=10.0, unit="record")
-    assert 1e9 < apart.forecast(FEMNIST, apart.plan(FEMNIST))["memory_of_an_owner"] < 4e9  # what an owner lends, unless it says otherwise
+    assert (
+        1e9 < apart.forecast(FEMNIST, apart.plan(FEMNIST))["memory_of_an_owner"] < 4e9
+    )  # what an owner lends, unless it says otherwise
     assert told["memory_of_an_owner"] < 1e8
     assert FederatedGsWgan(window=16).numbers(FEMNIST) == (1, 8, 8)
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("unit", "user"), ("kind", "vae"), ("start", "mnist"), ("rounds", 0), ("rows", MOST + 1), ("records", 0), ("critics", -1),
-    ("cohort", -1), ("window", -1),
-    ("warm", -1), ("detail", 0.0), ("detail", math.nan), ("rate", 1.0), ("critic_rate", math.inf), ("average", 1.0),
-    ("noise", -1.0), ("noise", math.nan), ("noise", math.inf), ("width", 10**9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("unit", "user"),
+        ("kind", "vae"),
+        ("start", "mnist"),
+        ("rounds", 0),
+        ("rows", MOST + 1),
+        ("records", 0),
+        ("critics", -1),
+        ("cohort", -1),
+        ("window", -1),
+        ("warm", -1),
+        ("detail", 0.0),
+        ("detail", math.nan),
+        ("rate", 1.0),
+        ("critic_rate", math.inf),
+        ("average", 1.0),
+        ("noise", -1.0),
+        ("noise", math.nan),
+        ("noise", math.inf),
+        ("width", 10**9),
+    ],
+)
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match="federated-gs-wgan") as refused:
         FederatedGsWgan(**{key: value})
@@ -135,14 +174,26 @@ def test_bad_settings_are_errors(key, value):
 @pytest.mark.usefixtures("array_order")
 def test_a_replaced_owner_moves_no_state_and_no_answer_of_another(tmp_path, size, cohort):
     """All it holds, and how much: to the bit, through warming up, lessons and answers on the same images."""
-    method, who, found = FederatedGsWgan(**TINY, noise=2.0, cohort=cohort), 1, []
+    method = FederatedGsWgan(**TINY, noise=2.0, cohort=cohort)
+    who = 1
+    found = []
     others = held(seed=5, sizes=(SIZES[0], size, SIZES[2]))
     for turn in range(2):
-        mine, rest = others[2] == who, (first := held())[2] != who
-        given = first if not turn else [np.concatenate([there[mine], here[rest]]) for there, here in zip(others, first, strict=True)]
+        mine = others[2] == who
+        rest = (first := held())[2] != who
+        given = (
+            first
+            if not turn
+            else [
+                np.concatenate([there[mine], here[rest]])
+                for there, here in zip(others, first, strict=True)
+            ]
+        )
         gate = gate_for(tmp_path / str(turn), method, *given, insecure_seed=1)
         owners = Owners(gate, method, streams())
-        images = torch.randint(256, (2, OWNERS, CLASSES, 2, *SHAPE), generator=torch.Generator().manual_seed(0)).byte()
+        images = torch.randint(
+            256, (2, OWNERS, CLASSES, 2, *SHAPE), generator=torch.Generator().manual_seed(0)
+        ).byte()
         said = []
         for number, drawn in enumerate(images):
             places = method.asked(number, OWNERS)
@@ -161,7 +212,9 @@ def test_no_slope_is_longer_than_one(tmp_path):
     for full in (True, False):
         method = FederatedGsWgan(**TINY, noise=0.0, full=full)
         owners = Owners(gate_for(tmp_path / str(full), method, *held()), method, streams())
-        said = owners.answers(range(OWNERS), torch.randint(256, (OWNERS, CLASSES, 2, *SHAPE)).byte())
+        said = owners.answers(
+            range(OWNERS), torch.randint(256, (OWNERS, CLASSES, 2, *SHAPE)).byte()
+        )
         assert said.shape == (OWNERS, CLASSES, 2, *method.numbers(SPEC))
         norms = said.flatten(3).norm(dim=3)
         assert norms.max() <= 1
@@ -170,12 +223,20 @@ def test_no_slope_is_longer_than_one(tmp_path):
 
 
 def test_a_slope_that_is_not_there_has_no_direction():
-    from privot.nets.critic import Critic
+    from privot.nets.functional_critic import Critic
 
     critic = Critic(SHAPE, CLASSES, 2)
     weights, along = critic.begin(1, torch.Generator().manual_seed(0))  # new: no slope
-    how = {"critic": critic, "down": torch.eye(8), "across": torch.eye(8), "full": True, "known": False}
-    assert not wish({"weights": weights[0], "along": along[0]}, torch.rand(SHAPE), torch.tensor(0), **how).any()
+    how = {
+        "critic": critic,
+        "down": torch.eye(8),
+        "across": torch.eye(8),
+        "full": True,
+        "known": False,
+    }
+    assert not wish(
+        {"weights": weights[0], "along": along[0]}, torch.rand(SHAPE), torch.tensor(0), **how
+    ).any()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -197,13 +258,28 @@ def test_an_owner_wishes_nothing_for_classes_it_has_no_record_of(tmp_path, known
 def test_a_generator_learns_from_owners(tmp_path, unit):
     """Without noise: class 0 becomes brighter on the left, class 1 on the right."""
     method = FederatedGsWgan(
-        **{**TINY, "rounds": 50, "rows": 8, "records": 16, "width": 4, "channels": 8, "critic_batch": 16, "lessons": 4, "warm": 4},
-        noise=0.0, unit=unit, critic_rate=2e-3, rate=5e-3, average=0.8,
-    )  # fmt: skip
+        **{
+            **TINY,
+            "rounds": 50,
+            "rows": 8,
+            "records": 16,
+            "width": 4,
+            "channels": 8,
+            "critic_batch": 16,
+            "lessons": 4,
+            "warm": 4,
+        },
+        noise=0.0,
+        unit=unit,
+        critic_rate=2e-3,
+        rate=5e-3,
+        average=0.8,
+    )
     box = Sensitive(*(given := held((24, 16, 30)))[:2], SPEC, owners=given[2], name="box")
     release = synthesize(box, method, ledger=tmp_path / "l.jsonl", runtime=Runtime("cpu"))
     images = release.sample(20, torch.arange(20) % 2)[0]
-    left, right = images[..., :4].mean((1, 2, 3)), images[..., 4:].mean((1, 2, 3))
+    left = images[..., :4].mean((1, 2, 3))
+    right = images[..., 4:].mean((1, 2, 3))
     assert (left - right)[::2].mean() > 0.1
     assert (right - left)[1::2].mean() > 0.1
 
@@ -220,7 +296,8 @@ def weights(half):
 
 
 def test_a_round_is_drawn_alike_whenever_it_is_drawn():
-    one, other = drawing(), drawing()
+    one = drawing()
+    other = drawing()
     for number in (2, 0):
         one.draw(number, [0, 2])
     first = other.draw(0, [0, 2])
@@ -232,7 +309,13 @@ def test_a_round_is_drawn_alike_whenever_it_is_drawn():
 
 
 def test_who_does_not_answer_has_no_weight_and_those_who_do_have_the_same():
-    said = torch.randn(OWNERS, CLASSES, 2, *drawing().settings.numbers(SPEC), generator=torch.Generator().manual_seed(0))
+    said = torch.randn(
+        OWNERS,
+        CLASSES,
+        2,
+        *drawing().settings.numbers(SPEC),
+        generator=torch.Generator().manual_seed(0),
+    )
     found = []
     for missing in (torch.nan, 0.0, 1e30):
         half = drawing()
@@ -254,18 +337,26 @@ def test_who_does_not_answer_has_no_weight_and_those_who_do_have_the_same():
 
 
 def test_large_rounds_are_drawn_in_lots(monkeypatch):
-    from privot.families import drawing as module
+    from privot.components import server_generator as module
 
     monkeypatch.setattr(module, "LOT", 5)
     half = drawing()
-    first, before = half.draw(0, range(OWNERS)), weights(half)
+    first = half.draw(0, range(OWNERS))
+    before = weights(half)
     assert first.shape == (OWNERS, CLASSES, 2, *SHAPE)
     half.take(torch.ones(OWNERS, CLASSES, 2, *half.settings.numbers(SPEC)))
     assert not torch.equal(weights(half), before)
 
 
 def test_a_half_that_was_kept_goes_on_as_it_would_have():
-    one, said = drawing(), torch.randn(OWNERS, CLASSES, 2, *drawing().settings.numbers(SPEC), generator=torch.Generator().manual_seed(0))
+    one = drawing()
+    said = torch.randn(
+        OWNERS,
+        CLASSES,
+        2,
+        *drawing().settings.numbers(SPEC),
+        generator=torch.Generator().manual_seed(0),
+    )
     one.draw(0, range(OWNERS))
     one.take(said)
     other = drawing()
@@ -276,7 +367,9 @@ def test_a_half_that_was_kept_goes_on_as_it_would_have():
         half.take(said[:1])
     assert torch.equal(weights(one), weights(other))
     made = [half.product() for half in (one, other)]
-    assert all(torch.equal(made[0].tensors[name], made[1].tensors[name]) for name in made[0].tensors)
+    assert all(
+        torch.equal(made[0].tensors[name], made[1].tensors[name]) for name in made[0].tensors
+    )
 
 
 def test_slopes_move_pixels_where_they_point():
@@ -292,7 +385,8 @@ def test_slopes_move_pixels_where_they_point():
 
 def test_the_margin_of_a_window_becomes_black():
     """Nobody is asked there, so who begins with nothing would draw anything there."""
-    half, middle = drawing(rate=1e-2, channels=8, window=4, detail=1.0), (..., slice(2, 6), slice(2, 6))
+    half = drawing(rate=1e-2, channels=8, window=4, detail=1.0)
+    middle = (..., slice(2, 6), slice(2, 6))
     assert half.settings.numbers(SPEC) == (1, 4, 4)
     white = (half.down.T @ torch.ones(8, 8) @ half.across).expand(OWNERS, CLASSES, 2, 1, -1, -1)
     before = half.draw(0, range(OWNERS)).float()
@@ -308,7 +402,9 @@ def test_the_margin_of_a_window_becomes_black():
 @pytest.mark.parametrize(("start", "window"), [("glyphs", 4), ("nothing", 0), ("nothing", 8)])
 def test_a_prior_and_images_without_a_margin_are_moved_by_slopes_alone(start, window):
     spec = Spec(SHAPE, 10, owners=OWNERS)
-    half = Drawing(FederatedGsWgan(**TINY, noise=1.0, start=start, practice=1, window=window), spec, streams())
+    half = Drawing(
+        FederatedGsWgan(**TINY, noise=1.0, start=start, practice=1, window=window), spec, streams()
+    )
     before = weights(half)
     half.draw(0, range(OWNERS))
     half.take(torch.zeros(OWNERS, 10, 2, *half.settings.numbers(spec)))
@@ -318,7 +414,9 @@ def test_a_prior_and_images_without_a_margin_are_moved_by_slopes_alone(start, wi
 # A crash
 
 
-@pytest.mark.parametrize(("cohort", "again"), [(0, 12), (2, 13)])  # of three owners in two groups, the next turn begins at an even round
+@pytest.mark.parametrize(
+    ("cohort", "again"), [(0, 12), (2, 13)]
+)  # of three owners in two groups, the next turn begins at an even round
 def test_a_killed_run_goes_on_and_asks_nobody_twice(tmp_path, cohort, again):
     method = FederatedGsWgan(**{**TINY, "rounds": 20, "cohort": cohort}, noise=3.0)
     box = Sensitive(*(given := held())[:2], SPEC, owners=given[2], name="box")
@@ -331,8 +429,16 @@ def test_a_killed_run_goes_on_and_asks_nobody_twice(tmp_path, cohort, again):
     with pytest.raises(KeyboardInterrupt):
         synthesize(box, method, **ways, progress=killed)
     seen = []
-    release = synthesize(box, method, **ways, resume=True, progress=lambda stage, step, of, **more: seen.append((stage, step)))
-    assert {stage for stage, _ in seen} == {"training the generator"}  # critics that were warm stay warm
+    release = synthesize(
+        box,
+        method,
+        **ways,
+        resume=True,
+        progress=lambda stage, step, of, **more: seen.append((stage, step)),
+    )
+    assert {stage for stage, _ in seen} == {
+        "training the generator"
+    }  # critics that were warm stay warm
     assert seen[0][1] == again
     assert seen[-1][1] == 20
     lines = Ledger(tmp_path / "x.jsonl").entries()
@@ -351,8 +457,12 @@ def test_the_promise_is_worded_for_owners(tmp_path):
 
     method = FederatedGsWgan(**TINY, noise=30.0)
     box = Sensitive(*(given := held())[:2], SPEC, owners=given[2], name="box")
-    release = synthesize(box, method, ledger=tmp_path / "l.jsonl", runtime=Runtime("cpu"), out=tmp_path / "out")
-    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(release.guarantee.epsilon)
+    release = synthesize(
+        box, method, ledger=tmp_path / "l.jsonl", runtime=Runtime("cpu"), out=tmp_path / "out"
+    )
+    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(
+        release.guarantee.epsilon
+    )
     assert Release.load(tmp_path / "out").spec.owners == OWNERS
     said = statement(release.guarantee, release.spec)
     assert verdict(release.guarantee).endswith("of all records of one owner")

@@ -10,12 +10,12 @@ import pytest
 import torch
 from quick import quick
 
-from privot.data.records import Sensitive
+from privot.components import sharded_critics
+from privot.components.pretraining import begun
+from privot.components.sharded_critics import Critics, clipped_slopes, learned, slope, warmed
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families import critics
-from privot.families.critics import Critics, clipped_slopes, learned, slope, warmed
-from privot.families.prior import begun
 from privot.methods import make
 from privot.methods.g_pate import GPate, ballots
 from privot.methods.gs_wgan import GsWgan
@@ -28,10 +28,23 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES, COUNT = (1, 8, 8), 2, 43
+SHAPE = (1, 8, 8)
+CLASSES = 2
+COUNT = 43
 MNIST = Spec((1, 28, 28), 10, 60_000)
 PUBLISHED = {"noise": 1.07, "critics": 1000, "steps": 20_000, "batch": 32}
-TINY = {"critics": 4, "steps": 6, "batch": 5, "block": 3, "lessons": 1, "warm": 1, "critic_batch": 4, "width": 2, "code": 3, "channels": 2}
+TINY = {
+    "critics": 4,
+    "steps": 6,
+    "batch": 5,
+    "block": 3,
+    "lessons": 1,
+    "warm": 1,
+    "critic_batch": 4,
+    "width": 2,
+    "code": 3,
+    "channels": 2,
+}
 
 
 def seeded(seed=0):
@@ -50,7 +63,14 @@ def records(seed=0, count=COUNT):
 
 def gate_for(tmp_path, method, images, labels, seed=None):
     box = Sensitive(images, labels, Spec(SHAPE, CLASSES), name="box")
-    return Gate(box, method.plan(box.spec), Ledger(tmp_path / "x.jsonl"), Budget(math.inf), runtime=Runtime("cpu"), insecure_seed=seed)
+    return Gate(
+        box,
+        method.plan(box.spec),
+        Ledger(tmp_path / "x.jsonl"),
+        Budget(math.inf),
+        runtime=Runtime("cpu"),
+        insecure_seed=seed,
+    )
 
 
 def long_run(tmp_path, name):
@@ -61,7 +81,16 @@ def long_run(tmp_path, name):
 
 
 def team_of(gate, count=4, width=4, shift=0, **more):
-    team = Critics(gate, seeded(), seeded(1), count, width, more.get("batch", 16), more.get("rate", 1e-3), more.get("detail", 1.0))
+    team = Critics(
+        gate,
+        seeded(),
+        seeded(1),
+        count,
+        width,
+        more.get("batch", 16),
+        more.get("rate", 1e-3),
+        more.get("detail", 1.0),
+    )
     team.shift = shift  # however small the images are
     return team
 
@@ -77,7 +106,9 @@ def test_the_published_settings_cost_what_they_cost():
 
 def test_polls_are_one_gaussian():
     for steps in (1, 50, 2000):
-        assert GPate(noise=0.49989, steps=steps).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(10, abs=0.01)
+        assert GPate(noise=0.49989, steps=steps).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(
+            10, abs=0.01
+        )
 
 
 @pytest.mark.parametrize("method", [GsWgan(noise=1.0), GPate(noise=1.0)])
@@ -91,18 +122,26 @@ def test_more_critics_than_records_are_refused_before_anything_is_begun(method):
 
 
 def test_no_slope_and_no_ballot_is_longer_than_is_said():
-    from privot.nets.critic import Critic
+    from privot.nets.functional_critic import Critic
 
     critic = Critic(SHAPE, CLASSES, 4)
     weights, along = critic.begin(1, seeded())
     weights += torch.randn(weights.shape, generator=seeded(3))
     how = {"critic": critic, "down": torch.eye(8), "across": torch.eye(8)}
-    images, labels = torch.rand(7, *SHAPE, generator=seeded(1)), torch.arange(7) % CLASSES
+    images = torch.rand(7, *SHAPE, generator=seeded(1))
+    labels = torch.arange(7) % CLASSES
     for scale in (1.0, 1e4, 0.0, math.nan):  # whatever a shard has come to
         state = {"weights": weights[0] * scale, "along": along[0]}
         rows = clipped_slopes(state, images * 1e3, labels, **how).flatten(1).norm(dim=1)
         assert not (rows > 1 + 1e-6).any()
-        votes = ballots(state, images, labels, torch.linalg.qr(torch.randn(64, 5, generator=seeded(2))).Q, 6, **how)
+        votes = ballots(
+            state,
+            images,
+            labels,
+            torch.linalg.qr(torch.randn(64, 5, generator=seeded(2))).Q,
+            6,
+            **how,
+        )
         assert votes.shape == (7, 5, 6)
         assert votes.flatten().norm().item() == pytest.approx(math.sqrt(7)) or math.isnan(scale)
 
@@ -112,7 +151,9 @@ def test_no_slope_and_no_ballot_is_longer_than_is_said():
 def test_a_record_reaches_its_own_shard_alone(tmp_path, shift):
     """To the bit, through warming up and learning: what amplification by secret draws rests on."""
     images, labels = records()
-    other, where = images.copy(), 6  # shard 2 of 4
+    # shard 2 of 4
+    other = images.copy()
+    where = 6
     other[where] = 1 - other[where]
     states = []
     for turn, given in enumerate((images, other)):
@@ -165,9 +206,17 @@ def test_what_critics_learn_from_is_moved_about(tmp_path, monkeypatch):
     """Real images and fakes, each by a draw of its own, no farther than was said, and with nothing but black coming in."""
     by = team_of(gate_for(tmp_path, GsWgan(**TINY, noise=1.0), *records()), shift=2)._by(3)
     assert (by.shape, by.min(), by.max()) == ((3, 2, 16, 2), -2, 2)
-    seen, white, labels = [], torch.ones(6, 1, 28, 28), torch.arange(6) % 2
-    monkeypatch.setattr(critics, "_judged", lambda state, critic, real, fake, *_: seen.append((real, fake)) or state)
-    unit, which, one = torch.rand(3, 16), torch.zeros(3, 16, dtype=torch.int64), torch.tensor(1.0)
+    seen = []
+    white = torch.ones(6, 1, 28, 28)
+    labels = torch.arange(6) % 2
+    monkeypatch.setattr(
+        sharded_critics,
+        "_judged",
+        lambda state, critic, real, fake, *_: seen.append((real, fake)) or state,
+    )
+    unit = torch.rand(3, 16)
+    which = torch.zeros(3, 16, dtype=torch.int64)
+    one = torch.tensor(1.0)
     learned(white, labels, {}, None, torch.ones(2, 4, 1, 28, 28), unit, which, unit, one, 1e-3, by)
     for turn, sides in enumerate(seen):
         for side, found in enumerate(sides):
@@ -178,7 +227,9 @@ def test_what_critics_learn_from_is_moved_about(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("side", "asked", "got"), [(28, 9, 2), (28, 1, 1), (8, 2, 0), (28, 0, 0)])
 @pytest.mark.parametrize("name", ["gs-wgan", "g-pate", "federated-gs-wgan"])
-def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(tmp_path, monkeypatch, name, side, asked, got):
+def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(
+    tmp_path, monkeypatch, name, side, asked, got
+):
     class Seen(Exception): ...
 
     def begin(team, *_, **__):
@@ -194,10 +245,12 @@ def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(tmp_path, monkeypa
 
 def test_slopes_in_low_frequencies_are_the_low_part_of_all(tmp_path):
     gate = gate_for(tmp_path, GsWgan(**TINY, noise=0.0), *records())
-    whole, low = team_of(gate), team_of(gate, detail=0.5)
+    whole = team_of(gate)
+    low = team_of(gate, detail=0.5)
     weights, along = whole.critic.begin(1, seeded())
     weights += 0.1 * torch.randn(weights.shape, generator=seeded(2))
-    state, image = {"weights": weights[0], "along": along[0]}, torch.rand(SHAPE, generator=seeded(1))
+    state = {"weights": weights[0], "along": along[0]}
+    image = torch.rand(SHAPE, generator=seeded(1))
     full = slope(state, image, torch.tensor(0), **whole.how)
     part = slope(state, image, torch.tensor(0), **low.how)
     assert part.shape == (1, 4, 4)
@@ -205,12 +258,20 @@ def test_slopes_in_low_frequencies_are_the_low_part_of_all(tmp_path):
     assert low.pixels(part).norm() <= whole.pixels(full).norm()
 
 
-@pytest.mark.parametrize("method", [GsWgan(**TINY, noise=0.0), GsWgan(**TINY, noise=0.0, routing="step"), GPate(**TINY, noise=0.0)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        GsWgan(**TINY, noise=0.0),
+        GsWgan(**TINY, noise=0.0, routing="step"),
+        GPate(**TINY, noise=0.0),
+    ],
+)
 def test_without_noise_what_comes_back_is_a_slope_of_norm_one_at_most(tmp_path, method):
     gate = gate_for(tmp_path, method, *records())
     team = team_of(gate)
     team.begin(1, silent)
-    images, labels = torch.rand(5, *SHAPE, generator=seeded(3)), torch.arange(5) % CLASSES
+    images = torch.rand(5, *SHAPE, generator=seeded(3))
+    labels = torch.arange(5) % CLASSES
     found = method.ask(gate, team, images, labels, seeded())
     state = gate._shards[1]
     each = torch.func.vmap(functools.partial(clipped_slopes, **team.how), in_dims=(0, None, None))(
@@ -233,11 +294,19 @@ def test_full_slopes_are_of_norm_one_and_point_as_before(tmp_path):
         gate = gate_for(tmp_path / str(full), method, *records())
         team = team_of(gate, count=1, detail=0.5)
         team.begin(2, silent)
-        images, labels = torch.rand(5, *SHAPE, generator=seeded(3)), torch.arange(5) % CLASSES
+        images = torch.rand(5, *SHAPE, generator=seeded(3))
+        labels = torch.arange(5) % CLASSES
         found[full] = method.ask(gate, team, images, labels, seeded()).flatten(1)
     assert (found[False].norm(dim=1) < 0.95).any(), "else there is nothing to show"
-    torch.testing.assert_close(found[True].norm(dim=1), torch.ones(5, dtype=torch.float64), rtol=1e-3, atol=0)
-    torch.testing.assert_close(torch.cosine_similarity(found[True], found[False]), torch.ones(5, dtype=torch.float64), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        found[True].norm(dim=1), torch.ones(5, dtype=torch.float64), rtol=1e-3, atol=0
+    )
+    torch.testing.assert_close(
+        torch.cosine_similarity(found[True], found[False]),
+        torch.ones(5, dtype=torch.float64),
+        rtol=1e-3,
+        atol=0,
+    )
     with pytest.raises(SettingError, match="full"):
         GsWgan(full=True, routing="step")
 
@@ -249,7 +318,8 @@ def test_votes_without_noise_give_back_the_way_most_critics_point(tmp_path):
     team.begin(2, silent)
     for value in gate._shards[1].values():
         value[:] = value[:1].clone()  # all of one opinion
-    images, labels = torch.rand(5, *SHAPE, generator=seeded(3)), torch.arange(5) % CLASSES
+    images = torch.rand(5, *SHAPE, generator=seeded(3))
+    labels = torch.arange(5) % CLASSES
     found = method.ask(gate, team, images, labels, seeded())
     state = {name: value[0] for name, value in gate._shards[1].items()}
     wanted = clipped_slopes(state, images, labels, **team.how)
@@ -258,18 +328,38 @@ def test_votes_without_noise_give_back_the_way_most_critics_point(tmp_path):
 
 def test_all_queries_run_on_public_images_so_that_their_errors_can_be_read():
     """On the secret side an error keeps its words; here it would speak."""
-    from privot.nets.critic import Critic, Sketch
+    from privot.nets.functional_critic import Critic, Sketch
 
-    critic, sketch = Critic(SHAPE, CLASSES, 2), Sketch(SHAPE, CLASSES)
+    critic = Critic(SHAPE, CLASSES, 2)
+    sketch = Sketch(SHAPE, CLASSES)
     weights, along = critic.begin(1, seeded())
     other = sketch.begin(1, seeded())
-    state = {"weights": weights[0], "along": along[0], "mean": weights[0] * 0, "square": weights[0] * 0}
+    state = {
+        "weights": weights[0],
+        "along": along[0],
+        "mean": weights[0] * 0,
+        "square": weights[0] * 0,
+    }
     state |= {"sketch": other[0], "sketch mean": other[0] * 0, "sketch square": other[0] * 0}
-    images, labels, unit = torch.rand(6, *SHAPE), torch.arange(6) % 2, torch.rand(2, 3)
-    after = warmed(images, labels, state, critic, sketch, unit, torch.randn(2, 3, sketch.code), unit, torch.tensor(0.0), 1e-3)
+    images = torch.rand(6, *SHAPE)
+    labels = torch.arange(6) % 2
+    unit = torch.rand(2, 3)
+    after = warmed(
+        images,
+        labels,
+        state,
+        critic,
+        sketch,
+        unit,
+        torch.randn(2, 3, sketch.code),
+        unit,
+        torch.tensor(0.0),
+        1e-3,
+    )
     assert after.keys() == state.keys()
     assert not torch.equal(after["sketch"], state["sketch"])
-    fakes, which = torch.rand(CLASSES, 4, *SHAPE), torch.zeros(2, 3, dtype=torch.int64)
+    fakes = torch.rand(CLASSES, 4, *SHAPE)
+    which = torch.zeros(2, 3, dtype=torch.int64)
     last = learned(images, labels, after, critic, fakes, unit, which, unit, torch.tensor(3.0), 1e-3)
     assert not torch.equal(last["weights"], after["weights"])
     assert torch.equal(last["sketch"], after["sketch"])
@@ -292,8 +382,16 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
     assert [each.name for each in tmp_path.glob("*.vault*")] != []
     assert (tmp_path / "out.run" / "samples.png").stat().st_size > 0
     seen = []
-    release = synthesize(box, method, **ways, resume=True, progress=lambda stage, step, of, **more: seen.append((stage, step)))
-    assert {stage for stage, _ in seen} == {"training the generator"}  # critics that were warm stay warm
+    release = synthesize(
+        box,
+        method,
+        **ways,
+        resume=True,
+        progress=lambda stage, step, of, **more: seen.append((stage, step)),
+    )
+    assert {stage for stage, _ in seen} == {
+        "training the generator"
+    }  # critics that were warm stay warm
     assert seen[0][1] == 48
     assert seen[-1][1] == 80
     lines = Ledger(tmp_path / "x.jsonl").entries()
@@ -310,11 +408,22 @@ def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, na
     """A generator that goes on with critics who know nothing would spend the rest on noise."""
     box, method, ways = long_run(tmp_path, name)
 
-    with mock.patch.object(Gate, "store", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(Gate, "store", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         synthesize(box, method, **ways)
-    assert [each.name.partition("-")[2] for each in tmp_path.glob("*.vault*")] == ["order.safetensors"]
+    assert [each.name.partition("-")[2] for each in tmp_path.glob("*.vault*")] == [
+        "order.safetensors"
+    ]
     seen = []
-    synthesize(box, method, **ways, resume=True, progress=lambda stage, step, of, **more: seen.append(stage))
+    synthesize(
+        box,
+        method,
+        **ways,
+        resume=True,
+        progress=lambda stage, step, of, **more: seen.append(stage),
+    )
     assert seen[0] == "warming up the critics"
     assert seen[-1] == "training the generator"
 
@@ -322,11 +431,19 @@ def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, na
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("gs-wgan", "routing", "batch"), ("gs-wgan", "critics", 0), ("gs-wgan", "kind", "vae"), ("gs-wgan", "detail", 0.0),
-        ("gs-wgan", "noise", -1.0), ("gs-wgan", "warm", -1), ("gs-wgan", "shift", -1), ("g-pate", "bins", 1), ("g-pate", "directions", 0),
-        ("g-pate", "rate", 1.0), ("g-pate", "average", 1.0),
+        ("gs-wgan", "routing", "batch"),
+        ("gs-wgan", "critics", 0),
+        ("gs-wgan", "kind", "vae"),
+        ("gs-wgan", "detail", 0.0),
+        ("gs-wgan", "noise", -1.0),
+        ("gs-wgan", "warm", -1),
+        ("gs-wgan", "shift", -1),
+        ("g-pate", "bins", 1),
+        ("g-pate", "directions", 0),
+        ("g-pate", "rate", 1.0),
+        ("g-pate", "average", 1.0),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_errors(name, key, value):
     with pytest.raises(SettingError, match=name) as refused:
         make(name, {key: value})
@@ -345,18 +462,29 @@ def test_a_generator_may_begin_with_public_characters(tmp_path):
         settings = still | {"start": start, "practice": 5}
         told = []
         made[start] = synthesize(
-            "digits", "gs-wgan", math.inf, settings=settings, ledger=tmp_path / f"{start}.jsonl", seed=3, runtime=Runtime("cpu"),
+            "digits",
+            "gs-wgan",
+            math.inf,
+            settings=settings,
+            ledger=tmp_path / f"{start}.jsonl",
+            seed=3,
+            runtime=Runtime("cpu"),
             progress=lambda stage, step, of, told=told, **more: told.append(stage),
-        )  # fmt: skip
+        )
         assert ("learning to write" in told) == (start == "glyphs")
     spec = made["glyphs"].spec
     arguments = {"shape": list(spec.shape), "classes": 10, "code": 16, "width": still["channels"]}
-    net = initialise(NETS["DeepConvGenerator"](**arguments), Streams(3, Runtime("cpu")).generator("weights"))
+    net = initialise(
+        NETS["DeepConvGenerator"](**arguments), Streams(3, Runtime("cpu")).generator("weights")
+    )
     practised = begun(net, "glyphs", 5, spec, Streams(3, Runtime("cpu"))).state_dict()
     for key, value in made["glyphs"].product.tensors.items():
         if "weight" in key:
             torch.testing.assert_close(value, practised[key], atol=1e-6, rtol=1e-6)
-            assert not torch.allclose(value, made["nothing"].product.tensors[key], atol=1e-3) or value.ndim < 2
+            assert (
+                not torch.allclose(value, made["nothing"].product.tensors[key], atol=1e-3)
+                or value.ndim < 2
+            )
     assert made["glyphs"].guarantee == made["nothing"].guarantee
 
 

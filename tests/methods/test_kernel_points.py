@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from privot.baselines import kip
+from privot.baselines.condensation import Pool, standardised, start
+from privot.baselines.kernel_ridge import DenseKernel, FeatureKernel, coefficients
+from privot.baselines.kip import KernelPoints, centred, probabilities
+from privot.baselines.ntk import BIAS, WEIGHT, tangent_kernel
+from privot.baselines.zca import Whitening
 from privot.data import load
-from privot.data.records import Records, Sensitive
+from privot.data.dataset import Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.condensation import Pool, standardised, start
-from privot.methods import kernel_points, make
-from privot.methods.kernel_points import KernelPoints, centred, probabilities
+from privot.methods import make
 from privot.nets.ensemble import Ensemble
-from privot.nets.kernel_regression import DenseKernel, FeatureKernel, coefficients
-from privot.nets.tangent import BIAS, WEIGHT, tangent_kernel
-from privot.nets.whitening import Whitening
 from privot.release import NoGuarantee
 from privot.runtime import Runtime, Streams, silent
 from privot.synthesis import synthesize
@@ -26,7 +27,15 @@ from privot.synthesis import synthesize
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DENSE = {"kernel": "dense", "per_class": 2, "steps": 60, "batch": 500, "augment": False}
-FEATURES = {"per_class": 2, "steps": 60, "batch": 200, "width": 16, "nets": 4, "rate": 0.1, "augment": False}
+FEATURES = {
+    "per_class": 2,
+    "steps": 60,
+    "batch": 200,
+    "width": 16,
+    "nets": 4,
+    "rate": 0.1,
+    "augment": False,
+}
 
 
 def seeded(seed=0):
@@ -41,14 +50,21 @@ def digits():
 @pytest.fixture
 def make_set(tmp_path):
     def made(**settings):
-        return synthesize("digits", KernelPoints(**settings), ledger=tmp_path / "digits.jsonl", runtime=Runtime("cpu"))
+        return synthesize(
+            "digits",
+            KernelPoints(**settings),
+            ledger=tmp_path / "digits.jsonl",
+            runtime=Runtime("cpu"),
+        )
 
     return made
 
 
 def accuracy(kernel, images, labels, test):
     """Of kernel ridge regression from a set on images that nobody has trained on."""
-    guesses = kernel.predict(standardised(images), centred(labels, 10), standardised(test.images), 1e-6)
+    guesses = kernel.predict(
+        standardised(images), centred(labels, 10), standardised(test.images), 1e-6
+    )
     return (guesses.argmax(1) == test.labels).float().mean().item()
 
 
@@ -59,7 +75,10 @@ def finite_network(size, width, depth, generator):
     """Parameters, all N(0, 1), of a dense network in the tangent parameterisation."""
     sizes = [size, *[width] * depth, 1]
     return [
-        (torch.randn(new, old, generator=generator, dtype=torch.float64), torch.randn(new, generator=generator, dtype=torch.float64))
+        (
+            torch.randn(new, old, generator=generator, dtype=torch.float64),
+            torch.randn(new, generator=generator, dtype=torch.float64),
+        )
         for old, new in pairwise(sizes)
     ]
 
@@ -76,11 +95,15 @@ def test_the_dense_kernel_is_that_of_wide_networks(depth):
     images = torch.randn(4, 6, generator=seeded(), dtype=torch.float64)
     images[1] = -images[0]  # the far end of the angles
     total = torch.zeros(4, 4, dtype=torch.float64)
-    rounds, generator = 30, seeded(1)
+    rounds = 30
+    generator = seeded(1)
     for _ in range(rounds):
         layers = finite_network(6, 400, depth, generator)
         flat = [each.requires_grad_() for layer in layers for each in layer]
-        slopes = [torch.cat([part.flatten() for part in torch.autograd.grad(forward(layers, x), flat)]) for x in images]
+        slopes = [
+            torch.cat([part.flatten() for part in torch.autograd.grad(forward(layers, x), flat)])
+            for x in images
+        ]
         total += torch.stack(slopes) @ torch.stack(slopes).T / rounds
     exact = tangent_kernel(images, images, depth)
     # 30 networks of width 400: a standard error near 1/sqrt(30 * 400) of the diagonal a layer
@@ -89,10 +112,15 @@ def test_the_dense_kernel_is_that_of_wide_networks(depth):
 
 def test_one_hidden_layer_by_hand():
     # Images so large that the biases hardly count: x·y (pi - angle)/pi from below, and the arc-cosine kernel of the layer itself.
-    x, y = torch.tensor([[1e3, 0.0]], dtype=torch.float64), torch.tensor([[1e3, 1e3]], dtype=torch.float64)
-    below, angle = 1e6, math.pi / 4  # 2 x·y / 2
+    x = torch.tensor([[1e3, 0.0]], dtype=torch.float64)
+    y = torch.tensor([[1e3, 1e3]], dtype=torch.float64)
+    # 2 x·y / 2
+    below = 1e6
+    angle = math.pi / 4
     layer = math.sqrt(2) * 1e6 * (math.sin(angle) + (math.pi - angle) * math.cos(angle)) / math.pi
-    assert tangent_kernel(x, y, 1).item() == pytest.approx(below * (math.pi - angle) / math.pi + layer, rel=1e-4)
+    assert tangent_kernel(x, y, 1).item() == pytest.approx(
+        below * (math.pi - angle) / math.pi + layer, rel=1e-4
+    )
 
 
 def test_gradients_pass_where_an_image_meets_itself():
@@ -102,7 +130,8 @@ def test_gradients_pass_where_an_image_meets_itself():
 
 def test_coefficients_solve_the_ridge_system():
     root = torch.randn(20, 20, generator=seeded(), dtype=torch.float64)
-    kernel, labels = root @ root.T, torch.randn(20, 3, generator=seeded(1), dtype=torch.float64)
+    kernel = root @ root.T
+    labels = torch.randn(20, 3, generator=seeded(1), dtype=torch.float64)
     ridged = kernel + 1e-3 * kernel.trace() / 20 * torch.eye(20)
     torch.testing.assert_close(ridged @ coefficients(kernel, labels, 1e-3), labels)
 
@@ -113,7 +142,9 @@ def test_features_regress_as_their_kernel_does(digits):
     nets = Ensemble(3, (1, 8, 8), 10, width=6, generator=seeded()).double()
     kernel = FeatureKernel(nets, portion=7)
     kernel.renew(seeded(5))
-    support, labels, images = records.images[:12].double(), centred(records.labels[:12], 10), test.images[:20].double()
+    support = records.images[:12].double()
+    labels = centred(records.labels[:12], 10)
+    images = test.images[:20].double()
 
     def plainly(x):
         own, other = (torch.cat(list(nets.features(each)), 1) for each in (x, images))
@@ -121,8 +152,10 @@ def test_features_regress_as_their_kernel_does(digits):
         ridged = square + 1e-4 * square.diagonal().mean() * torch.eye(12)
         return other @ own.T @ torch.linalg.inv(ridged) @ labels.double()
 
-    first, second = support.clone().requires_grad_(), support.clone().requires_grad_()
-    found, wanted = kernel.predict(first, labels, images, 1e-4), plainly(second)
+    first = support.clone().requires_grad_()
+    second = support.clone().requires_grad_()
+    found = kernel.predict(first, labels, images, 1e-4)
+    wanted = plainly(second)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-4)
     (one,) = torch.autograd.grad(found.square().sum(), first)
     (two,) = torch.autograd.grad(wanted.square().sum(), second)
@@ -150,7 +183,9 @@ def test_whitening_evens_out_and_comes_back(digits):
     torch.testing.assert_close(white.back(seen), images, rtol=0, atol=1e-4)
     old, new = (torch.cov(each.flatten(1).T.double(), correction=0) for each in (images, seen))
     spread = torch.linalg.eigvalsh(old)
-    wanted = spread / (spread + 0.1 * old.trace() / 64)  # of each direction, by the ridge's definition
+    wanted = spread / (
+        spread + 0.1 * old.trace() / 64
+    )  # of each direction, by the ridge's definition
     torch.testing.assert_close(torch.linalg.eigvalsh(new), wanted.sort().values, rtol=0, atol=1e-4)
 
 
@@ -159,7 +194,8 @@ def test_probabilities_are_the_nearest():
     found = probabilities(labels)
     assert (found >= 0).all()
     torch.testing.assert_close(found.sum(1), torch.ones(5, dtype=torch.float64))
-    away, generator = (found - labels - 0.25).norm(dim=1), seeded(1)
+    away = (found - labels - 0.25).norm(dim=1)
+    generator = seeded(1)
     for _ in range(200):
         other = torch.rand(5, 4, generator=generator, dtype=torch.float64) ** 3
         other /= other.sum(1, keepdim=True)
@@ -170,13 +206,20 @@ def test_probabilities_are_the_nearest():
 # The set
 
 
-@pytest.mark.parametrize(("settings", "least"), [(DENSE, 0.9), (FEATURES, 0.75), ({**FEATURES, "zca": True}, None)])
+@pytest.mark.parametrize(
+    ("settings", "least"), [(DENSE, 0.9), (FEATURES, 0.75), ({**FEATURES, "zca": True}, None)]
+)
 def test_the_set_predicts_images_it_has_not_seen(settings, least, make_set, digits):
     records, test = digits
     release = make_set(**settings)
-    images, labels = release.product.tensors["images"], release.product.tensors["labels"]
+    images = release.product.tensors["images"]
+    labels = release.product.tensors["labels"]
     begun, _ = start(records, release.spec, 2, "random", Streams(0).generator("start"))
-    kernel = DenseKernel(3) if "kernel" in settings else FeatureKernel(Ensemble(16, (1, 8, 8), 10, width=32, generator=seeded(9)))
+    kernel = (
+        DenseKernel(3)
+        if "kernel" in settings
+        else FeatureKernel(Ensemble(16, (1, 8, 8), 10, width=32, generator=seeded(9)))
+    )
     before, after = (accuracy(kernel, each, labels, test) for each in (begun, images))
     assert labels.tolist() == [each // 2 for each in range(20)]
     assert 0 <= images.min() <= images.max() <= 1
@@ -185,7 +228,9 @@ def test_the_set_predicts_images_it_has_not_seen(settings, least, make_set, digi
 
 
 def descended(records, **settings):
-    method, spec, streams = KernelPoints(**{**DENSE, **settings}), Spec((1, 8, 8), 10), Streams(0, Runtime("cpu"))
+    method = KernelPoints(**{**DENSE, **settings})
+    spec = Spec((1, 8, 8), 10)
+    streams = Streams(0, Runtime("cpu"))
     white = Whitening(standardised(records.images)) if method.zca else None
     begun, labels = method._begin(records, white, method.per_class, spec, streams)
     return method._descend(begun, labels, Pool(records, 10), white, spec, streams, silent)
@@ -209,12 +254,20 @@ def test_the_kernel_sees_set_and_records_alike(zca, asked, digits):
     """Both standardised, or both whitened, and regressed with the ridge that was asked for."""
     records = digits[0]
     white = Whitening(standardised(records.images)) if zca else lambda images: images
-    descended(records, steps=2, batch=2000, zca=zca, init="real", ridge=3e-3)  # more than there are: every record is seen
+    descended(
+        records, steps=2, batch=2000, zca=zca, init="real", ridge=3e-3
+    )  # more than there are: every record is seen
     begun, _ = start(records, Spec((1, 8, 8), 10), 2, "real", Streams(0).generator("start"))
     torch.testing.assert_close(asked[0][0], white(standardised(begun)), rtol=0, atol=1e-4)
     for _, _, seen, ridge in asked:
         assert ridge == 3e-3
-        nearest = torch.cdist(white(standardised(records.images)).flatten(1).double(), seen.flatten(1).double()).min(1).values
+        nearest = (
+            torch.cdist(
+                white(standardised(records.images)).flatten(1).double(), seen.flatten(1).double()
+            )
+            .min(1)
+            .values
+        )
         assert nearest.max() < 1e-3
 
 
@@ -237,18 +290,24 @@ def test_what_is_fitted_is_what_can_be_released(zca, asked, digits):
     assert not torch.equal(soft, asked[0][1])
 
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: half precision, at the size of CIFAR-10 images, is for one")
+NO_GPU = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU here: half precision, at the size of CIFAR-10 images, is for one",
+)
 
 
 @pytest.mark.parametrize(
-    ("device", "side", "width", "zca"), [("cpu", 8, 8, False), ("cpu", 8, 8, True), pytest.param("cuda", 32, 128, False, marks=NO_GPU)]
+    ("device", "side", "width", "zca"),
+    [("cpu", 8, 8, False), ("cpu", 8, 8, True), pytest.param("cuda", 32, 128, False, marks=NO_GPU)],
 )
 def test_a_few_steps_tell_bands_apart(device, side, width, zca):
     """Three classes with a bright band each, at three heights: a set from noise that predicts them, with all defaults but the size."""
     labels = torch.arange(60, device=device) % 3
     band = torch.eye(4, device=device)[labels].repeat_interleave(side // 4, 1)[:, None, :, None]
     images = 0.5 * band + 0.5 * torch.rand(60, 3, side, side, generator=seeded()).to(device)
-    records, spec, streams = Records(images, labels), Spec((3, side, side), 3), Streams(0, Runtime(device))
+    records = Records(images, labels)
+    spec = Spec((3, side, side), 3)
+    streams = Streams(0, Runtime(device))
     method = KernelPoints(per_class=2, steps=40, batch=60, nets=2, width=width, zca=zca)
     white = Whitening(standardised(images)) if zca else None
     begun, known = method._begin(records, white, 2, spec, streams)
@@ -256,7 +315,13 @@ def test_a_few_steps_tell_bands_apart(device, side, width, zca):
     shown = white or (lambda x: x)
     kernel = FeatureKernel(Ensemble(4, spec.shape, 3, width=width, generator=seeded(9)).to(device))
     before, after = (
-        (kernel.predict(shown(standardised(each)), soft, shown(standardised(images)), 1e-6) - centred(labels, 3)).square().mean().item()
+        (
+            kernel.predict(shown(standardised(each)), soft, shown(standardised(images)), 1e-6)
+            - centred(labels, 3)
+        )
+        .square()
+        .mean()
+        .item()
         for each in (begun, made)
     )
     assert made.isfinite().all()
@@ -264,7 +329,9 @@ def test_a_few_steps_tell_bands_apart(device, side, width, zca):
 
 
 def test_whitened_noise_is_noise_where_the_steps_are_made(digits):
-    records, spec, streams = digits[0], Spec((1, 8, 8), 10), Streams(0, Runtime("cpu"))
+    records = digits[0]
+    spec = Spec((1, 8, 8), 10)
+    streams = Streams(0, Runtime("cpu"))
     white = Whitening(standardised(records.images))
     begun, labels = KernelPoints(zca=True)._begin(records, white, 20, spec, streams)
     plain, same = start(records, spec, 20, "random", streams.generator("start"))
@@ -281,7 +348,9 @@ def test_whitened_noise_is_noise_where_the_steps_are_made(digits):
 def test_the_usual_rate_is_that_of_the_size(per_class, usual, digits):
     # Adam's first step is the rate itself, in standardised pixels, wherever there is a slope.
     images, _ = descended(digits[0], per_class=per_class, steps=1)
-    begun, _ = start(digits[0], Spec((1, 8, 8), 10), per_class, "random", Streams(0).generator("start"))
+    begun, _ = start(
+        digits[0], Spec((1, 8, 8), 10), per_class, "random", Streams(0).generator("start")
+    )
     moved = (standardised(images) - standardised(begun)).abs()
     assert moved[(begun > 0.1) & (begun < 0.9)].median() == pytest.approx(usual, rel=0.01)
 
@@ -291,14 +360,17 @@ def test_learned_labels_lower_the_loss(digits):
     losses = []
     for learned in (False, True):
         images, soft = descended(records, learned_labels=learned, steps=150)
-        guesses = DenseKernel(3).predict(standardised(images), soft, standardised(records.images), 1e-6)
+        guesses = DenseKernel(3).predict(
+            standardised(images), soft, standardised(records.images), 1e-6
+        )
         losses.append((guesses - centred(records.labels, 10)).square().mean().item())
     assert losses[1] < 0.95 * losses[0]
 
 
 def test_learned_labels_are_released_as_probabilities(make_set):
     release = make_set(**{**DENSE, "steps": 20}, learned_labels=True)
-    soft, labels = release.product.tensors["soft"], release.product.tensors["labels"]
+    soft = release.product.tensors["soft"]
+    labels = release.product.tensors["labels"]
     assert release.product.fits(release.spec)
     assert soft.argmax(1).eq(labels).float().mean() > 0.5  # they began as the hard ones
     assert not torch.equal(soft, torch.eye(10)[labels])
@@ -308,11 +380,11 @@ def test_learned_labels_are_released_as_probabilities(make_set):
 def test_augmentation_changes_both_sides_alike(digits, monkeypatch):
     seen = []
 
-    def spied(images, drawn, real=kernel_points.apply):
+    def spied(images, drawn, real=kip.apply):
         seen.append((len(images), drawn))
         return real(images, drawn)
 
-    monkeypatch.setattr(kernel_points, "apply", spied)
+    monkeypatch.setattr(kip, "apply", spied)
     plain, _ = descended(digits[0], steps=6)
     assert seen == []
     changed, _ = descended(digits[0], steps=6, augment=True)
@@ -322,15 +394,29 @@ def test_augmentation_changes_both_sides_alike(digits, monkeypatch):
         for each, same in zip(own, other, strict=True):
             assert each.unique(dim=0).shape[0] == 1
             assert torch.equal(each[0], same[0])
-    assert len({tuple(drawn.plane[0].flatten().tolist()) + tuple(drawn.hole[0].tolist()) for _, drawn in seen}) > 1
+    assert (
+        len(
+            {
+                tuple(drawn.plane[0].flatten().tolist()) + tuple(drawn.hole[0].tolist())
+                for _, drawn in seen
+            }
+        )
+        > 1
+    )
 
 
 def test_classes_count_alike_however_rare(digits):
     """Nine tenths of class 0 taken out: its images still get their share of the loss."""
     records = digits[0]
-    kept = torch.cat([(records.labels != 0).nonzero().flatten(), (records.labels == 0).nonzero().flatten()[:14]])
+    kept = torch.cat(
+        [(records.labels != 0).nonzero().flatten(), (records.labels == 0).nonzero().flatten()[:14]]
+    )
     images, soft = descended(Records(records.images[kept], records.labels[kept]))
-    guesses = DenseKernel(3).predict(standardised(images), soft, standardised(records.images), 1e-6).argmax(1)
+    guesses = (
+        DenseKernel(3)
+        .predict(standardised(images), soft, standardised(records.images), 1e-6)
+        .argmax(1)
+    )
     assert (guesses[records.labels == 0] == 0).float().mean() > 0.8
 
 
@@ -349,7 +435,11 @@ def test_it_promises_nothing(make_set, digits):
     assert "real" not in release.guarantee.reason
     real = make_set(**{**DENSE, "steps": 5}, init="real")
     assert "real images" in real.guarantee.reason
-    near = torch.cdist(real.product.tensors["images"].flatten(1), digits[0].images.flatten(1)).min(1).values
+    near = (
+        torch.cdist(real.product.tensors["images"].flatten(1), digits[0].images.flatten(1))
+        .min(1)
+        .values
+    )
     apart = torch.cdist(digits[1].images.flatten(1), digits[0].images.flatten(1)).min(1).values
     assert near.median() < 0.5 * apart.median()  # what its reason says: they remain visible
 
@@ -357,21 +447,34 @@ def test_it_promises_nothing(make_set, digits):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("kernel", "convolutional"), ("init", "noise"), ("ridge", 1e-14), ("ridge", math.nan), ("rate", 0), ("steps", 0), ("nets", 0),
-        ("batch", 0), ("ratio", 2.0),
+        ("kernel", "convolutional"),
+        ("init", "noise"),
+        ("ridge", 1e-14),
+        ("ridge", math.nan),
+        ("rate", 0),
+        ("steps", 0),
+        ("nets", 0),
+        ("batch", 0),
+        ("ratio", 2.0),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match=f"kernel-points.{key}"):
         make("kernel-points", {key: value})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: the features are in half precision on one alone")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU here: the features are in half precision on one alone",
+)
 def test_half_precision_predicts_as_double_does():
     """On a GPU against float64 on the CPU, at the size of CIFAR-10 images: predictions, and the gradient that moves the set."""
     nets = Ensemble(2, (3, 32, 32), 10, width=128, generator=seeded())
-    support, images = (standardised(torch.rand(count, 3, 32, 32, generator=seeded(count))) for count in (20, 40))
-    labels, found = centred(torch.arange(20) % 10, 10), []
+    support, images = (
+        standardised(torch.rand(count, 3, 32, 32, generator=seeded(count))) for count in (20, 40)
+    )
+    labels = centred(torch.arange(20) % 10, 10)
+    found = []
     for device, kind in (("cpu", torch.float64), ("cuda", torch.float32)):
         kernel = FeatureKernel(copy.deepcopy(nets).to(device, kind))
         own = support.to(device, kind).requires_grad_()
@@ -383,15 +486,22 @@ def test_half_precision_predicts_as_double_does():
         assert (half - exact).norm() < (0.03 if exact.ndim == 2 else 0.2) * exact.norm()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: it is the one to be compared with the CPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: it is the one to be compared with the CPU"
+)
 def test_a_gpu_moves_the_set_as_the_cpu_does():
-    shape, spec = (3, 32, 32), Spec((3, 32, 32), 3)
-    records, made = Records(torch.rand(60, *shape, generator=seeded()), torch.arange(60) % 3), []
+    shape = (3, 32, 32)
+    spec = Spec((3, 32, 32), 3)
+    records = Records(torch.rand(60, *shape, generator=seeded()), torch.arange(60) % 3)
+    made = []
     for device in ("cpu", "cuda"):
-        there, streams = Records(*(each.to(device) for each in records)), Streams(0, Runtime(device))
+        there = Records(*(each.to(device) for each in records))
+        streams = Streams(0, Runtime(device))
         method = KernelPoints(kernel="dense", per_class=2, steps=5, batch=60, augment=False)
         begun, labels = method._begin(there, None, 2, spec, streams)
-        made.append(method._descend(begun, labels, Pool(there, 3), None, spec, streams, silent)[0].cpu())
+        made.append(
+            method._descend(begun, labels, Pool(there, 3), None, spec, streams, silent)[0].cpu()
+        )
     assert (made[0] - begun.cpu()).abs().max() > 0.01
     # A dense kernel has nothing random, and with all records in each batch their order is all that differs. Adam's first steps are the
     # sign of a slope, so a slope near 0 may go the other way: a few pixels.
@@ -402,5 +512,9 @@ def test_images_without_any_spread_do_no_harm(tmp_path):
     images = np.zeros((6, 1, 8, 8), np.float32)  # nothing to tell apart, nothing to whiten
     box = Sensitive(images, np.arange(6) % 2, Spec((1, 8, 8), 2), name="black")
     for more in ({"kernel": "dense"}, {"zca": True}):
-        release = synthesize(box, KernelPoints(per_class=1, steps=2, batch=4, width=4, **more), ledger=tmp_path / "b.jsonl")
+        release = synthesize(
+            box,
+            KernelPoints(per_class=1, steps=2, batch=4, width=4, **more),
+            ledger=tmp_path / "b.jsonl",
+        )
         assert release.product.tensors["images"].isfinite().all()

@@ -11,25 +11,23 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from privot.data.records import Records, Sensitive
+from privot.baselines import condensation, gradient_matching
+from privot.baselines.condensation import Augmentations, Pixels, Pool, counted, standardised, start
+from privot.baselines.conditional_gan import ConditionalGan
+from privot.baselines.distribution_matching import DistributionMatching
+from privot.baselines.gradient_matching import GradientMatching
+from privot.baselines.kip import KernelPoints
+from privot.baselines.random_subset import RealSubset
+from privot.data.dataset import Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import DataError, PrivotError, SettingError
-from privot.families import condensation
-from privot.families.condensation import Augmentations, Pixels, Pool, counted, standardised, start
-from privot.methods import gradient_matching
-from privot.methods.conditional_gan import ConditionalGan
-from privot.methods.distribution_matching import DistributionMatching
-from privot.methods.gradient_matching import GradientMatching
-from privot.methods.kernel_points import KernelPoints
-from privot.methods.real_subset import RealSubset
-from privot.nets import repeated
 from privot.nets.augment import OPERATIONS, apply, draw, operations
-from privot.nets.convnet import ConvNet
-from privot.nets.convolutional import initialise
-from privot.preflight import preflight
+from privot.nets.classifiers.convnet import ConvNet
+from privot.nets.generators.conv import initialise
 from privot.release import NoGuarantee
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, graphed_step, silent
 from privot.synthesis import synthesize
+from privot.synthesis.preflight import preflight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +41,10 @@ def seeded(seed=0):
 
 def few_digits(which):
     pixels, labels = load_digits(return_X_y=True)
-    return Records(torch.tensor(pixels[which] / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(labels[which]))
+    return Records(
+        torch.tensor(pixels[which] / 16, dtype=torch.float32).view(-1, 1, 8, 8),
+        torch.tensor(labels[which]),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +54,29 @@ def digits():
 
 def tiny(shape=(1, 8, 8), sizes=(7, 4, 9), seed=0):
     """Random records in classes of these sizes, mixed."""
-    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[torch.randperm(sum(sizes), generator=seeded(seed))]
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[
+        torch.randperm(sum(sizes), generator=seeded(seed))
+    ]
     return Records(torch.rand(sum(sizes), *shape, generator=seeded(seed + 1)), labels)
 
 
 def condensed(method, records, tmp_path, spec=DIGITS, device="cpu", **more):
     box = Sensitive(records.images.numpy(), records.labels.numpy(), spec, name="box")
-    release = synthesize(box, method, ledger=tmp_path / f"{np.random.default_rng().integers(2**60)}.jsonl", runtime=Runtime(device), **more)
+    release = synthesize(
+        box,
+        method,
+        ledger=tmp_path / f"{np.random.default_rng().integers(2**60)}.jsonl",
+        runtime=Runtime(device),
+        **more,
+    )
     return release.product.tensors["images"], release.product.tensors["labels"], release
 
 
 def fitted(method, records, spec, device="cpu"):
     """The product alone, without a ledger or a release."""
-    gate = SimpleNamespace(spec=spec, open=lambda reason: Records(*(each.to(device) for each in records)))
+    gate = SimpleNamespace(
+        spec=spec, open=lambda reason: Records(*(each.to(device) for each in records))
+    )
     return method.fit(gate, Streams(0, Runtime(device)), silent)
 
 
@@ -119,7 +130,9 @@ def test_a_ratio_is_of_the_mean_class_size(digits, tmp_path):
 
 def test_draws_are_of_the_class_and_without_repetition():
     records = tiny(sizes=(7, 4, 30))
-    pool, draws, seen = Pool(records, 3), seeded(), set()
+    pool = Pool(records, 3)
+    draws = seeded()
+    seen = set()
     for _ in range(40):
         images, weight = pool.draw(6, draws)
         torch.testing.assert_close(weight.sum(1), torch.ones(3))
@@ -139,7 +152,8 @@ def test_draws_are_of_the_class_and_without_repetition():
 
 def test_augmentations_drawn_ahead_are_never_used_twice(monkeypatch):
     monkeypatch.setattr(condensation, "AHEAD", 6)
-    ahead, fresh = Augmentations(3, Spec((1, 8, 12), 3, mirror=True), seeded(), torch.device("cpu")), seeded()
+    ahead = Augmentations(3, Spec((1, 8, 12), 3, mirror=True), seeded(), torch.device("cpu"))
+    fresh = seeded()
     for _ in range(4):
         bulk = draw(6, (8, 12), fresh)
         for turn in range(2):
@@ -149,8 +163,13 @@ def test_augmentations_drawn_ahead_are_never_used_twice(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [DistributionMatching, GradientMatching, KernelPoints])
-@pytest.mark.parametrize(("channels", "mirror", "mirrors"), [(1, None, False), (3, None, True), (1, True, True), (3, False, False)])
-def test_whether_to_mirror_follows_the_rule_or_what_is_declared(kind, channels, mirror, mirrors, monkeypatch):
+@pytest.mark.parametrize(
+    ("channels", "mirror", "mirrors"),
+    [(1, None, False), (3, None, True), (1, True, True), (3, False, False)],
+)
+def test_whether_to_mirror_follows_the_rule_or_what_is_declared(
+    kind, channels, mirror, mirrors, monkeypatch
+):
     asked = []
 
     def spied(count, sides, generator, operations=OPERATIONS):
@@ -159,10 +178,16 @@ def test_whether_to_mirror_follows_the_rule_or_what_is_declared(kind, channels, 
 
     monkeypatch.setattr(condensation, "draw", spied)
     loops = {"steps": 1, "nets": 1} if kind is KernelPoints else {"iterations": 1}
-    fitted(kind(per_class=1, width=2, batch=3, **loops), tiny((channels, 4, 4)), Spec((channels, 4, 4), 3, mirror=mirror))
+    fitted(
+        kind(per_class=1, width=2, batch=3, **loops),
+        tiny((channels, 4, 4)),
+        Spec((channels, 4, 4), 3, mirror=mirror),
+    )
     assert asked
     assert {"flip" in each for each in asked} == {mirrors}
-    assert {tuple(each for each in some if each != "flip") for some in asked} == {tuple(each for each in OPERATIONS if each != "flip")}
+    assert {tuple(each for each in some if each != "flip") for some in asked} == {
+        tuple(each for each in OPERATIONS if each != "flip")
+    }
 
 
 # DM
@@ -171,24 +196,38 @@ def test_whether_to_mirror_follows_the_rule_or_what_is_declared(kind, channels, 
 @pytest.mark.parametrize("augment", [False, True])
 def test_two_steps_are_the_papers_by_hand(augment):
     """The distance written out in loops, in float64; networks, augmentations and momentum 0.5 as the run has them, no record left out."""
-    records, spec, rate = tiny((3, 8, 8), (7, 4, 8)), Spec((3, 8, 8), 3), 0.5
-    method = DistributionMatching(per_class=2, iterations=2, batch=8, width=4, rate=rate, augment=augment)
+    records = tiny((3, 8, 8), (7, 4, 8))
+    spec = Spec((3, 8, 8), 3)
+    rate = 0.5
+    method = DistributionMatching(
+        per_class=2, iterations=2, batch=8, width=4, rate=rate, augment=augment
+    )
     found = fitted(method, records, spec).tensors["images"]
     streams = Streams(0, Runtime("cpu"))
     begun, labels = start(records, spec, 2, "random", streams.generator("start"))
-    images, speed = standardised(begun).double(), torch.zeros_like(begun, dtype=torch.float64)
-    draws, pool, net = streams.generator("draws"), Pool(records, 3), ConvNet((3, 8, 8), 3, 4)
+    images = standardised(begun).double()
+    speed = torch.zeros_like(begun, dtype=torch.float64)
+    draws = streams.generator("draws")
+    pool = Pool(records, 3)
+    net = ConvNet((3, 8, 8), 3, 4)
     changes = draw(condensation.AHEAD // 3 * 3, (8, 8), streams.generator("augment"))
-    first, white = standardised(begun).double(), (1 - 0.47) / 0.2
+    first = standardised(begun).double()
+    white = (1 - 0.47) / 0.2
     for step in range(2):
         exact = copy.deepcopy(initialise(net, draws)).double()
         pool.draw(8, draws)  # as many random numbers as the run takes; all records are in it
         images.requires_grad_()
         total = 0.0
         for label in range(3):
-            sides = [standardised(records.images[records.labels == label]).double(), images[labels == label]]
+            sides = [
+                standardised(records.images[records.labels == label]).double(),
+                images[labels == label],
+            ]
             if augment:
-                sides = [apply(side, changes.chosen(torch.full((len(side),), 3 * step + label))) for side in sides]
+                sides = [
+                    apply(side, changes.chosen(torch.full((len(side),), 3 * step + label)))
+                    for side in sides
+                ]
             real, made = (exact.features(side).mean(0) for side in sides)
             total = total + (real - made).square().sum()
         speed = 0.5 * speed + torch.autograd.grad(total, images)[0]
@@ -199,7 +238,8 @@ def test_two_steps_are_the_papers_by_hand(augment):
 
 def test_the_usual_rate_reaches_the_pixels():
     # The first step is rate times gradient, and the gradient does not know the rate.
-    records, spec = tiny(sizes=(6, 6, 6)), Spec((1, 8, 8), 3)
+    records = tiny(sizes=(6, 6, 6))
+    spec = Spec((1, 8, 8), 3)
 
     def step(**settings):
         method = DistributionMatching(per_class=2, iterations=1, width=4, augment=False, **settings)
@@ -208,7 +248,9 @@ def test_the_usual_rate_reaches_the_pixels():
         return moved[(begun > 0.1) & (begun < 0.9)]
 
     for init, usual in (("random", 2.0), ("real", 1.0)):
-        torch.testing.assert_close(step(init=init), usual / 1e-1 * step(init=init, rate=1e-1), rtol=1e-2, atol=1e-5)
+        torch.testing.assert_close(
+            step(init=init), usual / 1e-1 * step(init=init, rate=1e-1), rtol=1e-2, atol=1e-5
+        )
 
 
 def test_dm_matches_means_in_networks_it_has_not_seen(digits, tmp_path):
@@ -232,8 +274,11 @@ def test_one_augmentation_serves_real_and_synthetic(tmp_path):
 
 def test_an_adversary_who_knows_all_records_but_one_solves_for_it(tmp_path):
     """The argument of docs/methods/distribution-matching.md, in the linear case: images of 2x2 pixels pass a ConvNet unchanged."""
-    records, spec = tiny((1, 2, 2), (12, 9)), Spec((1, 2, 2), 2)
-    images, labels, _ = condensed(DistributionMatching(per_class=3, iterations=100, augment=False), records, tmp_path, spec)
+    records = tiny((1, 2, 2), (12, 9))
+    spec = Spec((1, 2, 2), 2)
+    images, labels, _ = condensed(
+        DistributionMatching(per_class=3, iterations=100, augment=False), records, tmp_path, spec
+    )
     victim = int((records.labels == 1).nonzero()[0])
     others = (records.labels == 1) & (torch.arange(21) != victim)
     solved = 9 * images[labels == 1].mean(0) - records.images[others].sum(0)
@@ -242,25 +287,34 @@ def test_an_adversary_who_knows_all_records_but_one_solves_for_it(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "loops"),
-    [(DistributionMatching, {"iterations": 60, "rate": 5.0}), (GradientMatching, {"iterations": 3, "outer": 4, "inner": 4, "rate": 1.0})],
+    [
+        (DistributionMatching, {"iterations": 60, "rate": 5.0}),
+        (GradientMatching, {"iterations": 3, "outer": 4, "inner": 4, "rate": 1.0}),
+    ],
 )
 def test_a_real_start_stays_visible_and_a_random_one_copies_nobody(kind, loops, digits, tmp_path):
     begun, labels = start(digits, DIGITS, 5, "real", Streams(0).generator("start"))
     real, _, opened = condensed(kind(**SMALL, **loops, init="real"), digits, tmp_path)
     noise, _, closed = condensed(kind(**SMALL, **loops), digits, tmp_path)
-    known, unknown = digits.images.flatten(1), few_digits(slice(800, 1600)).images.flatten(1)
+    known = digits.images.flatten(1)
+    unknown = few_digits(slice(800, 1600)).images.flatten(1)
     nearest = torch.cdist(begun.flatten(1), known).argmin(1)
     assert (torch.cdist(real.flatten(1), known).argmin(1) == nearest).float().mean() > 0.9
     # how near the records are, against as many digits that no run has seen: 1 for a set that has copied nothing
     copied, drawn = (
-        torch.cdist(each.flatten(1), known).amin(1).mean() / torch.cdist(each.flatten(1), unknown).amin(1).mean() for each in (real, noise)
+        torch.cdist(each.flatten(1), known).amin(1).mean()
+        / torch.cdist(each.flatten(1), unknown).amin(1).mean()
+        for each in (real, noise)
     )
     assert copied < 0.7
     assert drawn > 0.9
     # which is worth saying of a set that has become like its classes, not of the noise that it began as
     means = torch.stack([known[digits.labels == label].mean(0) for label in range(10)])
     speckle, _ = start(digits, DIGITS, 5, "random", Streams(0).generator("start"))
-    before, after = (torch.cdist(each.flatten(1), means).argmin(1).eq(labels).float().mean() for each in (speckle, noise))
+    before, after = (
+        torch.cdist(each.flatten(1), means).argmin(1).eq(labels).float().mean()
+        for each in (speckle, noise)
+    )
     assert before < 0.3
     assert after > 0.6
     assert isinstance(opened.guarantee, NoGuarantee)
@@ -278,7 +332,10 @@ def literal_distance(net, records, images, labels, drawn):
     total = 0.0
     for label in range(3):
         grads = []
-        for each, known in ((standardised(records.images[records.labels == label]), False), (images[labels == label], True)):
+        for each, known in (
+            (standardised(records.images[records.labels == label]), False),
+            (images[labels == label], True),
+        ):
             if drawn is not None:
                 each = apply(each, drawn.chosen(torch.full((len(each),), label)))
             loss = cross_entropy(net(each), torch.full((len(each),), label))
@@ -288,23 +345,35 @@ def literal_distance(net, records, images, labels, drawn):
                 continue
             for row in range(len(one)):
                 product = (one[row] * other[row]).sum()
-                total = total + 1 - product / (one[row].square().sum().sqrt() * other[row].square().sum().sqrt() + 1e-6)
+                total = (
+                    total
+                    + 1
+                    - product
+                    / (one[row].square().sum().sqrt() * other[row].square().sum().sqrt() + 1e-6)
+                )
     return total
 
 
 def doubled(records, net, drawn):
     """The same in float64."""
-    return Records(records.images.double(), records.labels), copy.deepcopy(net).double(), drawn and type(drawn)(*map(torch.clone, drawn))
+    return (
+        Records(records.images.double(), records.labels),
+        copy.deepcopy(net).double(),
+        drawn and type(drawn)(*map(torch.clone, drawn)),
+    )
 
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 8)])
 def test_a_step_is_the_papers_gradient(augment, shape):
     # No class has more records than the batch, so that all are drawn, as the reference has it, and rows are filled up with weight 0.
-    records, spec = tiny(shape, (7, 4, 8)), Spec(shape, 3)
+    records = tiny(shape, (7, 4, 8))
+    spec = Spec(shape, 3)
     begun, labels = start(records, spec, 2, "random", seeded(3))
     method = GradientMatching(batch=8, width=3, augment=augment)
-    run = gradient_matching._Run(method, spec, Pool(records, 3), Pixels(begun, spec, 0.1), labels, Streams(5, Runtime("cpu")))
+    run = gradient_matching._Run(
+        method, spec, Pool(records, 3), Pixels(begun, spec, 0.1), labels, Streams(5, Runtime("cpu"))
+    )
     run.renew()
     drawn = run.siamese.drawn.chosen(torch.arange(3)) if augment else None
     exact, net, drawn = doubled(records, run.net, drawn)
@@ -312,24 +381,45 @@ def test_a_step_is_the_papers_gradient(augment, shape):
     loss = literal_distance(net, exact, images, labels, drawn)
     (wanted,) = torch.autograd.grad(loss, images)
     run.match()
-    torch.testing.assert_close(run.pixels.speed.double(), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+    torch.testing.assert_close(
+        run.pixels.speed.double(), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())
+    )
     # and by finite differences, which know nothing of double backward
-    toward, step = torch.randn(images.shape, generator=seeded(4), dtype=torch.float64), 1e-6
-    ends = [literal_distance(net, exact, images.detach() + sign * step * toward, labels, drawn).detach() for sign in (1, -1)]
-    assert float(ends[0] - ends[1]) / (2 * step) == pytest.approx(float((wanted * toward).sum()), rel=1e-3)
-    moved = (images.detach().float() - 0.1 * run.pixels.speed).clamp(run.pixels.black, run.pixels.white)
+    toward = torch.randn(images.shape, generator=seeded(4), dtype=torch.float64)
+    step = 1e-6
+    ends = [
+        literal_distance(net, exact, images.detach() + sign * step * toward, labels, drawn).detach()
+        for sign in (1, -1)
+    ]
+    assert float(ends[0] - ends[1]) / (2 * step) == pytest.approx(
+        float((wanted * toward).sum()), rel=1e-3
+    )
+    moved = (images.detach().float() - 0.1 * run.pixels.speed).clamp(
+        run.pixels.black, run.pixels.white
+    )
     torch.testing.assert_close(run.pixels.free.detach(), moved)
 
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_the_network_learns_on_the_set_between_the_steps(augment):
-    records, spec = tiny(), Spec((1, 8, 8), 3)
+    records = tiny()
+    spec = Spec((1, 8, 8), 3)
     begun, labels = start(records, spec, 4, "random", seeded(3))
     run = gradient_matching._Run(
-        GradientMatching(width=3, augment=augment), spec, Pool(records, 3), Pixels(begun, spec, 0.1), labels, Streams(5, Runtime("cpu"))
+        GradientMatching(width=3, augment=augment),
+        spec,
+        Pool(records, 3),
+        Pixels(begun, spec, 0.1),
+        labels,
+        Streams(5, Runtime("cpu")),
     )
     run.renew()
-    changes = draw(condensation.AHEAD // 12 * 12, (8, 8), Streams(5).generator("augment"), operations(mirrored=False))
+    changes = draw(
+        condensation.AHEAD // 12 * 12,
+        (8, 8),
+        Streams(5).generator("augment"),
+        operations(mirrored=False),
+    )
     net = copy.deepcopy(run.net)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
     for epoch in range(3):  # one batch an epoch: its order does not matter
@@ -348,7 +438,8 @@ def test_the_network_learns_on_the_set_between_the_steps(augment):
 
 
 def test_networks_are_fresh_and_learn_between_the_steps_alone(monkeypatch):
-    seen, turns = [], []
+    seen = []
+    turns = []
 
     def spied(name):
         real = getattr(gradient_matching._Run, name)
@@ -372,7 +463,13 @@ def test_networks_are_fresh_and_learn_between_the_steps_alone(monkeypatch):
 
 
 def test_loops_are_those_of_the_papers():
-    assert [gradient_matching.loops(each) for each in (1, 10, 30, 50, 100)] == [(1, 1), (10, 50), (30, 20), (50, 10), (50, 10)]
+    assert [gradient_matching.loops(each) for each in (1, 10, 30, 50, 100)] == [
+        (1, 1),
+        (10, 50),
+        (30, 20),
+        (50, 10),
+        (50, 10),
+    ]
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -390,7 +487,9 @@ def test_gradient_matching_helps_networks_it_has_not_seen(augment, digits, tmp_p
             cross_entropy(net(standardised(given)), labels).backward()
             optimiser.step()
         with torch.no_grad():
-            return float((net(standardised(digits.images)).argmax(1) == digits.labels).float().mean())
+            return float(
+                (net(standardised(digits.images)).argmax(1) == digits.labels).float().mean()
+            )
 
     assert learned(images) > learned(begun) + 0.2
 
@@ -419,18 +518,27 @@ def test_settings_out_of_range(kind, settings, words):
 
 def test_what_can_be_refused_before_the_records_are_opened_is():
     spec = Spec((1, 8, 8), 3, 20, (7, 4, 9))
-    for method in (RealSubset(per_class=5), RealSubset(ratio=1.0), DistributionMatching(init="real"), GradientMatching(init="real")):
+    for method in (
+        RealSubset(per_class=5),
+        RealSubset(ratio=1.0),
+        DistributionMatching(init="real"),
+        GradientMatching(init="real"),
+    ):
         with pytest.raises(SettingError, match="class_sizes declares 4"):
             method.plan(spec)
     with pytest.raises(SettingError, match="class_sizes declares 0"):
         DistributionMatching().plan(Spec((1, 8, 8), 2, 4, (4, 0)))
-    assert DistributionMatching().plan(spec).stages == RealSubset(per_class=4).plan(spec).stages == ()
+    assert (
+        DistributionMatching().plan(spec).stages == RealSubset(per_class=4).plan(spec).stages == ()
+    )
 
 
 @pytest.mark.parametrize("kind", [DistributionMatching, GradientMatching, RealSubset])
 def test_a_forecast_counts_images_and_work(kind):
     spec = Spec((3, 32, 32), 10, 50_000)
-    few, many = (preflight(spec, kind(per_class=each), None, "cpu")["forecast"] for each in (10, 50))
+    few, many = (
+        preflight(spec, kind(per_class=each), None, "cpu")["forecast"] for each in (10, 50)
+    )
     assert (few["images"], many["images"]) == (100, 500)
     assert kind(ratio=0.01).forecast(spec, None) == kind(per_class=50).forecast(spec, None)
     assert few["floating_point_operations"] <= many["floating_point_operations"]
@@ -461,12 +569,15 @@ class Everywhere(ModuleTracker):
     ids=["DM", "DSA", "KIP", "KIP-dense", "GAN", "GAN-plain"],
 )
 def test_the_work_is_what_a_profiler_counts(method, near, shape):
-    records, spec = tiny(shape, (9, 9, 9)), Spec(shape, 3, 27)
+    records = tiny(shape, (9, 9, 9))
+    spec = Spec(shape, 3, 27)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = Everywhere()
     with counter:
         fitted(method, records, spec)
-    assert method.forecast(spec, None)["floating_point_operations"] == pytest.approx(counter.get_total_flops(), rel=near)
+    assert method.forecast(spec, None)["floating_point_operations"] == pytest.approx(
+        counter.get_total_flops(), rel=near
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 12, 20), (1, 2, 3), (1, 1, 1)])
@@ -485,20 +596,35 @@ def test_any_shape_will_do(kind, shape, tmp_path):
 
 def test_a_class_without_records_is_refused(tmp_path):
     with pytest.raises(PrivotError, match="class 2 has no records"):
-        condensed(DistributionMatching(per_class=2, iterations=1, width=2), tiny(sizes=(4, 4)), tmp_path, Spec((1, 8, 8), 3))
+        condensed(
+            DistributionMatching(per_class=2, iterations=1, width=2),
+            tiny(sizes=(4, 4)),
+            tmp_path,
+            Spec((1, 8, 8), 3),
+        )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone"
+)
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize(("shape", "width"), [((1, 8, 8), 8), ((3, 32, 32), 128)])
 @pytest.mark.parametrize("kind", [DistributionMatching, GradientMatching])
 def test_a_captured_step_goes_on_as_the_eager_one(kind, shape, width, augment, monkeypatch):
-    records, spec, made = tiny(shape), Spec(shape, 3), []
-    loops = {"iterations": 12} if kind is DistributionMatching else {"iterations": 3, "outer": 4, "inner": 3}
-    for warm in (repeated.WARM, 10**9):
-        monkeypatch.setattr(repeated, "WARM", warm)
+    records = tiny(shape)
+    spec = Spec(shape, 3)
+    made = []
+    loops = (
+        {"iterations": 12}
+        if kind is DistributionMatching
+        else {"iterations": 3, "outer": 4, "inner": 3}
+    )
+    for warm in (graphed_step.WARM, 10**9):
+        monkeypatch.setattr(graphed_step, "WARM", warm)
         method = kind(per_class=2, width=width, batch=5, rate=0.1, augment=augment, **loops)
         made.append(fitted(method, records, spec, "cuda").tensors["images"].cpu())
     begun, _ = start(records, spec, 2, "random", Streams(0).generator("start"))
     assert (made[1] - begun).abs().max() > 0.001
-    assert (made[0] - made[1]).abs().max() < 0.1 * (made[1] - begun).abs().max()  # half precision and the order of sums
+    assert (made[0] - made[1]).abs().max() < 0.1 * (
+        made[1] - begun
+    ).abs().max()  # half precision and the order of sums

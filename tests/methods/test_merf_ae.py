@@ -8,15 +8,15 @@ import torch
 from scipy.stats import beta, norm
 from unwritten import Unpriced, Unwritten
 
-from privot.data.records import Sensitive
+from privot.components.dp_sgd import flat, gradient, weights
+from privot.components.latent_space import redrawn
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.autoencoders import redrawn
-from privot.families.descent import flat, gradient, weights
-from privot.methods import make, merf_ae
-from privot.methods.merf_ae import MerfAe, embed, embedded_code
+from privot.methods import dp_merf_ae, make
+from privot.methods.dp_merf_ae import MerfAe, embed, embedded_code
 from privot.nets import NETS, initialise
-from privot.nets.private_critic import Autoencoder, Encoder
+from privot.nets.dp_networks import Autoencoder, Encoder
 from privot.privacy import accounting
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
@@ -27,9 +27,20 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES = (1, 8, 8), 2
+SHAPE = (1, 8, 8)
+CLASSES = 2
 SPEC = Spec(SHAPE, CLASSES)
-TINY = {"inner": 3, "drawing": 8, "waves": 4, "features": 32, "portion": 16, "hidden": 8, "code": 2, "batch": 4, "drawn": 0.3}
+TINY = {
+    "inner": 3,
+    "drawing": 8,
+    "waves": 4,
+    "features": 32,
+    "portion": 16,
+    "hidden": 8,
+    "code": 2,
+    "batch": 4,
+    "drawn": 0.3,
+}
 
 
 def seeded(seed=0):
@@ -39,18 +50,24 @@ def seeded(seed=0):
 def extremes(count):
     rng = np.random.default_rng(3)
     kinds = [
-        lambda: np.zeros(SHAPE), lambda: np.ones(SHAPE), lambda: rng.integers(2, size=SHAPE), lambda: rng.random(SHAPE),
-        lambda: np.eye(1, 64, rng.integers(64)).reshape(SHAPE), lambda: np.full(SHAPE, 0.5),
-    ]  # fmt: skip
+        lambda: np.zeros(SHAPE),
+        lambda: np.ones(SHAPE),
+        lambda: rng.integers(2, size=SHAPE),
+        lambda: rng.random(SHAPE),
+        lambda: np.eye(1, 64, rng.integers(64)).reshape(SHAPE),
+        lambda: np.full(SHAPE, 0.5),
+    ]
     return np.stack([kinds[turn % len(kinds)]() for turn in range(count)]).astype(np.float32)
 
 
 def blobs(count=400):
     """A bright square of 3 x 3 somewhere in the left half for label 0, in the right one for label 1."""
-    rng, labels = np.random.default_rng(0), np.arange(count) % 2
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 2
     images = np.zeros((count, 1, 8, 8), np.float32)
     for image, label in zip(images, labels, strict=True):
-        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        top = rng.integers(1, 4)
+        left = rng.integers(0, 2) + 4 * label
         image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
     return images, labels
 
@@ -58,7 +75,13 @@ def blobs(count=400):
 def gate_for(method, images, labels, spec=SPEC, portion=16):
     plan = method.plan(spec)
     plan = Unpriced(plan.stages, plan.neighbours)
-    return Gate(Sensitive(images, labels, spec), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=portion))
+    return Gate(
+        Sensitive(images, labels, spec),
+        plan,
+        Unwritten(),
+        Unwritten(),
+        runtime=Runtime("cpu", microbatch=portion),
+    )
 
 
 def encoder(seed=0):
@@ -77,7 +100,9 @@ def asked(share=0.1):
 @pytest.mark.parametrize("share", [0.0, 0.1])
 def test_a_code_embedded_has_norm_one(share):
     images = torch.from_numpy(extremes(60))
-    parts = torch.func.vmap(embedded_code, in_dims=(0, 0, *(None,) * 4))(images, torch.zeros(60, dtype=torch.int64), *asked(share))
+    parts = torch.func.vmap(embedded_code, in_dims=(0, 0, *(None,) * 4))(
+        images, torch.zeros(60, dtype=torch.int64), *asked(share)
+    )
     assert parts.norm(dim=1).max() <= 1 + 1e-6
     assert parts.norm(dim=1).min() > 1 - 1e-5  # the clip is a guard, not a loss
     assert parts[:, -1].tolist() == pytest.approx([share] * 60)
@@ -85,52 +110,75 @@ def test_a_code_embedded_has_norm_one(share):
 
 @pytest.mark.parametrize("which", ["embedding", "autoencoder"])
 def test_neighbours_answers_are_no_farther_apart_than_the_bound(which):
-    rng, largest = np.random.default_rng(4), 0.0
+    rng = np.random.default_rng(4)
+    largest = 0.0
     method = MerfAe(**{**TINY, "drawn": 1.0}, noise=0.0, lessons=100)
     net: torch.nn.Module = initialise(Autoencoder(SHAPE, 3, 8, 4), seeded())
     with torch.no_grad():
         for each in net.parameters():
             each *= 20  # gradients far over the bound
     for turn, odd in enumerate(extremes(20)):
-        images, labels, where = extremes(12), np.arange(12) % CLASSES, int(rng.integers(12))
-        images[where], labels[where], answers = odd, turn % CLASSES, []
+        images = extremes(12)
+        labels = np.arange(12) % CLASSES
+        where = int(rng.integers(12))
+        images[where] = odd
+        labels[where] = turn % CLASSES
+        answers = []
         for some in (np.arange(12), np.delete(np.arange(12), where)):
             gate = gate_for(method, images[some], labels[some])
             if which == "embedding":
-                answers.append(gate.sum("embedding", embedded_code, *asked(), bound=1.0, per_class=True))
+                answers.append(
+                    gate.sum("embedding", embedded_code, *asked(), bound=1.0, per_class=True)
+                )
             else:
-                answers.append(gate.sum("autoencoder", gradient, net, weights(net), redrawn, None, bound=1.0))
+                answers.append(
+                    gate.sum("autoencoder", gradient, net, weights(net), redrawn, None, bound=1.0)
+                )
         largest = max(largest, float((answers[0] - answers[1]).norm()))
     assert largest <= 1 + 1e-6
     assert largest > 0.99
 
 
 def test_a_lesson_is_the_gradient_of_cross_entropy():
-    net, images = initialise(Autoencoder(SHAPE, 3, 8, 4), seeded()), torch.rand(3, *SHAPE, generator=seeded(1))
+    net = initialise(Autoencoder(SHAPE, 3, 8, 4), seeded())
+    images = torch.rand(3, *SHAPE, generator=seeded(1))
     labels = torch.zeros(3, dtype=torch.int64)
-    parts = torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(images, labels, net, weights(net), redrawn, None)
+    parts = torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(
+        images, labels, net, weights(net), redrawn, None
+    )
     for image, part in zip(images, parts, strict=True):
         shown = net(image[None]).sigmoid()
         loss = -(image * shown.log() + (1 - image) * (1 - shown).log()).mean()
-        torch.testing.assert_close(part, flat(torch.autograd.grad(loss, list(net.parameters()))), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            part, flat(torch.autograd.grad(loss, list(net.parameters()))), rtol=1e-3, atol=1e-5
+        )
 
 
 def audited(noise=1.0, asks=300):
     """Low TPR and high FPR of the attacker who looks along the record's own part, in the row of its class."""
     method = MerfAe(**TINY, noise=noise, share=0.5, lessons=1)
-    images, given, seen = extremes(8), asked(), []
+    images = extremes(8)
+    given = asked()
+    seen = []
     part = embedded_code(torch.from_numpy(images[3]), torch.tensor(1), *given).double()
     others = [0, 1, 2, 4, 5, 6, 7]
-    rest = sum(embedded_code(torch.from_numpy(images[each]), torch.tensor(1), *given).double() for each in others if each % 2)
+    rest = sum(
+        embedded_code(torch.from_numpy(images[each]), torch.tensor(1), *given).double()
+        for each in others
+        if each % 2
+    )
     multiplier = method.plan(SPEC).stages[1].noise
     for there in (np.arange(8), np.array(others)):
         answers = []
         for _ in range(asks):
             gate = gate_for(method, images[there], there % 2)
             gate._shape = lambda *given: part.shape
-            answers.append(gate.sum("embedding", embedded_code, *given, bound=1.0, per_class=True)[1])
+            answers.append(
+                gate.sum("embedding", embedded_code, *given, bound=1.0, per_class=True)[1]
+            )
         seen.append(int(((torch.stack(answers) - rest) @ part > 0.5).sum()))
-    low, high = beta.ppf(1e-4, seen[0], asks - seen[0] + 1), beta.ppf(1 - 1e-4, seen[1] + 1, asks - seen[1])
+    low = beta.ppf(1e-4, seen[0], asks - seen[0] + 1)
+    high = beta.ppf(1 - 1e-4, seen[1] + 1, asks - seen[1])
     return low, norm.cdf(norm.ppf(high) + 1 / multiplier)
 
 
@@ -139,7 +187,9 @@ def test_an_audit_finds_what_is_claimed_and_half_the_noise(monkeypatch):
     found, allowed = audited(noise=0.5)
     assert found <= allowed
     honest = gate_module.noisy
-    monkeypatch.setattr(gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 2, *more))
+    monkeypatch.setattr(
+        gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 2, *more)
+    )
     found, allowed = audited(noise=0.5)
     assert found > allowed
 
@@ -154,10 +204,14 @@ def test_the_price_is_that_of_both_and_shares_are_parts_of_it():
         lessons, embedding = plan.stages
         assert 1 / embedding.noise**2 == pytest.approx(share / 16)
         # exact: mu² of sampled answers is near rate² * steps * (exp(1 / noise²) - 1)
-        assert 0.25 * 50 * math.expm1(1 / lessons.noise**2) == pytest.approx((1 - share) / 16, rel=0.05)
+        assert 0.25 * 50 * math.expm1(1 / lessons.noise**2) == pytest.approx(
+            (1 - share) / 16, rel=0.05
+        )
     whole = plan.cost().epsilon(1e-5)
     assert whole == pytest.approx(accounting._gaussian(1 / 4).epsilon(1e-5), rel=0.05)
-    assert all(Plan((stage,), plan.neighbours).cost().epsilon(1e-5) < whole for stage in plan.stages)
+    assert all(
+        Plan((stage,), plan.neighbours).cost().epsilon(1e-5) < whole for stage in plan.stages
+    )
 
 
 # What comes of it
@@ -165,16 +219,29 @@ def test_the_price_is_that_of_both_and_shares_are_parts_of_it():
 
 def test_samples_follow_their_label_and_look_like_the_records():
     method = MerfAe(
-        noise=0.1, lessons=250, drawn=0.2, inner=4, drawing=32, waves=8, features=400, portion=400, hidden=32, steps=150, batch=20,
+        noise=0.1,
+        lessons=250,
+        drawn=0.2,
+        inner=4,
+        drawing=32,
+        waves=8,
+        features=400,
+        portion=400,
+        hidden=32,
+        steps=150,
+        batch=20,
         lesson_rate=1e-2,
-    )  # fmt: skip
+    )
     gate = gate_for(method, *blobs(), portion=100)
     made = method.fit(gate, Streams(0, Runtime("cpu")), silent)
     assert gate.left("autoencoder") == gate.left("embedding") == 0
     images, labels = made.sample(SPEC, 200)
-    right, left = images[..., 4:].sum((1, 2, 3)), images[..., :4].sum((1, 2, 3))
+    right = images[..., 4:].sum((1, 2, 3))
+    left = images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.9
-    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(blobs()[0].sum((1, 2, 3)).mean(), rel=0.3)
+    assert images.sum((1, 2, 3)).mean().item() == pytest.approx(
+        blobs()[0].sum((1, 2, 3)).mean(), rel=0.3
+    )
     assert made.fits(SPEC)
 
 
@@ -183,13 +250,18 @@ def test_without_noise_the_target_is_the_mean_embedding(monkeypatch):
     images, labels = blobs(30)
     labels = (np.arange(30) % 3 == 0).astype(int)
     for spec in (SPEC, Spec(SHAPE, 2, 30, (20, 10))):
-        method, got = MerfAe(**TINY, noise=0.0, lessons=3), []
-        monkeypatch.setattr(merf_ae, "match", lambda draw, parameters, *given, got=got, **more: got.append(given))
+        method = MerfAe(**TINY, noise=0.0, lessons=3)
+        got = []
+        monkeypatch.setattr(
+            dp_merf_ae, "match", lambda draw, parameters, *given, got=got, **more: got.append(given)
+        )
         taught = []
         monkeypatch.setattr(
             MerfAe,
             "_taught",
-            lambda self, *given, taught=taught: taught.append(initialise(Autoencoder(SHAPE, 3, 8, 4), seeded())) or taught[0],
+            lambda self, *given, taught=taught: (
+                taught.append(initialise(Autoencoder(SHAPE, 3, 8, 4), seeded())) or taught[0]
+            ),
         )
         method.fit(gate_for(method, images, labels, spec), Streams(0, Runtime("cpu")), silent)
         target, weight, frequencies = got[0][:3]
@@ -201,26 +273,46 @@ def test_without_noise_the_target_is_the_mean_embedding(monkeypatch):
 
 
 def test_the_release_draws_with_the_decoder_that_was_taught(monkeypatch):
-    method, kept = MerfAe(**TINY, noise=1.0, lessons=2, steps=3), []
+    method = MerfAe(**TINY, noise=1.0, lessons=2, steps=3)
+    kept = []
     real = MerfAe._taught
-    monkeypatch.setattr(MerfAe, "_taught", lambda self, *given: kept.append(real(self, *given)) or kept[0])
+    monkeypatch.setattr(
+        MerfAe, "_taught", lambda self, *given: kept.append(real(self, *given)) or kept[0]
+    )
     made = method.fit(gate_for(method, *blobs(20)), Streams(0, Runtime("cpu")), silent)
     for name, value in kept[0].decoder.state_dict().items():
         assert torch.equal(made.tensors[f"decoder.{name}"], value)
     net = NETS[made.net](**made.arguments)
-    assert net.coded(torch.randn(5, 2, generator=seeded()), torch.arange(5) % 2).norm(dim=1).tolist() == pytest.approx([math.sqrt(3)] * 5)
+    assert net.coded(torch.randn(5, 2, generator=seeded()), torch.arange(5) % 2).norm(
+        dim=1
+    ).tolist() == pytest.approx([math.sqrt(3)] * 5)
 
 
 @pytest.mark.parametrize(
-    ("lessons", "stage"), [(80, "training the autoencoder"), (80, "training the generator"), (30, "training the generator")]
+    ("lessons", "stage"),
+    [
+        (80, "training the autoencoder"),
+        (80, "training the generator"),
+        (30, "training the generator"),
+    ],
 )
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, lessons, stage):
-    box, ledger = Sensitive(*blobs(40), SPEC, name="blobs"), Ledger(tmp_path / "blobs.jsonl")
-    method, fresh, real, encoders = MerfAe(**TINY, noise=3.0, lessons=lessons, steps=25), [], gate_module.noisy, []
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
+    box = Sensitive(*blobs(40), SPEC, name="blobs")
+    ledger = Ledger(tmp_path / "blobs.jsonl")
+    method = MerfAe(**TINY, noise=3.0, lessons=lessons, steps=25)
+    fresh = []
+    real = gate_module.noisy
+    encoders = []
+    monkeypatch.setattr(
+        accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0)
+    )
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
     taught = MerfAe._taught
-    monkeypatch.setattr(MerfAe, "_taught", lambda self, *given: encoders.append(taught(self, *given)) or encoders[-1])
+    monkeypatch.setattr(
+        MerfAe,
+        "_taught",
+        lambda self, *given: encoders.append(taught(self, *given)) or encoders[-1],
+    )
 
     def kill(shown, step, of, **facts):
         if shown == stage and step == 25:
@@ -239,7 +331,17 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, lessons, stage):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"share": 0}, {"share": 1}, {"drawn": 0}, {"inner": 1}, {"lessons": 0}, {"widths": (0.0,)}, {"batch": 1}, {"noise": -1.0}]
+    "wrong",
+    [
+        {"share": 0},
+        {"share": 1},
+        {"drawn": 0},
+        {"inner": 1},
+        {"lessons": 0},
+        {"widths": (0.0,)},
+        {"batch": 1},
+        {"noise": -1.0},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):

@@ -14,15 +14,15 @@ from torch.nn.functional import avg_pool2d, conv2d, group_norm, pad
 from unwritten import Unwritten, clipping
 
 from privot.audit import least, most
+from privot.components.feature_matching import Round, unit
 from privot.data import load
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.methods import make, private_set
 from privot.methods.private_set import GROUP, REACH, PrivateSet, directions, picture
 from privot.nets.augment import apply, draw
 from privot.nets.ensemble import Ensemble, Frozen
-from privot.nets.matching import Round, unit
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import SENSITIVITY, Gate
 from privot.privacy.ledger import Ledger
@@ -33,10 +33,13 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GREY, COLOUR, CLASSES = (1, 8, 8), (3, 8, 8), 3
+GREY = (1, 8, 8)
+COLOUR = (3, 8, 8)
+CLASSES = 3
 TINY = {"per_class": 2, "nets": 3, "seeing": 2, "trained": 2, "width": 4, "steps": 2, "lessons": 1}
 SIZES = (5, 7, 4)
-COUNT, LABELS = sum(SIZES), np.repeat(np.arange(CLASSES), SIZES)
+COUNT = sum(SIZES)
+LABELS = np.repeat(np.arange(CLASSES), SIZES)
 CPU = torch.device("cpu")
 
 
@@ -51,7 +54,14 @@ def pictures(shape=GREY, seed=0, count=COUNT, bright=1.0):
 def gate_for(method, spec, images=None, labels=LABELS, plan=None, seed=None):
     box = Sensitive(pictures(spec.shape) if images is None else images, labels, spec)
     runtime = Runtime("cpu", microbatch=COUNT + 1)
-    return Gate(box, plan or method.plan(spec), Unwritten(), Unwritten(), runtime=runtime, insecure_seed=seed)
+    return Gate(
+        box,
+        plan or method.plan(spec),
+        Unwritten(),
+        Unwritten(),
+        runtime=runtime,
+        insecure_seed=seed,
+    )
 
 
 def streams(seed=0):
@@ -63,9 +73,14 @@ def streams(seed=0):
 
 def rig(shape=GREY, count=3, seed=0, texture=0.0):
     """What `directions` is given beside a record, as in a run: nets, weights, augmentations, centres."""
-    nets = Ensemble(count, shape, CLASSES, width=4, texture=texture, generator=seeded(seed)).requires_grad_(False)
-    weights, drawn = Frozen(nets)[:], draw(count, shape[1:], seeded(seed + 1))
-    centre = unit(nets, weights, torch.rand(6, *shape, generator=seeded(seed + 2)), drawn, None).mean(1)
+    nets = Ensemble(
+        count, shape, CLASSES, width=4, texture=texture, generator=seeded(seed)
+    ).requires_grad_(False)
+    weights = Frozen(nets)[:]
+    drawn = draw(count, shape[1:], seeded(seed + 1))
+    centre = unit(
+        nets, weights, torch.rand(6, *shape, generator=seeded(seed + 2)), drawn, None
+    ).mean(1)
     return nets, weights, drawn, centre
 
 
@@ -74,14 +89,22 @@ def extremes(shape, count=1000):
     rng = np.random.default_rng(3)
     places = np.arange(shape[1])[:, None] + np.arange(shape[2])
     kinds = [
-        lambda: np.zeros(shape), lambda: np.ones(shape), lambda: np.full(shape, rng.random()), lambda: np.full(shape, 1e-40),
+        lambda: np.zeros(shape),
+        lambda: np.ones(shape),
+        lambda: np.full(shape, rng.random()),
+        lambda: np.full(shape, 1e-40),
         lambda: np.eye(1, math.prod(shape), rng.integers(math.prod(shape))).reshape(shape),
         lambda: 1 - np.eye(1, math.prod(shape), rng.integers(math.prod(shape))).reshape(shape),
-        lambda: np.broadcast_to(places % 2, shape), lambda: np.broadcast_to(places < rng.integers(2, 14), shape),
-        lambda: rng.integers(2, size=shape), lambda: rng.random(shape), lambda: rng.random(shape) ** 20,
+        lambda: np.broadcast_to(places % 2, shape),
+        lambda: np.broadcast_to(places < rng.integers(2, 14), shape),
+        lambda: rng.integers(2, size=shape),
+        lambda: rng.random(shape),
+        lambda: rng.random(shape) ** 20,
         lambda: np.full(shape, 0.5) + 1e-7 * rng.random(shape),
-    ]  # fmt: skip
-    return torch.from_numpy(np.stack([kinds[turn % len(kinds)]() for turn in range(count)]).astype(np.float32))
+    ]
+    return torch.from_numpy(
+        np.stack([kinds[turn % len(kinds)]() for turn in range(count)]).astype(np.float32)
+    )
 
 
 def norms(query, images, *public):
@@ -104,13 +127,19 @@ def test_a_part_is_never_longer_than_one(shape):
         nets, weights, drawn, centre = rig(shape, count, texture=texture)
         found = norms(directions, images, nets, weights, drawn, centre)
         assert found.max() <= 1 + 1e-6
-        assert found.median() > 0.999  # a unit vector whatever the record is: the clip is a guard, not a loss
-    centre = unit(nets, weights, images[9:10], drawn, None)[:, 0]  # a centre that is the record itself leaves no direction
+        assert (
+            found.median() > 0.999
+        )  # a unit vector whatever the record is: the clip is a guard, not a loss
+    centre = unit(nets, weights, images[9:10], drawn, None)[
+        :, 0
+    ]  # a centre that is the record itself leaves no direction
     assert norms(directions, images[9:10], nets, weights, drawn, centre).item() <= 1 + 1e-6
 
 
 def test_planted_parts_are_seen_to_be_longer():
-    images, reach, given = extremes(GREY, 48), REACH * 8, rig()
+    images = extremes(GREY, 48)
+    reach = REACH * 8
+    given = rig()
 
     def without_room_for_the_count(image, label, reach, share):
         part = picture(image, label, reach, share)
@@ -125,14 +154,18 @@ def test_planted_parts_are_seen_to_be_longer():
 
 def neighbours(relation, count, shape=GREY):
     """Data sets of 12 records and a neighbour of each: with a record less, or with another in its place, perhaps of another class."""
-    rng, odd = np.random.default_rng(4), extremes(shape, 2 * count).numpy()
+    rng = np.random.default_rng(4)
+    odd = extremes(shape, 2 * count).numpy()
     for turn in range(count):
-        images, labels, where = rng.random((12, *shape), np.float32), np.arange(12) % CLASSES, int(rng.integers(12))
+        images = rng.random((12, *shape), np.float32)
+        labels = np.arange(12) % CLASSES
+        where = int(rng.integers(12))
         images[where] = odd[turn]
         if relation is Neighbours.ADD_REMOVE:
             yield images, labels, np.delete(images, where, 0), np.delete(labels, where)
         else:
-            changed, renamed = images.copy(), labels.copy()
+            changed = images.copy()
+            renamed = labels.copy()
             changed[where] = odd[-1 - turn] if turn % 3 else 1 - odd[turn]
             renamed[where] = (labels[where] + turn % 2) % CLASSES
             yield images, labels, changed, renamed
@@ -142,9 +175,11 @@ def neighbours(relation, count, shape=GREY):
 @pytest.mark.parametrize("which", ["picture", "directions"])
 @pytest.mark.usefixtures("array_order")
 def test_neighbours_answers_are_no_farther_apart_than_the_table_says(which, relation):
-    spec, public = Spec(GREY, CLASSES), (REACH * 8, 0.1) if which == "picture" else rig()
+    spec = Spec(GREY, CLASSES)
+    public = (REACH * 8, 0.1) if which == "picture" else rig()
     gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10**6),), relation))
-    largest, bound = 0.0, SENSITIVITY["sum", relation]
+    largest = 0.0
+    bound = SENSITIVITY["sum", relation]
     for images, labels, changed, renamed in neighbours(relation, 120):
         answers = []
         for box in ((images, labels), (changed, renamed)):
@@ -152,7 +187,9 @@ def test_neighbours_answers_are_no_farther_apart_than_the_table_says(which, rela
             answers.append(gate.sum("it", globals()[which], *public, bound=1.0, per_class=True))
         largest = max(largest, float((answers[0] - answers[1]).norm()))
     assert largest <= bound * (1 + 1e-6)
-    assert largest > (0.999 if relation is Neighbours.ADD_REMOVE else math.sqrt(2) * 0.99)  # what moves to another row is orthogonal
+    assert largest > (
+        0.999 if relation is Neighbours.ADD_REMOVE else math.sqrt(2) * 0.99
+    )  # what moves to another row is orthogonal
 
 
 # The price
@@ -160,13 +197,22 @@ def test_neighbours_answers_are_no_farther_apart_than_the_table_says(which, rela
 
 @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize(
-    "shares", [None, (0.05, 0.95, 0.0), (0.25, 0.25, 0.25, 0.25), (0.1, 0.2, 0.3, 0.2, 0.1, 0.1), (0.1, 0.0, 0.4, 0.5)]
+    "shares",
+    [
+        None,
+        (0.05, 0.95, 0.0),
+        (0.25, 0.25, 0.25, 0.25),
+        (0.1, 0.2, 0.3, 0.2, 0.1, 0.1),
+        (0.1, 0.0, 0.4, 0.5),
+    ],
 )
 @pytest.mark.parametrize("nets", [None, 13, 200])
 def test_all_answers_together_cost_one_gaussian(shape, shares, nets):
     spec = Spec(shape, 10)
     for noise in (0.5, 3.7306):
-        method = PrivateSet(noise=noise, shares=shares, nets=nets, trained=nets, seeing=nets or 20, views=3)
+        method = PrivateSet(
+            noise=noise, shares=shares, nets=nets, trained=nets, seeing=nets or 20, views=3
+        )
         plan = method.plan(spec)
         assert plan.cost().mu == pytest.approx(1 / noise, rel=1e-12)
         paid = [stage.steps / stage.noise**2 * noise**2 for stage in plan.stages]
@@ -182,7 +228,8 @@ def test_the_gate_is_asked_for_what_the_plan_says_and_no_more(monkeypatch, shape
     monkeypatch.setattr(private_set, "EACH", 4)
     method = PrivateSet(**{**TINY, "nets": nets, "seeing": nets, "trained": nets}, noise=2.0)
     gate = gate_for(method, spec := Spec(shape, CLASSES))
-    asked, real = [], gate.sum
+    asked = []
+    real = gate.sum
 
     def watched(name, query, *public, **how):
         asked.append((name, len(public[-1]) if name != "means" else 0))
@@ -192,7 +239,9 @@ def test_the_gate_is_asked_for_what_the_plan_says_and_no_more(monkeypatch, shape
     gate.sum = watched
     made = method.fit(gate, streams(), silent)
     assert gate._done == {stage.name: stage.steps for stage in method.plan(spec).stages}
-    assert [stage.name for stage in method.plan(spec).stages if stage.name != "means"] == list(method._rounds(spec))
+    assert [stage.name for stage in method.plan(spec).stages if stage.name != "means"] == list(
+        method._rounds(spec)
+    )
     for name in method._rounds(spec):
         groups = [count for each, count in asked if each == name]
         assert sum(groups) == nets
@@ -201,15 +250,24 @@ def test_the_gate_is_asked_for_what_the_plan_says_and_no_more(monkeypatch, shape
 
 
 def test_declared_sizes_cost_nothing_and_others_are_counted():
-    images, method = pictures(bright=0.3), PrivateSet(**TINY, noise=0.0)
+    images = pictures(bright=0.3)
+    method = PrivateSet(**TINY, noise=0.0)
     found = {}
-    for name, spec in (("declared", Spec(GREY, CLASSES, COUNT, SIZES)), ("counted", Spec(GREY, CLASSES))):
+    for name, spec in (
+        ("declared", Spec(GREY, CLASSES, COUNT, SIZES)),
+        ("counted", Spec(GREY, CLASSES)),
+    ):
         gate = gate_for(method, spec, images)
-        asked, real = [], gate.sum
-        gate.sum = lambda *given, asked=asked, real=real, **how: asked.append(given) or real(*given, **how)
+        asked = []
+        real = gate.sum
+        gate.sum = lambda *given, asked=asked, real=real, **how: (
+            asked.append(given) or real(*given, **how)
+        )
         means, counts = method._means(gate, CPU)
         found[name] = asked[0][3], means
-        torch.testing.assert_close(counts, torch.tensor(SIZES, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            counts, torch.tensor(SIZES, dtype=torch.float64), rtol=1e-5, atol=1e-5
+        )
         share = asked[0][3]
         part = picture(torch.from_numpy(images[0]), torch.tensor(0), asked[0][2], share)
         assert part[-1] == pytest.approx(share)
@@ -241,38 +299,57 @@ def test_a_class_declared_empty_gives_a_sound_set():
 
 
 def test_without_noise_means_are_the_class_means():
-    images, method = pictures(bright=0.5), PrivateSet(**TINY, noise=0.0)
+    images = pictures(bright=0.5)
+    method = PrivateSet(**TINY, noise=0.0)
     assert np.linalg.norm(images.reshape(len(images), -1), axis=1).max() < REACH * 8
     means, _ = method._means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
     for label in range(CLASSES):
-        torch.testing.assert_close(means[label], torch.from_numpy(images[label == LABELS].mean(0)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            means[label], torch.from_numpy(images[label == LABELS].mean(0)), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_an_image_too_bright_is_scaled_down_and_no_other():
-    images, method = pictures(bright=0.3), PrivateSet(**TINY, noise=0.0)
+    images = pictures(bright=0.3)
+    method = PrivateSet(**TINY, noise=0.0)
     images[0] = 1.0  # norm 8, where 12/28 of 8 is allowed
     means, _ = method._means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
     images[0] = REACH
-    torch.testing.assert_close(means[0], torch.from_numpy(images[LABELS < 1].mean(0)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        means[0], torch.from_numpy(images[LABELS < 1].mean(0)), rtol=1e-4, atol=1e-5
+    )
 
 
 def slowly(weights, place, image, drawn, padding=1):
     """Features of one image by one net, block by block."""
     x = 2 * apply(image[None], drawn.chosen(torch.tensor([place]))) - 1
     for number in range(sum(name.startswith("conv") for name in weights)):
-        conv, bias, gain, shift = (weights[f"{part}{number}"][place] for part in ("conv", "bias", "gain", "shift"))
+        conv, bias, gain, shift = (
+            weights[f"{part}{number}"][place] for part in ("conv", "bias", "gain", "shift")
+        )
         x = conv2d(pad(x, (padding,) * 4), conv, bias)
-        x, padding = avg_pool2d(group_norm(x, len(gain), gain, shift).relu(), 2), 1
+        x = avg_pool2d(group_norm(x, len(gain), gain, shift).relu(), 2)
+        padding = 1
     return x.flatten()
 
 
-@pytest.mark.parametrize(("shape", "stage", "views"), [(GREY, "random", 1), (COLOUR, "trained1", 4), ((1, 28, 28), "random", 1)])
+@pytest.mark.parametrize(
+    ("shape", "stage", "views"),
+    [(GREY, "random", 1), (COLOUR, "trained1", 4), ((1, 28, 28), "random", 1)],
+)
 def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, stage, views):
     """Of 12 features, by 12 nets or by 3 with four augmentations each."""
-    method = PrivateSet(**{**TINY, "nets": 12, "trained": 12 // views, "views": views}, texture=0.0, noise=0.0)
-    spec, images, counts = Spec(shape, CLASSES), pictures(shape), torch.tensor(SIZES, dtype=torch.float64)
-    nets, shown = method._net(12 // views, spec, seeded()).requires_grad_(False), torch.rand(6, *shape, generator=seeded(1))
-    found = method._ask(gate_for(method, spec, images), stage, nets, 0.35, shown, counts, streams(), silent)
+    method = PrivateSet(
+        **{**TINY, "nets": 12, "trained": 12 // views, "views": views}, texture=0.0, noise=0.0
+    )
+    spec = Spec(shape, CLASSES)
+    images = pictures(shape)
+    counts = torch.tensor(SIZES, dtype=torch.float64)
+    nets = method._net(12 // views, spec, seeded()).requires_grad_(False)
+    shown = torch.rand(6, *shape, generator=seeded(1))
+    found = method._ask(
+        gate_for(method, spec, images), stage, nets, 0.35, shown, counts, streams(), silent
+    )
     assert found.target.shape == (12, CLASSES, nets.numbers)
     weights = nets.chosen(torch.arange(12) % nets.nets)
     see = partial(slowly, weights, drawn=found.drawn, padding=3 if shape[1] == 28 else 1)
@@ -282,15 +359,26 @@ def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, st
         away = torch.stack([see(place, torch.from_numpy(each)) for each in images]) - centre
         units = away / away.norm(dim=1, keepdim=True)
         for label in range(CLASSES):
-            torch.testing.assert_close(found.target[place, label], units[label == LABELS].mean(0), rtol=1e-3, atol=1e-4)
-    assert len({tuple(each.tolist()) for each in torch.cat([each.flatten(1) for each in found.drawn], 1)}) > 6  # each has its own
+            torch.testing.assert_close(
+                found.target[place, label], units[label == LABELS].mean(0), rtol=1e-3, atol=1e-4
+            )
+    assert (
+        len(
+            {
+                tuple(each.tolist())
+                for each in torch.cat([each.flatten(1) for each in found.drawn], 1)
+            }
+        )
+        > 6
+    )  # each has its own
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2), (3, 5, 9)])
 def test_odd_shapes_do_not_fail_after_the_run_was_paid_for(monkeypatch, shape):
     monkeypatch.setattr(private_set, "KINDS", 3)
     monkeypatch.setattr(private_set, "EACH", 4)
-    method, spec = PrivateSet(**TINY, noise=2.0), Spec(shape, CLASSES)
+    method = PrivateSet(**TINY, noise=2.0)
+    spec = Spec(shape, CLASSES)
     made = method.fit(gate_for(method, spec), streams(), silent)
     assert made.fits(spec)
 
@@ -298,19 +386,31 @@ def test_odd_shapes_do_not_fail_after_the_run_was_paid_for(monkeypatch, shape):
 def test_the_loss_falls_and_a_set_that_meets_its_targets_stays():
     """Targets of an answer without noise about images that are the set itself: the distance is zero there."""
     method = PrivateSet(**{**TINY, "per_class": 4, "steps": 40, "rate": 0.05})
-    spec, labels = Spec(GREY, CLASSES), torch.arange(CLASSES).repeat_interleave(4)
-    goal, begun = torch.rand(12, *GREY, generator=seeded()), torch.rand(12, *GREY, generator=seeded(1))
+    spec = Spec(GREY, CLASSES)
+    labels = torch.arange(CLASSES).repeat_interleave(4)
+    goal = torch.rand(12, *GREY, generator=seeded())
+    begun = torch.rand(12, *GREY, generator=seeded(1))
     nets, weights, drawn, centre = rig(count=3)
     target = unit(nets, weights, goal, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2)
     rounds = {"random": Round(nets, drawn, centre, target, 1.0)}
 
     def distance(images):
-        return (unit(nets, weights, images, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2) - target).square().sum().item()
+        return (
+            (
+                unit(nets, weights, images, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2)
+                - target
+            )
+            .square()
+            .sum()
+            .item()
+        )
 
     assert len(labels) == len(goal)
     moved = method._match(begun, rounds, spec, streams(), "here", silent)
     assert distance(moved) < 0.3 * distance(begun)
-    assert distance(method._match(goal, rounds, spec, streams(), "here", silent)) < 0.02 * distance(begun)
+    assert distance(method._match(goal, rounds, spec, streams(), "here", silent)) < 0.02 * distance(
+        begun
+    )
     assert 0 <= moved.min() <= moved.max() <= 1
     seen = method._match(begun, rounds, spec, streams(), "here", silent)
     assert torch.equal(seen, moved)
@@ -319,17 +419,33 @@ def test_the_loss_falls_and_a_set_that_meets_its_targets_stays():
 # The set
 
 
-QUICK = {"soft": 0.5, "per_class": 5, "nets": 10, "trained": 4, "width": 12, "steps": 80, "lessons": 5}
+QUICK = {
+    "soft": 0.5,
+    "per_class": 5,
+    "nets": 10,
+    "trained": 4,
+    "width": 12,
+    "steps": 80,
+    "lessons": 5,
+}
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A set of digits at a large epsilon, and what its optimisation began from."""
-    begun, real = [], PrivateSet._start
+    begun = []
+    real = PrivateSet._start
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivateSet, "_start", lambda *given: begun.append(real(*given)) or begun[-1])
         folder = tmp_path_factory.mktemp("digits")
-        synthesize("digits", PrivateSet(**QUICK), 50.0, out=folder / "out", ledger=folder / "x.jsonl", runtime=Runtime("cpu"))
+        synthesize(
+            "digits",
+            PrivateSet(**QUICK),
+            50.0,
+            out=folder / "out",
+            ledger=folder / "x.jsonl",
+            runtime=Runtime("cpu"),
+        )
     return folder / "out", begun[0]
 
 
@@ -343,22 +459,30 @@ def read_off(images, labels):
 def test_a_classifier_learns_digits_from_the_set_and_more_than_from_its_start(released):
     verify(released[0])
     made = Release.load(released[0]).product.tensors
-    before, after = read_off(*released[1]), read_off(made["images"], made["labels"])
+    before = read_off(*released[1])
+    after = read_off(made["images"], made["labels"])
     assert after > 0.85
     assert after > before + 0.01  # by 0.043, give or take 0.005
 
 
 def test_soft_labels_are_probabilities_that_leave_half_to_the_label(released):
     made = Release.load(released[0])
-    soft, labels = made.product.tensors["soft"], made.product.tensors["labels"]
+    soft = made.product.tensors["soft"]
+    labels = made.product.tensors["labels"]
     assert made.product.fits(made.spec)
     torch.testing.assert_close(soft.sum(1), torch.ones(len(soft)))
     assert soft.min() >= 0
     assert soft[torch.arange(len(soft)), labels].min() >= 0.5 - 1e-6
     assert soft[torch.arange(len(soft)), labels].min() < 1 - 1e-3  # they say something
-    for less in ({"per_class": 1, "soft": 0.5}, {"soft": 0.0}):  # one image leaves nothing to learn from; and nobody asked
+    for less in (
+        {"per_class": 1, "soft": 0.5},
+        {"soft": 0.0},
+    ):  # one image leaves nothing to learn from; and nobody asked
         method = PrivateSet(**{**TINY, **less}, noise=1.0)
-        assert "soft" not in method.fit(gate_for(method, Spec(GREY, CLASSES)), streams(), silent).tensors
+        assert (
+            "soft"
+            not in method.fit(gate_for(method, Spec(GREY, CLASSES)), streams(), silent).tensors
+        )
 
 
 def test_a_sketched_start_is_scenes_around_the_class_means():
@@ -367,7 +491,10 @@ def test_a_sketched_start_is_scenes_around_the_class_means():
     noise, _ = PrivateSet(per_class=40, sketched=False)._start(means, streams())
     found = torch.stack([begun[labels == label].mean((0, 2, 3)) for label in range(CLASSES)])
     torch.testing.assert_close(found.mean(0), means.mean((0, 2, 3)), rtol=0, atol=0.05)
-    rough = [(each[..., 1:] - each[..., :-1]).abs().mean().item() for each in (begun - means[labels], noise - means[labels])]
+    rough = [
+        (each[..., 1:] - each[..., :-1]).abs().mean().item()
+        for each in (begun - means[labels], noise - means[labels])
+    ]
     assert rough[0] < rough[1] / 2  # scenes have areas, noise has none
 
 
@@ -391,8 +518,10 @@ def test_what_is_kept_is_what_was_answered(monkeypatch, texture):
     """Half precision apart."""
     monkeypatch.setattr(private_set, "KINDS", 3)
     monkeypatch.setattr(private_set, "EACH", 4)
-    method, spec = PrivateSet(**TINY, noise=1.0, texture=texture, shares=(0.05, 0.2, 0.15, 0.3, 0.3)), Spec(COLOUR, CLASSES)
-    rounds, real = {}, PrivateSet._ask
+    method = PrivateSet(**TINY, noise=1.0, texture=texture, shares=(0.05, 0.2, 0.15, 0.3, 0.3))
+    spec = Spec(COLOUR, CLASSES)
+    rounds = {}
+    real = PrivateSet._ask
 
     def watched(self, gate, stage, *more):
         rounds[stage] = real(self, gate, stage, *more)
@@ -408,12 +537,16 @@ def test_what_is_kept_is_what_was_answered(monkeypatch, texture):
         torch.testing.assert_close(found[name].target, part.target, rtol=1e-3, atol=1e-3)
         for one, two in zip(found[name].drawn, part.drawn, strict=True):
             assert torch.equal(one, two)
-        one, two = (unit(each.nets, Frozen(each.nets)[:], images, each.drawn, each.centre) for each in (found[name], part))
+        one, two = (
+            unit(each.nets, Frozen(each.nets)[:], images, each.drawn, each.centre)
+            for each in (found[name], part)
+        )
         torch.testing.assert_close(one, two, rtol=0, atol=0.02)
 
 
 def test_what_was_not_kept_is_refused_in_words(tmp_path):
-    spec, method = Spec(GREY, CLASSES), PrivateSet(**TINY, noise=1.0, keep=False)
+    spec = Spec(GREY, CLASSES)
+    method = PrivateSet(**TINY, noise=1.0, keep=False)
     made = method.fit(gate_for(method, spec), streams(), silent)
     assert made.kept == {}
     with pytest.raises(ReleaseError, match="keep"):
@@ -427,10 +560,12 @@ def test_what_was_not_kept_is_refused_in_words(tmp_path):
 
 
 def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_path, monkeypatch):
-    method, computed = PrivateSet(**{**TINY, "nets": 13}, noise=2.0), []
+    method = PrivateSet(**{**TINY, "nets": 13}, noise=2.0)
+    computed = []
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
-    noisy, sums = gate_module.noisy, Gate.sum
+    noisy = gate_module.noisy
+    sums = Gate.sum
 
     def killed(*given, **more):
         raise KeyboardInterrupt
@@ -442,30 +577,47 @@ def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_
             synthesize(box, method, **ways)
     assert len(computed) == 3  # the means, and two groups of random nets
     assert sorted(each.name for each in (tmp_path / "out.run").glob("*-?.safetensors")) == [
-        "means-0.safetensors", "random-0.safetensors", "random-1.safetensors",
-    ]  # fmt: skip
+        "means-0.safetensors",
+        "random-0.safetensors",
+        "random-1.safetensors",
+    ]
     answers = []
-    monkeypatch.setattr(Gate, "sum", lambda *given, **how: answers.append(sums(*given, **how)) or answers[-1])
+    monkeypatch.setattr(
+        Gate, "sum", lambda *given, **how: answers.append(sums(*given, **how)) or answers[-1]
+    )
     release = synthesize(box, method, resume=True, **ways)
     assert len(computed) == 4  # and the trained nets
     assert len(answers) == 4
-    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(release.guarantee.epsilon)
+    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(
+        release.guarantee.epsilon
+    )
     kept = release.product.kept["random.target"].float()
     counts = (answers[0][:, -1] / 0.1).clamp(min=1)
     first = 7  # thirteen nets are asked for in seven and six
-    wanted = (answers[1] * math.sqrt(first) / counts[:, None]).view(CLASSES, first, -1).transpose(0, 1)
-    torch.testing.assert_close(kept[:first], wanted.float(), rtol=2e-3, atol=1e-3)  # what was released is of the answers of the first half
+    wanted = (
+        (answers[1] * math.sqrt(first) / counts[:, None]).view(CLASSES, first, -1).transpose(0, 1)
+    )
+    torch.testing.assert_close(
+        kept[:first], wanted.float(), rtol=2e-3, atol=1e-3
+    )  # what was released is of the answers of the first half
 
 
 def test_nets_that_were_asked_stay_the_nets_of_their_answers(tmp_path, monkeypatch):
     """On a GPU a training does not repeat to the bit. Here it never does, and the run is killed after the trained nets were asked."""
-    method, taught, fresh = PrivateSet(**TINY, noise=2.0), [], itertools.count()
+    method = PrivateSet(**TINY, noise=2.0)
+    taught = []
+    fresh = itertools.count()
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
 
     def never_twice(nets, *given, **more):
         with torch.no_grad():
-            nets.conv0.add_(0.1 * torch.randn(nets.conv0.shape, generator=torch.Generator().manual_seed(next(fresh))))
+            nets.conv0.add_(
+                0.1
+                * torch.randn(
+                    nets.conv0.shape, generator=torch.Generator().manual_seed(next(fresh))
+                )
+            )
         taught.append(nets.conv0.detach().clone())
 
     monkeypatch.setattr(private_set, "train_ensemble", never_twice)
@@ -478,7 +630,9 @@ def test_nets_that_were_asked_stay_the_nets_of_their_answers(tmp_path, monkeypat
     assert torch.equal(release.product.kept["trained1.conv0"], taught[0].half())
 
 
-def test_a_run_goes_on_with_other_settings_where_nothing_asked_depends_on_them(tmp_path, monkeypatch):
+def test_a_run_goes_on_with_other_settings_where_nothing_asked_depends_on_them(
+    tmp_path, monkeypatch
+):
     method = PrivateSet(**TINY, noise=2.0)
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
@@ -487,13 +641,16 @@ def test_a_run_goes_on_with_other_settings_where_nothing_asked_depends_on_them(t
         with pytest.raises(KeyboardInterrupt):
             synthesize(box, method, **ways)
     with pytest.raises(ReleaseError, match="other settings"):
-        synthesize(box, dataclasses.replace(method, per_class=method.per_class + 1), resume=True, **ways)
+        synthesize(
+            box, dataclasses.replace(method, per_class=method.per_class + 1), resume=True, **ways
+        )
     release = synthesize(box, dataclasses.replace(method, at_once=1), resume=True, **ways)
     assert release.facts["settings"]["at_once"] == 1
 
 
 def test_an_altered_part_of_a_run_is_refused(tmp_path, monkeypatch):
-    method, ways = PrivateSet(**TINY, noise=2.0), {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
+    method = PrivateSet(**TINY, noise=2.0)
+    ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     with monkeypatch.context() as patch:
         patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -508,8 +665,11 @@ def test_an_altered_part_of_a_run_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_cannot_run_fails_before_anything_is_charged(tmp_path, monkeypatch):
-    monkeypatch.setattr(private_set, "directions", lambda *given: (_ for _ in ()).throw(MemoryError))
-    box, ledger = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box"), Ledger(tmp_path / "x.jsonl")
+    monkeypatch.setattr(
+        private_set, "directions", lambda *given: (_ for _ in ()).throw(MemoryError)
+    )
+    box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
+    ledger = Ledger(tmp_path / "x.jsonl")
     with pytest.raises(MemoryError):
         synthesize(box, PrivateSet(**TINY, noise=2.0), ledger=ledger, runtime=Runtime("cpu"))
     assert ledger.spent().epsilon(1e-5) == 0
@@ -527,24 +687,42 @@ def test_a_training_that_diverged_loses_no_answer(tmp_path, monkeypatch):
     assert verify(tmp_path / "out")
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+    ),
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("texture", [0.0, 0.7])
-@pytest.mark.parametrize(("shape", "width", "portion"), [((1, 8, 8), 16, 37), ((1, 28, 28), 128, 24), ((3, 32, 32), 32, 33)])
+@pytest.mark.parametrize(
+    ("shape", "width", "portion"),
+    [((1, 8, 8), 16, 37), ((1, 28, 28), 128, 24), ((3, 32, 32), 32, 33)],
+)
 def test_a_part_depends_on_its_record_alone(shape, width, portion, texture, device):
     """To the bit, wherever it lies in its portion and whoever lies beside it: removing one record moves all that follow."""
     generator = torch.Generator().manual_seed(0)
     portion = portion * 100 if device == "cuda" else portion
-    nets = Ensemble(3, shape, 10, width, texture=texture, generator=generator).to(device).requires_grad_(False)
-    drawn, images = draw(3, shape[1:], generator).to(torch.device(device)), torch.rand(portion, *shape, generator=generator).to(device)
-    labels, weights = torch.zeros(portion, dtype=torch.int64, device=device), Frozen(nets)[:]
+    nets = (
+        Ensemble(3, shape, 10, width, texture=texture, generator=generator)
+        .to(device)
+        .requires_grad_(False)
+    )
+    drawn = draw(3, shape[1:], generator).to(torch.device(device))
+    images = torch.rand(portion, *shape, generator=generator).to(device)
+    labels = torch.zeros(portion, dtype=torch.int64, device=device)
+    weights = Frozen(nets)[:]
     centre = unit(nets, weights, images[:8], drawn, None).mean(1)
 
     def parts(shown):
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):  # as the gate does
-            return torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))(shown, labels, nets, weights, drawn, centre)
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True
+        ):  # as the gate does
+            return torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))(
+                shown, labels, nets, weights, drawn, centre
+            )
 
     whole = parts(images)
     without = parts(torch.cat([images[:3], images[4:], torch.zeros_like(images[:1])]))
@@ -559,14 +737,37 @@ def test_a_part_depends_on_its_record_alone(shape, width, portion, texture, devi
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("neighbours", "local"), ("per_class", 0), ("nets", 0), ("seeing", 0), ("views", 0), ("soft", 1.0), ("soft", -0.1), ("trained", -1),
-        ("width", 0), ("depth", 0), ("steps", 0),
-        ("at_once", 0), ("lessons", 0), ("shares", (0.5, 0.5)), ("shares", (0.0, 1.0, 0.0)), ("shares", (0.5, 0.0, 0.0, 0.5)),
-        ("shares", (0.5, 0.5, -0.1)), ("shares", (0.5, 0.5, math.nan)), ("shares", (0.5, math.inf, 0.0)), ("shares", (0.3, 0.3, 0.0, 0.0)),
-        ("texture", -0.1), ("texture", math.nan),
-        ("rate", 0.0), ("rate", 1.0), ("detail", 0.0), ("detail", 1.5), ("noise", -1.0), ("noise", math.nan), ("noise", math.inf),
+        ("neighbours", "local"),
+        ("per_class", 0),
+        ("nets", 0),
+        ("seeing", 0),
+        ("views", 0),
+        ("soft", 1.0),
+        ("soft", -0.1),
+        ("trained", -1),
+        ("width", 0),
+        ("depth", 0),
+        ("steps", 0),
+        ("at_once", 0),
+        ("lessons", 0),
+        ("shares", (0.5, 0.5)),
+        ("shares", (0.0, 1.0, 0.0)),
+        ("shares", (0.5, 0.0, 0.0, 0.5)),
+        ("shares", (0.5, 0.5, -0.1)),
+        ("shares", (0.5, 0.5, math.nan)),
+        ("shares", (0.5, math.inf, 0.0)),
+        ("shares", (0.3, 0.3, 0.0, 0.0)),
+        ("texture", -0.1),
+        ("texture", math.nan),
+        ("rate", 0.0),
+        ("rate", 1.0),
+        ("detail", 0.0),
+        ("detail", 1.5),
+        ("noise", -1.0),
+        ("noise", math.nan),
+        ("noise", math.inf),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match="private-set") as refused:
         make("private-set", {key: value})
@@ -574,7 +775,9 @@ def test_bad_settings_are_errors(key, value):
 
 
 def test_settings_by_rule_follow_shape_and_channels():
-    plans = {shape: PrivateSet().plan(Spec(shape, 10)) for shape in (GREY, (1, 28, 28), (3, 32, 32))}
+    plans = {
+        shape: PrivateSet().plan(Spec(shape, 10)) for shape in (GREY, (1, 28, 28), (3, 32, 32))
+    }
     assert [stage.name for stage in plans[GREY].stages] == ["means", "random", "trained1"]
     assert [stage.name for stage in plans[3, 32, 32].stages] == ["means", "seeing", "trained1"]
     assert plans[1, 28, 28].stages[1].steps > plans[GREY].stages[1].steps
@@ -584,8 +787,11 @@ def test_settings_by_rule_follow_shape_and_channels():
 # The audit: the worst pair of data sets, and an adversary who knows all but whether one record is there
 
 
-CANARY, OWN = torch.ones(GREY), 1  # white, so at the bound of the first answer; its features are of norm 1 in all others
-OTHERS, NAMES = pictures(count=3, seed=8), np.array([0, 1, 0])
+# white, so at the bound of the first answer; its features are of norm 1 in all others
+CANARY = torch.ones(GREY)
+OWN = 1
+OTHERS = pictures(count=3, seed=8)
+NAMES = np.array([0, 1, 0])
 AUDITED = Spec(GREY, 2)
 
 
@@ -593,23 +799,47 @@ class Watched(PrivateSet):
     """All that is asked, with as little as can be in between; what follows the last answer is left out."""
 
     def _match(self, images, rounds, spec, streams, name, progress):
-        return images if name == "last" else super()._match(images, rounds, spec, streams, name, progress)
+        return (
+            images
+            if name == "last"
+            else super()._match(images, rounds, spec, streams, name, progress)
+        )
 
 
 def statistic(method, there, seed):
     """What the adversary sees of a run: all answers along the canary's own parts, less what the other records give, in units of the
     claimed noise. It lies around 0 without the canary and around mu with it, with deviation 1, if all is as the plan says."""
-    images, labels = (OTHERS, NAMES) if not there else (np.concatenate([OTHERS, CANARY[None].numpy()]), np.append(NAMES, OWN))
+    images, labels = (
+        (OTHERS, NAMES)
+        if not there
+        else (np.concatenate([OTHERS, CANARY[None].numpy()]), np.append(NAMES, OWN))
+    )
     plan = method.plan(AUDITED)
     runtime = Runtime("cpu", microbatch=4)
-    gate = Gate(Sensitive(images, labels, AUDITED), plan, Unwritten(), Unwritten(), runtime=runtime, insecure_seed=seed)
-    noise, real, found = {stage.name: stage.noise for stage in plan.stages}, gate.sum, []
+    gate = Gate(
+        Sensitive(images, labels, AUDITED),
+        plan,
+        Unwritten(),
+        Unwritten(),
+        runtime=runtime,
+        insecure_seed=seed,
+    )
+    noise = {stage.name: stage.noise for stage in plan.stages}
+    real = gate.sum
+    found = []
     known = torch.cat([CANARY[None], torch.from_numpy(OTHERS[NAMES == OWN])])
 
     def watched(name, query, *public, **how):
         answer = real(name, query, *public, **how)
-        own, *rest = torch.func.vmap(lambda image: query(image, torch.tensor(OWN), *public))(known).double()
-        found.append((float(own @ (answer[OWN] - sum(rest))) / noise[name] ** 2, float(own @ own) / noise[name] ** 2))
+        own, *rest = torch.func.vmap(lambda image: query(image, torch.tensor(OWN), *public))(
+            known
+        ).double()
+        found.append(
+            (
+                float(own @ (answer[OWN] - sum(rest))) / noise[name] ** 2,
+                float(own @ own) / noise[name] ** 2,
+            )
+        )
         return answer
 
     gate.sum = watched
@@ -624,9 +854,22 @@ def audit(monkeypatch):
     monkeypatch.setattr(private_set, "GROUP", 1)
 
     def run(noise, count):
-        method = Watched(noise=noise, shares=(0.3, 0.3, 0.0, 0.4), per_class=1, nets=2, trained=1, width=2, depth=1, steps=1, lessons=1)
+        method = Watched(
+            noise=noise,
+            shares=(0.3, 0.3, 0.0, 0.4),
+            per_class=1,
+            nets=2,
+            trained=1,
+            width=2,
+            depth=1,
+            steps=1,
+            lessons=1,
+        )
         assert len({stage.name for stage in method.plan(AUDITED).stages}) == 3
-        return [np.array([statistic(method, there, 2 * turn + there) for turn in range(count)]) for there in (False, True)]
+        return [
+            np.array([statistic(method, there, 2 * turn + there) for turn in range(count)])
+            for there in (False, True)
+        ]
 
     return run
 
@@ -634,7 +877,9 @@ def audit(monkeypatch):
 def bounds(out, inside, threshold, confidence=0.95):
     """The least TPR and the largest FPR that hold together with this confidence (Clopper-Pearson, half of the error on each)."""
     error = (1 - confidence) / 2
-    return float(least((inside > threshold).sum(), len(inside), error)), float(most((out > threshold).sum(), len(out), error))
+    return float(least((inside > threshold).sum(), len(inside), error)), float(
+        most((out > threshold).sum(), len(out), error)
+    )
 
 
 def proved_epsilon(out, inside, threshold, delta=1e-5):
@@ -649,7 +894,8 @@ def proved_mu(out, inside, threshold):
 
 def measured_mu(out, inside):
     """The distance of the two laws in their own deviation, and its standard error."""
-    count, spread = len(out), math.sqrt((out.var(ddof=1) + inside.var(ddof=1)) / 2)
+    count = len(out)
+    spread = math.sqrt((out.var(ddof=1) + inside.var(ddof=1)) / 2)
     mu = (inside.mean() - out.mean()) / spread
     return mu, math.sqrt(2 / count + mu**2 / (4 * count))
 
@@ -664,14 +910,20 @@ CLAIM = 1 / 3.7306  # mu of epsilon 1 at delta 1e-5
 
 
 def test_clopper_pearson_by_hand():
-    none, all_of = np.zeros(220), np.ones(220)
+    none = np.zeros(220)
+    all_of = np.ones(220)
     tpr, fpr = bounds(none, all_of, 0.5)
     assert (tpr, fpr) == pytest.approx((0.025 ** (1 / 220), 1 - 0.025 ** (1 / 220)))
     tpr, fpr = bounds(np.arange(100) < 10, np.arange(100) < 10, 0.5)
-    assert (tpr, fpr) == pytest.approx((0.0490, 0.1762), abs=1e-4)  # the textbook's interval of 10 in 100
+    assert (tpr, fpr) == pytest.approx(
+        (0.0490, 0.1762), abs=1e-4
+    )  # the textbook's interval of 10 in 100
 
 
-SEEN = [(60, 2.7), pytest.param(210, 4.0, marks=pytest.mark.slow)]  # no more than 2.76 and 4.03 could be proved from so many runs
+SEEN = [
+    (60, 2.7),
+    pytest.param(210, 4.0, marks=pytest.mark.slow),
+]  # no more than 2.76 and 4.03 could be proved from so many runs
 
 
 @pytest.mark.parametrize(("runs", "epsilon"), SEEN)
@@ -706,7 +958,10 @@ def halved_noise(value, std, grid, secret, real=gate_module.noisy):
 
 def test_planted_bugs_are_caught_by_the_audit(audit, monkeypatch):
     """Where the same audit passes the method as it is. Parts too long are no bug as long as the gate clips them."""
-    doubled = {"picture": lambda *given: 2 * picture(*given), "directions": lambda *given: 2 * directions(*given)}
+    doubled = {
+        "picture": lambda *given: 2 * picture(*given),
+        "directions": lambda *given: 2 * directions(*given),
+    }
     as_claimed(*audit(LOUD, 60), 1 / LOUD)
     with monkeypatch.context() as patch:
         patch.setattr(gate_module, "noisy", halved_noise)
@@ -722,7 +977,11 @@ def test_parts_too_long_are_cut_by_the_gate():
     """The second wall: a query that forgets its bound spoils the answer, not the promise."""
     spec = Spec(GREY, CLASSES)
     gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10),), Neighbours.ADD_REMOVE))
-    whole = gate.sum("it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True)
+    whole = gate.sum(
+        "it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True
+    )
     gate._data = Sensitive(pictures()[1:], LABELS[1:], spec)
-    less = gate.sum("it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True)
+    less = gate.sum(
+        "it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True
+    )
     assert 0.999 < (whole - less).norm() <= 1 + 1e-6

@@ -9,13 +9,23 @@ from quick import sealed
 from scipy.stats import beta, norm
 from unwritten import Unpriced, Unwritten, clipping
 
-from privot.data.records import Sensitive
+from privot.components import sliced_statistics
+from privot.components.noisy_projections import encoded, quantiles
+from privot.components.sliced_statistics import (
+    ask,
+    gaussians,
+    moments,
+    normal_blocks,
+    point,
+    repaired,
+    schedule,
+    spikes,
+    tight_frame,
+)
+from privot.components.transforms import KINDS, one_side, space
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.families import slices
-from privot.families.noisy_points import encoded, quantiles
-from privot.families.slices import ask, gaussians, moments, normal_blocks, point, repaired, schedule, spikes, tight_frame
-from privot.families.spaces import KINDS, one_side, space
 from privot.methods import make
 from privot.methods.sliced_flow import SlicedFlow, gaps
 from privot.privacy import accounting
@@ -28,7 +38,8 @@ from privot.synthesis import resize, synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE, CLASSES = (1, 8, 8), 2
+SHAPE = (1, 8, 8)
+CLASSES = 2
 TINY = {"waves": 4, "bases": 2, "patch": 2, "blocks": 5, "per_class": 12, "steps": 12, "grey": 0.5}
 
 
@@ -38,10 +49,12 @@ def seeded(seed=0):
 
 def blobs(count=400):
     """A bright square of 3 x 3 somewhere in the left half for label 0, in the right one for label 1."""
-    rng, labels = np.random.default_rng(0), np.arange(count) % 2
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 2
     images = np.zeros((count, *SHAPE), np.float32)
     for image, label in zip(images, labels, strict=True):
-        top, left = rng.integers(1, 4), rng.integers(0, 2) + 4 * label
+        top = rng.integers(1, 4)
+        left = rng.integers(0, 2) + 4 * label
         image[0, top : top + 3, left : left + 3] = rng.uniform(0.6, 1)
     return images, labels
 
@@ -54,13 +67,21 @@ def gate_for(method, images, labels, spec=None):
     spec = spec or spec_of(labels)
     plan = method.plan(spec)
     plan = Unpriced(plan.stages, plan.neighbours)
-    return Gate(Sensitive(images, labels, spec), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", microbatch=64))
+    return Gate(
+        Sensitive(images, labels, spec),
+        plan,
+        Unwritten(),
+        Unwritten(),
+        runtime=Runtime("cpu", microbatch=64),
+    )
 
 
 def block_sums(images, labels, here, frame, blocks, radius, noise=0.0):
     """The real query through the real gate, as sums: [classes, slices, blocks]."""
     gate = gate_for(SlicedFlow(**{**TINY, "blocks": blocks}, noise=noise), images, labels)
-    answer = gate.sorted_blocks("blocks", point, here, frame=frame.flatten(0, 1), blocks=blocks, radius=radius)
+    answer = gate.sorted_blocks(
+        "blocks", point, here, frame=frame.flatten(0, 1), blocks=blocks, radius=radius
+    )
     return answer * torch.tensor([size // blocks for size in gate.spec.class_sizes]).view(-1, 1, 1)
 
 
@@ -75,25 +96,33 @@ def test_transforms_are_orthonormal_and_coarsest_first(kind, side):
     if side % 2 == 0:
         flat = torch.ones(side) / math.sqrt(side)
         few = side if kind == "cosines" else 2 ** int(math.log2(side & -side))
-        assert (columns[:, : side // few].T @ flat).norm() == pytest.approx(1, abs=1e-5)  # what is even lies in the coarsest alone
+        assert (columns[:, : side // few].T @ flat).norm() == pytest.approx(
+            1, abs=1e-5
+        )  # what is even lies in the coarsest alone
 
 
 def test_a_point_keeps_its_length_and_comes_back():
     for kind in KINDS:
         here = space(kind, (3, 8, 8), 8, grey=0.5)
         image = torch.rand(5, 3, 8, 8, generator=seeded())
-        assert here.point(image).norm(dim=1).tolist() == pytest.approx((image - 0.5).flatten(1).norm(dim=1).tolist(), rel=1e-5)
+        assert here.point(image).norm(dim=1).tolist() == pytest.approx(
+            (image - 0.5).flatten(1).norm(dim=1).tolist(), rel=1e-5
+        )
         torch.testing.assert_close(here.image(here.point(image), 3), image, atol=1e-5, rtol=0)
     leaning = space("cosines", (1, 8, 8), 6, lean=1.0)
     point = torch.randn(4, 36, generator=seeded())
     torch.testing.assert_close(leaning.point(leaning.image(point, 1)), point, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("channels", "waves", "patch"), [(1, 4, 2), (1, 5, 3), (3, 4, 3), (1, 4, 0)])
+@pytest.mark.parametrize(
+    ("channels", "waves", "patch"), [(1, 4, 2), (1, 5, 3), (3, 4, 3), (1, 4, 0)]
+)
 def test_the_frame_is_tight(channels, waves, patch):
     frame = tight_frame(space("cosines", (channels, 8, 8), waves), channels, 4, patch, seeded())
     for basis in frame:
-        torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis), dtype=torch.float64), atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            basis @ basis.T, torch.eye(len(basis), dtype=torch.float64), atol=1e-12, rtol=0
+        )
     near = (frame.abs() > 1e-9).double().mean((1, 2))
     assert near.min() == 1  # in cosines a local direction is no axis
 
@@ -103,7 +132,8 @@ def test_the_frame_is_tight(channels, waves, patch):
 
 def test_poles_reach_the_bound_of_sorted_blocks():
     """All others at both ends of a diameter: a record that crosses moves one order statistic of every slice, by the whole way."""
-    here, radius = space("cosines", SHAPE, 8, grey=0.5), 1.5
+    here = space("cosines", SHAPE, 8, grey=0.5)
+    radius = 1.5
     frame = tight_frame(here, 1, 3, 3, seeded())
     for seed in range(6):
         side = np.sign(np.random.default_rng(seed).standard_normal(SHAPE)).astype(np.float32) * 0.4
@@ -112,68 +142,96 @@ def test_poles_reach_the_bound_of_sorted_blocks():
             labels = np.repeat([0, 1], [14, 6]) if blocks < 5 else np.repeat([0, 1], [10, 10])
             other = images.copy()
             other[2] = 1 - other[2]
-            apart = block_sums(images, labels, here, frame, blocks, radius) - block_sums(other, labels, here, frame, blocks, radius)
+            apart = block_sums(images, labels, here, frame, blocks, radius) - block_sums(
+                other, labels, here, frame, blocks, radius
+            )
             assert 0.99 < apart.norm() / (2 * radius * math.sqrt(3)) <= 1
 
 
 @pytest.mark.parametrize("turns", [150, pytest.param(5000, marks=pytest.mark.slow)])
 def test_random_neighbours_stay_within_the_bound(turns):
-    rng, here, radius = np.random.default_rng(1), space("wavelets", SHAPE, 4, lean=0.5, grey=0.3), 1.0
-    frame, largest = tight_frame(here, 1, 2, 2, seeded()), 0.0
+    rng = np.random.default_rng(1)
+    here = space("wavelets", SHAPE, 4, lean=0.5, grey=0.3)
+    radius = 1.0
+    frame = tight_frame(here, 1, 2, 2, seeded())
+    largest = 0.0
     for turn in range(turns):  # each is compared with two others
-        images, labels = rng.random((12, *SHAPE), np.float32) ** rng.integers(1, 9), np.arange(12) % 2
+        images = rng.random((12, *SHAPE), np.float32) ** rng.integers(1, 9)
+        labels = np.arange(12) % 2
         if turn % 3 == 0:
             images = images.round()
         mine = block_sums(images, labels, here, frame, 3, radius)
         for odd in (rng.integers(2, size=SHAPE), 1 - images[0]):
             other = images.copy()
             other[rng.integers(12)] = odd
-            largest = max(largest, float((mine - block_sums(other, labels, here, frame, 3, radius)).norm()) / (2 * radius * math.sqrt(2)))
+            largest = max(
+                largest,
+                float((mine - block_sums(other, labels, here, frame, 3, radius)).norm())
+                / (2 * radius * math.sqrt(2)),
+            )
     assert 0.2 < largest <= 1
 
 
 def test_a_clip_that_is_gone_is_seen(monkeypatch):
-    here, frame = (known := space("cosines", SHAPE, 4, grey=0.5)), tight_frame(known, 1, 2, 2, seeded())
+    here = (known := space("cosines", SHAPE, 4, grey=0.5))
+    frame = tight_frame(known, 1, 2, 2, seeded())
     monkeypatch.setattr(gate_module, "_clip", clipping())
-    images, labels = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(12)]), np.repeat([0, 1], 6)
+    images = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(12)])
+    labels = np.repeat([0, 1], 6)
     other = images.copy()
     other[0] = 1
-    apart = block_sums(images, labels, here, frame, 2, 1.0) - block_sums(other, labels, here, frame, 2, 1.0)
+    apart = block_sums(images, labels, here, frame, 2, 1.0) - block_sums(
+        other, labels, here, frame, 2, 1.0
+    )
     assert apart.norm() > 2 * math.sqrt(2) * 1.5
 
 
 def test_moments_keep_to_norm_one():
     here = space("cosines", SHAPE, 4, lean=0.5)
-    images = torch.from_numpy(np.concatenate([blobs(40)[0], np.ones((1, *SHAPE), np.float32), np.zeros((1, *SHAPE), np.float32)]))
+    images = torch.from_numpy(
+        np.concatenate(
+            [blobs(40)[0], np.ones((1, *SHAPE), np.float32), np.zeros((1, *SHAPE), np.float32)]
+        )
+    )
     for radius in (0.1, 1.0, 100.0):
-        parts = torch.func.vmap(moments, in_dims=(0, 0, None, None))(images, torch.zeros(42), here, radius)
+        parts = torch.func.vmap(moments, in_dims=(0, 0, None, None))(
+            images, torch.zeros(42), here, radius
+        )
         assert parts.norm(dim=1).max() <= 1 + 1e-6
-    codes = torch.func.vmap(encoded, in_dims=(0, 0, None, None, None, None))(images, torch.arange(42) % 2, here, 0.1, 0.05, 2)
+    codes = torch.func.vmap(encoded, in_dims=(0, 0, None, None, None, None))(
+        images, torch.arange(42) % 2, here, 0.1, 0.05, 2
+    )
     assert codes.norm(dim=1).max() <= math.hypot(0.1, 0.05) + 1e-6
 
 
 def audited(noise, runs=700):
     """How often a threshold tells neighbours apart, and how often the claim allows it."""
-    here, radius, seen = space("cosines", SHAPE, 4, grey=0.5), 1.0, []
-    frame, images, labels = (
-        tight_frame(here, 1, 2, 2, seeded()),
-        np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(8)]),
-        np.arange(8) // 4,
-    )
+    here = space("cosines", SHAPE, 4, grey=0.5)
+    radius = 1.0
+    seen = []
+    frame = tight_frame(here, 1, 2, 2, seeded())
+    images = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(8)])
+    labels = np.arange(8) // 4
     other = images.copy()
     other[0] = 1
     sums = [block_sums(each, labels, here, frame, 2, radius) for each in (images, other)]
     along = (sums[1] - sums[0]) / (sums[1] - sums[0]).norm()
     middle = ((sums[0] + sums[1]) / 2 * along).sum()
-    multiplier = SlicedFlow(**{**TINY, "blocks": 2}, noise=noise).plan(spec_of(labels)).stages[1].noise
+    multiplier = (
+        SlicedFlow(**{**TINY, "blocks": 2}, noise=noise).plan(spec_of(labels)).stages[1].noise
+    )
     for each in (other, images):
         gate = gate_for(SlicedFlow(**{**TINY, "blocks": 2}, noise=noise), each, labels)
         gate._shape = lambda *given: (16,)
         gate._stages["blocks"] = Stage("blocks", "sorted_blocks", multiplier, runs)
         asks = {"frame": frame.flatten(0, 1), "blocks": 2, "radius": radius}
-        found = torch.stack([gate.sorted_blocks("blocks", point, here, **asks) for _ in range(runs)]) * 2
+        found = (
+            torch.stack([gate.sorted_blocks("blocks", point, here, **asks) for _ in range(runs)])
+            * 2
+        )
         seen.append(int(((found * along).sum((1, 2, 3)) > middle).sum()))
-    low, high = beta.ppf(1e-4, seen[0], runs - seen[0] + 1), beta.ppf(1 - 1e-4, seen[1] + 1, runs - seen[1])
+    low = beta.ppf(1e-4, seen[0], runs - seen[0] + 1)
+    high = beta.ppf(1 - 1e-4, seen[1] + 1, runs - seen[1])
     return low, norm.cdf(norm.ppf(high) + 1 / multiplier)
 
 
@@ -181,7 +239,9 @@ def test_an_audit_finds_what_is_claimed_and_half_the_noise(monkeypatch):
     found, allowed = audited(noise=0.6)
     assert found <= allowed
     honest = gate_module.noisy
-    monkeypatch.setattr(gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 2, *more))
+    monkeypatch.setattr(
+        gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 2, *more)
+    )
     found, allowed = audited(noise=0.6)
     assert found > allowed
 
@@ -223,10 +283,19 @@ def test_what_must_be_declared_is_said(settings, spec, words):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"mode": "none"}, {"space": "none"}, {"neighbours": "local"}, {"labelled": False}, {"share": 1.0}, {"reach": 0.0}, {"rate": 0.0},
-        {"waves": 0}, {"noise": -1.0}, {"wiener": -1.0}, {"clip": 0.0},
+        {"mode": "none"},
+        {"space": "none"},
+        {"neighbours": "local"},
+        {"labelled": False},
+        {"share": 1.0},
+        {"reach": 0.0},
+        {"rate": 0.0},
+        {"waves": 0},
+        {"noise": -1.0},
+        {"wiener": -1.0},
+        {"clip": 0.0},
     ],
-)  # fmt: skip
+)
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         make("sliced-flow", wrong)
@@ -236,20 +305,27 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 def test_without_noise_moments_are_those_of_the_classes():
-    here, radius = space("cosines", SHAPE, 4, grey=0.2), 9.0
+    here = space("cosines", SHAPE, 4, grey=0.2)
+    radius = 9.0
     images, labels = blobs(60)
     points = here.point(torch.from_numpy(images))
-    parts = torch.func.vmap(moments, in_dims=(0, 0, None, None))(torch.from_numpy(images), torch.zeros(60), here, radius).double()
+    parts = torch.func.vmap(moments, in_dims=(0, 0, None, None))(
+        torch.from_numpy(images), torch.zeros(60), here, radius
+    ).double()
     averages = torch.stack([parts[labels == each].mean(0) for each in (0, 1)])
     means, spreads = gaussians(averages, torch.zeros(2), radius)
     for label in (0, 1):
         own = points[labels == label].double()
         torch.testing.assert_close(means[label], own.mean(0), atol=1e-5, rtol=0)
-        torch.testing.assert_close(spreads[label], torch.cov(own.T, correction=0), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            spreads[label], torch.cov(own.T, correction=0), atol=1e-4, rtol=0
+        )
 
 
 def test_spikes_stand_out_of_noise():
-    way = torch.nn.functional.normalize(torch.randn(80, generator=seeded(), dtype=torch.float64), dim=0)
+    way = torch.nn.functional.normalize(
+        torch.randn(80, generator=seeded(), dtype=torch.float64), dim=0
+    )
     noise = torch.randn(80, 80, generator=seeded(1), dtype=torch.float64)
     noise = (noise + noise.T) / math.sqrt(2)
     found = spikes(40 * torch.outer(way, way) + noise, torch.tensor(1.0, dtype=torch.float64))
@@ -261,11 +337,16 @@ def test_spikes_stand_out_of_noise():
 def test_repair_trusts_the_answer_as_far_as_its_noise_lets_it():
     expected = normal_blocks(10).expand(3, 200, 10).clone()
     real = expected + 0.2 * expected**2
-    torch.testing.assert_close(repaired(real, expected, torch.zeros(3, dtype=torch.float64)), slices.monotone(real))
+    torch.testing.assert_close(
+        repaired(real, expected, torch.zeros(3, dtype=torch.float64)),
+        sliced_statistics.monotone(real),
+    )
     noisy = real + 3 * torch.randn(real.shape, generator=seeded(), dtype=torch.float64)
     found = repaired(noisy, expected, torch.full((3,), 3.0, dtype=torch.float64))
     assert (found.diff(dim=2) >= -1e-9).all()
-    assert (found - real).square().mean() < 0.15 * (slices.monotone(noisy) - real).square().mean()
+    assert (found - real).square().mean() < 0.15 * (
+        sliced_statistics.monotone(noisy) - real
+    ).square().mean()
 
 
 def test_a_schedule_takes_all_bases_alike_and_ends_calmly():
@@ -280,14 +361,21 @@ def test_a_schedule_takes_all_bases_alike_and_ends_calmly():
 @pytest.mark.parametrize("settings", [{}, {"space": "wavelets"}, {"wiener": 1e-4}])
 def test_particles_meet_the_quantiles_of_their_class(settings):
     images, labels = blobs()
-    method = SlicedFlow(noise=0.0, waves=6, bases=8, patch=3, blocks=20, per_class=100, steps=80, **settings)
+    method = SlicedFlow(
+        noise=0.0, waves=6, bases=8, patch=3, blocks=20, per_class=100, steps=80, **settings
+    )
     made = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent)
-    found, own = made.tensors["images"], made.tensors["labels"]
-    right, left = found[..., 4:].sum((1, 2, 3)), found[..., :4].sum((1, 2, 3))
+    found = made.tensors["images"]
+    own = made.tensors["labels"]
+    right = found[..., 4:].sum((1, 2, 3))
+    left = found[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == own).float().mean() > 0.97
     here = space(method.space, SHAPE, 6, method.lean)
     for label in (0, 1):
-        mine, real = (here.point(each) for each in (found[own == label], torch.from_numpy(images[labels == label])))
+        mine, real = (
+            here.point(each)
+            for each in (found[own == label], torch.from_numpy(images[labels == label]))
+        )
         far = (quantiles(mine, 10) - quantiles(real, 10)).square().mean() / real.var(0).mean()
         assert far < 0.07  # of the variance; clamped pixels are part of it
 
@@ -295,12 +383,19 @@ def test_particles_meet_the_quantiles_of_their_class(settings):
 def test_another_size_costs_nothing_and_asks_nothing(tmp_path):
     images, labels = blobs(60)
     method = SlicedFlow(**TINY, noise=1.0)
-    release = synthesize(sealed(images, labels, spec_of(labels)), method, ledger=tmp_path / "book.jsonl", runtime=Runtime("cpu"))
+    release = synthesize(
+        sealed(images, labels, spec_of(labels)),
+        method,
+        ledger=tmp_path / "book.jsonl",
+        runtime=Runtime("cpu"),
+    )
     larger = resize(release, 20, runtime=Runtime("cpu"))
     assert larger.product.tensors["images"].shape == (40, *SHAPE)
     assert larger.guarantee == release.guarantee
     same = resize(release, 12, runtime=Runtime("cpu"))
-    torch.testing.assert_close(same.product.tensors["images"], release.product.tensors["images"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        same.product.tensors["images"], release.product.tensors["images"], atol=1e-4, rtol=0
+    )
     bare = synthesize(
         sealed(images, labels, spec_of(labels)),
         SlicedFlow(**TINY, noise=1.0, keep=False),
@@ -321,15 +416,27 @@ def test_another_size_costs_nothing_and_asks_nothing(tmp_path):
 def test_modes_of_the_paper_find_the_records(mode, labelled):
     images, labels = blobs(200)
     method = SlicedFlow(
-        **{**TINY, "grey": None, "steps": 150, "per_class": 60, "blocks": 20, "bases": 6}, mode=mode, labelled=labelled, noise=0.0,
-        drawn=200, clip=10.0, hold=1.0,
-    )  # fmt: skip
+        **{**TINY, "grey": None, "steps": 150, "per_class": 60, "blocks": 20, "bases": 6},
+        mode=mode,
+        labelled=labelled,
+        noise=0.0,
+        drawn=200,
+        clip=10.0,
+        hold=1.0,
+    )
     made = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent)
-    found, own = made.tensors["images"], made.tensors["labels"]
+    found = made.tensors["images"]
+    own = made.tensors["labels"]
     here = space("cosines", SHAPE, 4)
-    coarse = here.image(here.point(torch.from_numpy(images)), 1).clamp(0, 1)  # the records, as the space has them
+    coarse = here.image(here.point(torch.from_numpy(images)), 1).clamp(
+        0, 1
+    )  # the records, as the space has them
     assert (found.mean(0) - coarse.mean(0)).abs().max() < 0.15
-    agree = ((found[..., 4:].sum((1, 2, 3)) > found[..., :4].sum((1, 2, 3))).long() == own).float().mean()
+    agree = (
+        ((found[..., 4:].sum((1, 2, 3)) > found[..., :4].sum((1, 2, 3))).long() == own)
+        .float()
+        .mean()
+    )
     assert agree > 0.9 if labelled else abs(agree - 0.5) < 0.25
     assert made.fits(spec_of(labels))
 
@@ -344,7 +451,11 @@ def test_smoothing_undoes_the_noise_of_the_records():
     """Particles that get the same noise end narrower than the noisy points; without it they would be as wide."""
     images, labels = blobs(400)
     method = SlicedFlow(
-        **{**TINY, "per_class": 200, "steps": 60, "waves": 2, "bases": 4}, mode="records", labelled=False, noise=0.15, reach=0.5
+        **{**TINY, "per_class": 200, "steps": 60, "waves": 2, "bases": 4},
+        mode="records",
+        labelled=False,
+        noise=0.15,
+        reach=0.5,
     )
     made = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent)
     here = space("cosines", SHAPE, 2, lean=0.5, grey=0.5)
@@ -356,9 +467,12 @@ def test_smoothing_undoes_the_noise_of_the_records():
 
 def test_gaps_vanish_where_particles_have_the_quantiles():
     images, labels = (torch.from_numpy(each) for each in blobs(40))
-    here, records = space("cosines", SHAPE, 4), type("Drawn", (), {"images": images, "labels": labels})
-    points = torch.func.vmap(encoded, in_dims=(0, 0, None, None, None, None))(images, labels, here, 9.0, 1.0, 2)
-    frame = slices.haar(18, 1, seeded()).float()
+    here = space("cosines", SHAPE, 4)
+    records = type("Drawn", (), {"images": images, "labels": labels})
+    points = torch.func.vmap(encoded, in_dims=(0, 0, None, None, None, None))(
+        images, labels, here, 9.0, 1.0, 2
+    )
+    frame = sliced_statistics.haar(18, 1, seeded()).float()
     known = quantiles(points @ frame.T, 8)
     assert gaps(records, here, 9.0, 1.0, 2, frame, known).abs().max() == 0
     assert gaps(records, here, 9.0, 1.0, 2, frame, known - 1).mean() == pytest.approx(1)
@@ -367,8 +481,13 @@ def test_gaps_vanish_where_particles_have_the_quantiles():
 @pytest.mark.parametrize("steps", [40, 80])
 def test_a_resampled_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
     images, labels = blobs(60)
-    box, ledger, fresh, real = sealed(images, labels, Spec(SHAPE, 2, 60)), Ledger(tmp_path / "blobs.jsonl"), [], gate_module.noisy
-    monkeypatch.setattr(accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0))
+    box = sealed(images, labels, Spec(SHAPE, 2, 60))
+    ledger = Ledger(tmp_path / "blobs.jsonl")
+    fresh = []
+    real = gate_module.noisy
+    monkeypatch.setattr(
+        accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0)
+    )
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
     method = SlicedFlow(**{**TINY, "steps": steps}, mode="resampled", noise=2.0, drawn=20)
 
@@ -388,11 +507,19 @@ def test_a_resampled_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
 
 def test_the_question_is_asked_of_every_stage_once():
     images, labels = blobs(60)
-    method, shown = SlicedFlow(**TINY, noise=1.0), []
+    method = SlicedFlow(**TINY, noise=1.0)
+    shown = []
     gate = gate_for(method, images, labels)
     here = space("cosines", SHAPE, 4)
     made = ask(
-        gate, here, bases=2, patch=2, blocks=5, radius=3.0, streams=Streams(0, Runtime("cpu")), progress=lambda *given: shown.append(given)
+        gate,
+        here,
+        bases=2,
+        patch=2,
+        blocks=5,
+        radius=3.0,
+        streams=Streams(0, Runtime("cpu")),
+        progress=lambda *given: shown.append(given),
     )
     assert gate.left("moments") == gate.left("blocks") == 0
     assert made.targets.shape == (2, 2, 16, 5)

@@ -5,13 +5,13 @@ import torch
 from quick import sealed
 from test_sliced_flow import SHAPE, blobs, gate_for, spec_of
 
+from privot.components.transforms import space
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.spaces import space
 from privot.methods import make
 from privot.methods.sliced_flow import SlicedFlow
 from privot.methods.sliced_generator import SlicedGenerator
-from privot.nets.dense import cosines
+from privot.nets.generators.dense import cosines
 from privot.privacy import gate as gate_module
 from privot.runtime import Runtime, Streams, silent
 from privot.synthesis import synthesize
@@ -23,52 +23,90 @@ TINY = {"waves": 4, "bases": 2, "patch": 2, "blocks": 5, "code": 4, "hidden": 16
 
 
 def test_it_asks_and_costs_what_the_flow_does():
-    spec, given = Spec(SHAPE, 2, 200, (100, 100)), {"noise": 2.0, "share": 0.3}
+    spec = Spec(SHAPE, 2, 200, (100, 100))
+    given = {"noise": 2.0, "share": 0.3}
     for mode in ("blocks", "records"):
         one, two = (kind(**given, mode=mode) for kind in (SlicedGenerator, SlicedFlow))
         assert one.plan(spec) == two.plan(spec)
-        foreseen = [each.forecast(spec, each.plan(spec))["signal_to_noise_per_class"] for each in (one, two)]
+        foreseen = [
+            each.forecast(spec, each.plan(spec))["signal_to_noise_per_class"] for each in (one, two)
+        ]
         assert foreseen[0] == foreseen[1]
 
 
 @pytest.mark.parametrize("mode", ["blocks", "records"])
 def test_samples_follow_their_label_and_meet_the_quantiles(mode):
     images, labels = blobs()
-    method = SlicedGenerator(noise=0.0, mode=mode, waves=8, bases=4, patch=3, blocks=10, code=6, hidden=64, batch=40, steps=400, rate=0.01)
+    method = SlicedGenerator(
+        noise=0.0,
+        mode=mode,
+        waves=8,
+        bases=4,
+        patch=3,
+        blocks=10,
+        code=6,
+        hidden=64,
+        batch=40,
+        steps=400,
+        rate=0.01,
+    )
     gate = gate_for(method, images, labels)
     made = method.fit(gate, Streams(0, Runtime("cpu")), silent)
     assert not any(gate.left(stage.name) for stage in gate.plan.stages)
     found, own = made.sample(spec_of(labels), 400)
-    right, left = found[..., 4:].sum((1, 2, 3)), found[..., :4].sum((1, 2, 3))
+    right = found[..., 4:].sum((1, 2, 3))
+    left = found[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == own).float().mean() > 0.95
     assert made.fits(spec_of(labels))
     here = space("cosines", SHAPE, 8)
     for label in (0, 1):
-        mine, real = here.point(found[own == label]), here.point(torch.from_numpy(images[labels == label]))
+        mine = here.point(found[own == label])
+        real = here.point(torch.from_numpy(images[labels == label]))
         aims = real.T.sort(1).values
         still = real.mean(0).expand_as(mine)
         # what is left to go, beside a cloud that stands still at the mean
-        assert target_loss(mine, torch.eye(64), aims) < 0.35 * target_loss(still, torch.eye(64), aims)
+        assert target_loss(mine, torch.eye(64), aims) < 0.35 * target_loss(
+            still, torch.eye(64), aims
+        )
 
 
 def test_no_picture_in_colour_is_left_black_and_white():
-    shape, count, waves = (3, 32, 32), 400, cosines(32, 12)
+    shape = (3, 32, 32)
+    count = 400
+    waves = cosines(32, 12)
     square = 1 + torch.arange(12)[:, None].square() + torch.arange(12).square()
     coarse = torch.randn(count, 3, 12, 12, generator=torch.Generator().manual_seed(0)) / square
-    images, labels = (waves @ (0.8 * coarse) @ waves.T).sigmoid(), torch.arange(count) % 2
+    images = (waves @ (0.8 * coarse) @ waves.T).sigmoid()
+    labels = torch.arange(count) % 2
     spec = Spec(shape, 2, count, (count // 2, count // 2))
     method = SlicedGenerator(noise=0.0, bases=4, batch=40, hidden=128, steps=150)
     gate = gate_for(method, images.numpy(), labels.numpy(), spec)
     found, _ = method.fit(gate, Streams(0, Runtime("cpu")), silent).sample(spec, 400)
     assert found.std() > 0.6 * images.std()
-    for each in (images, found):  # a fifth of what is found, if hundreds of cosines add up to black and white from the start
+    for each in (
+        images,
+        found,
+    ):  # a fifth of what is found, if hundreds of cosines add up to black and white from the start
         assert ((each < 0.01) | (each > 0.99)).float().mean((1, 2, 3)).max() < 0.1
 
 
 def test_records_without_labels_are_met_all_together():
     images, labels = blobs()
-    method = SlicedGenerator(noise=0.0, mode="records", labelled=False, waves=8, bases=4, code=6, hidden=64, batch=40, steps=400, rate=0.01)
-    found, _ = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent).sample(spec_of(labels), 400)
+    method = SlicedGenerator(
+        noise=0.0,
+        mode="records",
+        labelled=False,
+        waves=8,
+        bases=4,
+        code=6,
+        hidden=64,
+        batch=40,
+        steps=400,
+        rate=0.01,
+    )
+    found, _ = method.fit(
+        gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent
+    ).sample(spec_of(labels), 400)
     right = found[..., 4:].sum((1, 2, 3)) > found[..., :4].sum((1, 2, 3))
     assert 0.3 < right.float().mean() < 0.7
 
@@ -86,10 +124,14 @@ def test_points_are_smoothed_as_much_as_the_records_were():
     assert spread == pytest.approx(float(made.targets[0].std(1).mean()), rel=0.1)
 
 
-@pytest.mark.parametrize(("net", "mode", "answers"), [("dense", "blocks", 2), ("conv", "blocks", 2), ("dense", "records", 1)])
+@pytest.mark.parametrize(
+    ("net", "mode", "answers"),
+    [("dense", "blocks", 2), ("conv", "blocks", 2), ("dense", "records", 1)],
+)
 def test_a_crash_costs_no_answer_twice(tmp_path, monkeypatch, net, mode, answers):
     images, labels = blobs(60)
-    fresh, real = [], gate_module.noisy
+    fresh = []
+    real = gate_module.noisy
     monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
     method = SlicedGenerator(**TINY, noise=1.0, steps=50, net=net, mode=mode)
 

@@ -16,7 +16,11 @@ def images():
 
 
 def still(count=4):
-    return Drawn(torch.eye(2, 3).repeat(count, 1, 1), torch.zeros(count, 4), torch.tensor([0.0, 1.0, 1.0]).repeat(count, 1))
+    return Drawn(
+        torch.eye(2, 3).repeat(count, 1, 1),
+        torch.zeros(count, 4),
+        torch.tensor([0.0, 1.0, 1.0]).repeat(count, 1),
+    )
 
 
 def only(name, count=4, seed=0):
@@ -35,7 +39,8 @@ def test_a_crop_is_a_shift_by_whole_pixels_with_black_from_outside(images):
             right, down = (round(float(each) * SIDE / 2) for each in plane[:, 2])
             assert max(abs(right), abs(down)) <= 2
             wanted = torch.zeros_like(image)
-            rows, columns = range(max(0, -down), min(SIDE, SIDE - down)), range(max(0, -right), min(SIDE, SIDE - right))
+            rows = range(max(0, -down), min(SIDE, SIDE - down))
+            columns = range(max(0, -right), min(SIDE, SIDE - right))
             for row in rows:
                 for column in columns:
                     wanted[:, row, column] = image[:, row + down, column + right]
@@ -55,7 +60,9 @@ def test_a_flip_is_a_mirror_or_nothing(images):
 def test_a_cutout_is_a_black_square_of_half_a_side(images):
     for seed in range(6):
         drawn = only("cutout", seed=seed)
-        for image, result, (top, left, bottom, right) in zip(images + 1, apply(images + 1, drawn), drawn.hole.int().tolist(), strict=True):
+        for image, result, (top, left, bottom, right) in zip(
+            images + 1, apply(images + 1, drawn), drawn.hole.int().tolist(), strict=True
+        ):
             assert bottom - top <= SIDE // 2 >= right - left
             mask = torch.zeros(SIDE, SIDE, dtype=torch.bool)
             mask[top:bottom, left:right] = True
@@ -65,7 +72,9 @@ def test_a_cutout_is_a_black_square_of_half_a_side(images):
 
 def test_colours_are_brightness_then_saturation_then_contrast(images):
     drawn = only("colour")
-    for image, result, (bright, vivid, sharp) in zip(images, apply(images, drawn), drawn.colour.tolist(), strict=True):
+    for image, result, (bright, vivid, sharp) in zip(
+        images, apply(images, drawn), drawn.colour.tolist(), strict=True
+    ):
         assert -0.5 <= bright <= 0.5
         assert 0 <= vivid <= 2
         assert 0.5 <= sharp <= 1.5
@@ -90,12 +99,15 @@ def test_one_operation_is_drawn_for_each_and_all_are_drawn_alike():
     drawn = draw(6000, SIDE, torch.Generator().manual_seed(0))
     plain = still(6000)
     moved = ~(drawn.plane == plain.plane).all(2).all(1)
-    holed, coloured = drawn.hole[:, 2] > 0, ~(drawn.colour == plain.colour).all(1)
+    holed = drawn.hole[:, 2] > 0
+    coloured = ~(drawn.colour == plain.colour).all(1)
     assert not (moved & holed).any()
     assert not (moved & coloured).any()
     assert not (holed & coloured).any()
     assert coloured.double().mean().item() == pytest.approx(1 / len(OPERATIONS), abs=0.02)
-    assert drawn.hole[:, 2].gt(0).double().mean().item() == pytest.approx(1 / len(OPERATIONS), abs=0.02)
+    assert drawn.hole[:, 2].gt(0).double().mean().item() == pytest.approx(
+        1 / len(OPERATIONS), abs=0.02
+    )
 
 
 def test_each_image_has_its_own_and_gradients_pass(images):
@@ -103,7 +115,9 @@ def test_each_image_has_its_own_and_gradients_pass(images):
     drawn = draw(4, SIDE, torch.Generator().manual_seed(3))
     result = apply(images, drawn)
     for place in range(4):
-        torch.testing.assert_close(result[place], apply(images[place : place + 1], drawn.chosen(torch.tensor([place])))[0])
+        torch.testing.assert_close(
+            result[place], apply(images[place : place + 1], drawn.chosen(torch.tensor([place])))[0]
+        )
     result.sum().backward()
     assert images.grad.abs().sum() > 0
 
@@ -119,7 +133,9 @@ def test_an_oblong_image_is_moved_by_whole_pixels_and_turned_without_shear():
     for plane in draw(40, (8, 24), torch.Generator().manual_seed(0), ("rotate",)).plane:
         turn = pixels @ plane[:, :2] @ pixels.inverse()
         torch.testing.assert_close(turn @ turn.T, torch.eye(2), rtol=1e-5, atol=1e-5)
-    top, left, bottom, right = draw(400, (8, 24), torch.Generator().manual_seed(0), ("cutout",)).hole.unbind(1)
+    top, left, bottom, right = draw(
+        400, (8, 24), torch.Generator().manual_seed(0), ("cutout",)
+    ).hole.unbind(1)
     assert ((bottom - top).max().item(), (right - left).max().item()) == (4, 12)
     assert (bottom.max().item(), right.max().item()) == (8, 24)
 

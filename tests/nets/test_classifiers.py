@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from privot.nets.convnet import ConvNet
-from privot.nets.lenet import LeNet
-from privot.nets.resnet import ResNet18
-from privot.nets.vgg import VGG11
+from privot.nets.classifiers.convnet import ConvNet
+from privot.nets.classifiers.lenet import LeNet
+from privot.nets.classifiers.resnet import ResNet18
+from privot.nets.classifiers.vgg import VGG11
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,7 +17,9 @@ def size(net):
 
 
 @pytest.mark.parametrize("build", [LeNet, ConvNet, VGG11, ResNet18])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 30, 31), (3, 32, 32), (1, 29, 40), (3, 5, 9)])
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 8), (1, 28, 28), (3, 30, 31), (3, 32, 32), (1, 29, 40), (3, 5, 9)]
+)
 def test_images_of_any_size_get_a_logit_a_class(build, shape):
     net = build(shape, 7).eval()
     with torch.no_grad():
@@ -25,7 +27,9 @@ def test_images_of_any_size_get_a_logit_a_class(build, shape):
         assert found.shape == (2, 7)
         assert found.isfinite().all()
         if build in (ConvNet, VGG11):
-            assert torch.allclose(net.head(net.features(torch.ones(2, *shape))), net(torch.ones(2, *shape)))
+            assert torch.allclose(
+                net.head(net.features(torch.ones(2, *shape))), net(torch.ones(2, *shape))
+            )
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4])
@@ -37,8 +41,12 @@ def test_tiny_images_get_fewer_blocks(side):
 
 def test_sizes_are_those_of_the_papers():
     assert size(LeNet((1, 28, 28), 10)) == 61_706  # LeNet-5
-    assert size(ConvNet((1, 28, 28), 10)) == 317_706  # ConvNet3 of the condensation papers: 320,010 in colour
-    assert size(VGG11((3, 32, 32), 10)) == 9_231_114 - 2752  # VGG11-BN, whose convolutions need no bias before a batch norm
+    assert (
+        size(ConvNet((1, 28, 28), 10)) == 317_706
+    )  # ConvNet3 of the condensation papers: 320,010 in colour
+    assert (
+        size(VGG11((3, 32, 32), 10)) == 9_231_114 - 2752
+    )  # VGG11-BN, whose convolutions need no bias before a batch norm
     assert size(ResNet18((3, 32, 32), 10)) == 11_173_962  # with a 3x3 stem
 
 
@@ -47,12 +55,25 @@ def test_a_convnet_normalises_each_image_alone():
     images = torch.rand(4, 1, 8, 8)
     with torch.no_grad():
         assert torch.allclose(net(images)[:1], net(images[:1]), atol=1e-6)
-    assert all(each.num_groups == each.num_channels for each in net.modules() if isinstance(each, nn.GroupNorm))
+    assert all(
+        each.num_groups == each.num_channels
+        for each in net.modules()
+        if isinstance(each, nn.GroupNorm)
+    )
 
 
 def test_a_shortcut_is_the_input_itself_where_the_size_stays():
     blocks = [each for each in ResNet18((1, 8, 8), 2).layers if hasattr(each, "short")]
-    assert [isinstance(each.short, nn.Identity) for each in blocks] == [True, True, False, True, False, True, False, True]
+    assert [isinstance(each.short, nn.Identity) for each in blocks] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     block = blocks[0].eval()
     images = torch.rand(1, 64, 4, 4)
     for each in block.body.parameters():

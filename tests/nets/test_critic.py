@@ -7,9 +7,10 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import conv2d, leaky_relu
 
-from privot.nets.critic import Critic, Sketch, adam
+from privot.nets.functional_critic import Critic, Sketch, adam
 
-SHAPE, CLASSES = (3, 12, 10), 4
+SHAPE = (3, 12, 10)
+CLASSES = 4
 
 
 def seeded(seed=0):
@@ -21,27 +22,38 @@ def team():
     critic = Critic(SHAPE, CLASSES, width=4)
     weights, along = critic.begin(3, seeded())
     assert (weights == 0).any()
-    weights = weights + (weights == 0) * 0.1 * torch.randn(weights.shape, generator=seeded(5))  # a new one has no slope
+    weights = weights + (weights == 0) * 0.1 * torch.randn(
+        weights.shape, generator=seeded(5)
+    )  # a new one has no slope
     for _ in range(400):
         along = vmap(critic.turned)(weights, along)
-    images, labels = torch.rand(3, 5, *SHAPE, generator=seeded(1)), torch.randint(CLASSES, (3, 5), generator=seeded(2))
+    images = torch.rand(3, 5, *SHAPE, generator=seeded(1))
+    labels = torch.randint(CLASSES, (3, 5), generator=seeded(2))
     return critic, weights, along, images, labels
 
 
 def by_hand(critic, weights, images, labels):
     """In double precision, with exact singular values."""
-    parts, at = {}, 0
+    parts = {}
+    at = 0
     for name, shape in critic.shapes.items():
         part = weights[at : at + math.prod(shape)].double().view(shape)
         at += part.numel()
-        parts[name] = part / torch.linalg.matrix_norm(part.flatten(1), 2) if part.ndim == 4 else part
+        parts[name] = (
+            part / torch.linalg.matrix_norm(part.flatten(1), 2) if part.ndim == 4 else part
+        )
     assert at == len(weights)
     x = 2 * images.double() - 1
     for place in range(sum(name.startswith("conv") for name in parts)):
-        x = leaky_relu(conv2d(x, parts[f"conv{place}"], parts[f"bias{place}"], stride=2, padding=2), 0.1)
+        x = leaky_relu(
+            conv2d(x, parts[f"conv{place}"], parts[f"bias{place}"], stride=2, padding=2), 0.1
+        )
     x = x.flatten(1)
     return torch.stack(
-        [each @ parts["dense"][0] + parts["level"][0] + each @ parts["label"][label] for each, label in zip(x, labels, strict=True)]
+        [
+            each @ parts["dense"][0] + parts["level"][0] + each @ parts["label"][label]
+            for each, label in zip(x, labels, strict=True)
+        ]
     )
 
 
@@ -50,15 +62,22 @@ def test_scores_are_those_of_a_network_with_convolutions_of_norm_one(team):
     found = vmap(critic.score)(weights, along, images, labels)
     for place in range(3):
         torch.testing.assert_close(
-            found[place].double(), by_hand(critic, weights[place], images[place], labels[place]), rtol=1e-3, atol=1e-4
+            found[place].double(),
+            by_hand(critic, weights[place], images[place], labels[place]),
+            rtol=1e-3,
+            atol=1e-4,
         )
 
 
 def test_the_loss_s_slope_is_right_through_the_penalty(team):
     """The penalty is itself of a slope: against finite differences, in double precision."""
     critic, weights, along, images, labels = team
-    one, left, real, label = weights[0].double(), along[0].double(), images[0].double(), labels[0]
-    fake, mix = torch.rand(5, *SHAPE, generator=seeded(3)).double(), torch.rand(5, generator=seeded(4)).double()
+    one = weights[0].double()
+    left = along[0].double()
+    real = images[0].double()
+    label = labels[0]
+    fake = torch.rand(5, *SHAPE, generator=seeded(3)).double()
+    mix = torch.rand(5, generator=seeded(4)).double()
 
     def loss(w):
         return critic.loss(w, left, real, fake, label, mix)
@@ -71,11 +90,15 @@ def test_the_loss_s_slope_is_right_through_the_penalty(team):
         numeric = (loss(one + 1e-5 * way) - loss(one - 1e-5 * way)) / 2e-5
         assert (slope @ way).item() == pytest.approx(numeric.item(), rel=2e-2, abs=1e-4)
     plain = torch.autograd.functional.jacobian(
-        lambda x: by_hand(critic, one, x, label).sum(), torch.lerp(fake, real, mix.view(-1, 1, 1, 1))
+        lambda x: by_hand(critic, one, x, label).sum(),
+        torch.lerp(fake, real, mix.view(-1, 1, 1, 1)),
     )
     scores = by_hand(critic, one, real, label), by_hand(critic, one, fake, label)
     wanted = (
-        scores[1].mean() - scores[0].mean() + 10 * (plain.flatten(1).norm(dim=1) - 1).square().mean() + 0.001 * scores[0].square().mean()
+        scores[1].mean()
+        - scores[0].mean()
+        + 10 * (plain.flatten(1).norm(dim=1) - 1).square().mean()
+        + 0.001 * scores[0].square().mean()
     )
     assert loss(one).item() == pytest.approx(wanted.item(), rel=1e-3)
 
@@ -83,21 +106,34 @@ def test_the_loss_s_slope_is_right_through_the_penalty(team):
 def test_a_new_critic_has_no_slope():
     critic = Critic(SHAPE, CLASSES, width=4)
     weights, along = critic.begin(2, seeded())
-    assert vmap(critic.score)(weights, along, torch.rand(2, 5, *SHAPE), torch.zeros(2, 5, dtype=torch.int64)).abs().max() == 0
+    assert (
+        vmap(critic.score)(
+            weights, along, torch.rand(2, 5, *SHAPE), torch.zeros(2, 5, dtype=torch.int64)
+        )
+        .abs()
+        .max()
+        == 0
+    )
 
 
 def test_each_learns_as_if_alone(team):
     critic, weights, along, images, labels = team
-    fake, mix = torch.rand(3, 5, *SHAPE, generator=seeded(3)), torch.rand(3, 5, generator=seeded(4))
+    fake = torch.rand(3, 5, *SHAPE, generator=seeded(3))
+    mix = torch.rand(3, 5, generator=seeded(4))
     together = vmap(grad(critic.loss))(weights, along, images, fake, labels, mix)
     for place in range(3):
-        alone = grad(critic.loss)(*(each[place] for each in (weights, along, images, fake, labels, mix)))
+        alone = grad(critic.loss)(
+            *(each[place] for each in (weights, along, images, fake, labels, mix))
+        )
         torch.testing.assert_close(together[place], alone, rtol=1e-3, atol=1e-5)
 
 
 def test_adam_is_torch_s():
-    start, slopes = torch.randn(6, generator=seeded()), torch.randn(4, 6, generator=seeded(1))
-    weights, mean, square = start.clone(), torch.zeros(6), torch.zeros(6)
+    start = torch.randn(6, generator=seeded())
+    slopes = torch.randn(4, 6, generator=seeded(1))
+    weights = start.clone()
+    mean = torch.zeros(6)
+    square = torch.zeros(6)
     parameter = torch.nn.Parameter(start.clone())
     optimiser = torch.optim.Adam([parameter], lr=0.01, betas=(0.5, 0.9))
     for step, slope in enumerate(slopes):
@@ -107,11 +143,16 @@ def test_adam_is_torch_s():
     torch.testing.assert_close(weights, parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (3, 64, 64), (1, 3, 5), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (3, 64, 64), (1, 3, 5), (1, 1, 1)]
+)
 def test_any_size_of_image_has_a_critic_and_a_sketch(shape):
-    critic, sketch = Critic(shape, 3, width=2), Sketch(shape, 3, width=2)
+    critic = Critic(shape, 3, width=2)
+    sketch = Sketch(shape, 3, width=2)
     weights, along = critic.begin(2, seeded())
-    drawn = vmap(sketch.draw, in_dims=(0, None, None))(sketch.begin(2, seeded()), torch.randn(4, sketch.code), torch.arange(4) % 3)
+    drawn = vmap(sketch.draw, in_dims=(0, None, None))(
+        sketch.begin(2, seeded()), torch.randn(4, sketch.code), torch.arange(4) % 3
+    )
     assert drawn.shape == (2, 4, *shape)
     assert drawn.min() >= 0
     assert drawn.max() <= 1
@@ -123,5 +164,8 @@ def test_any_size_of_image_has_a_critic_and_a_sketch(shape):
 
 def test_a_sketch_knows_its_label():
     sketch = Sketch((1, 8, 8), 3)
-    one, two = (sketch.draw(sketch.begin(1, seeded())[0], torch.zeros(1, sketch.code), torch.tensor([each])) for each in (0, 1))
+    one, two = (
+        sketch.draw(sketch.begin(1, seeded())[0], torch.zeros(1, sketch.code), torch.tensor([each]))
+        for each in (0, 1)
+    )
     assert not torch.equal(one, two)

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from privot.nets import DenseGenerator, initialise
-from privot.nets.dense import cosines, described
+from privot.nets.generators.dense import cosines, described
 
 SHAPE = (3, 32, 32)
 
 
 def drawn(net, count=256):
-    codes = torch.randn(count, net.code, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    codes = torch.randn(
+        count, net.code, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     with torch.no_grad():
         return net(codes, torch.arange(count) % net.classes)
 
@@ -33,7 +35,9 @@ def test_a_smooth_net_begins_where_a_sigmoid_has_a_slope():
 def test_a_smooth_net_draws_the_same_waves_smaller_by_their_frequency():
     nets = [begun(each) for each in (False, True)]
     for net in nets:
-        net.layers[-1].weight.data.mul_(0.05)  # or a rough one's pixels are white to the last digit, and say no more what they were of
+        net.layers[-1].weight.data.mul_(
+            0.05
+        )  # or a rough one's pixels are white to the last digit, and say no more what they were of
     rough, smooth = (drawn(net).logit() for net in nets)
     waves = cosines(32, 12).double() / 32
     rough, smooth = (waves.T @ each @ waves for each in (rough, smooth))

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from privot.components.glyphs import ALPHABETS, BENDS, WORDS, _thinned, glyphs, printed, teach
+from privot.components.pretraining import begun, fits
 from privot.data import load
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.families.prior import begun, fits
 from privot.nets import DeepConvGenerator, initialise
-from privot.nets.glyphs import ALPHABETS, BENDS, WORDS, _thinned, glyphs, printed, teach
 from privot.runtime import Streams
 
 SHAPE = (1, 28, 28)
@@ -33,8 +33,12 @@ def extent(images, along):
 
 def pictures(shape, classes, each):
     """Characters [classes, each, ...] in all hands."""
-    codes = torch.randn(classes * each, len(WORDS) + BENDS, generator=torch.Generator().manual_seed(0))
-    return glyphs(codes, torch.arange(classes).repeat_interleave(each), shape, classes).unflatten(0, (classes, each))
+    codes = torch.randn(
+        classes * each, len(WORDS) + BENDS, generator=torch.Generator().manual_seed(0)
+    )
+    return glyphs(codes, torch.arange(classes).repeat_interleave(each), shape, classes).unflatten(
+        0, (classes, each)
+    )
 
 
 def test_a_thick_bar_thins_to_a_line_in_its_middle():
@@ -58,15 +62,22 @@ def test_codes_say_how_it_is_written():
 
 def test_a_slant_leans_to_the_right():
     bar = drawn(slant=1.5)[ALPHABETS[62].index("I"), 0]
-    top, low = ((bar[rows] * torch.arange(28)).sum() / bar[rows].sum() for rows in (slice(8, 14), slice(14, 20)))
+    top, low = (
+        (bar[rows] * torch.arange(28)).sum() / bar[rows].sum()
+        for rows in (slice(8, 14), slice(14, 20))
+    )
     assert top > low + 1
 
 
 def test_a_short_code_is_filled_with_zeros_and_a_long_one_cut():
-    codes, labels = torch.randn(5, 16, generator=torch.Generator().manual_seed(0)), torch.arange(5)
+    codes = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(5)
     longer = torch.cat([codes, torch.randn(5, 3)], 1)
     assert torch.equal(glyphs(codes, labels, SHAPE, 62), glyphs(longer, labels, SHAPE, 62))
-    assert torch.equal(glyphs(codes[:, :3], labels, SHAPE, 62), glyphs(codes * (torch.arange(16) < 3), labels, SHAPE, 62))
+    assert torch.equal(
+        glyphs(codes[:, :3], labels, SHAPE, 62),
+        glyphs(codes * (torch.arange(16) < 3), labels, SHAPE, 62),
+    )
 
 
 def test_values_are_brightness_and_every_class_has_ink():
@@ -108,16 +119,22 @@ def test_fonts_that_are_there_are_used_and_hands_differ():
 
 
 def generator(seed=0):
-    return initialise(DeepConvGenerator((1, 8, 8), 10, code=16, width=4), torch.Generator().manual_seed(seed))
+    return initialise(
+        DeepConvGenerator((1, 8, 8), 10, code=16, width=4), torch.Generator().manual_seed(seed)
+    )
 
 
 def test_a_generator_learns_to_draw_what_codes_say():
-    net, draws = generator(), torch.Generator().manual_seed(1)
-    codes, labels = torch.randn(200, 16, generator=draws), torch.arange(200) % 10
+    net = generator()
+    draws = torch.Generator().manual_seed(1)
+    codes = torch.randn(200, 16, generator=draws)
+    labels = torch.arange(200) % 10
     wanted = glyphs(codes, labels, (1, 8, 8), 10)
     teach(net, 16, (1, 8, 8), 10, 80, 64, draws, rate=0.02)
     found = net.eval()(codes, labels).detach()
-    plain = wanted.unflatten(0, (20, 10)).mean(0).repeat(20, 1, 1, 1)  # each class as one picture, whatever the code
+    plain = (
+        wanted.unflatten(0, (20, 10)).mean(0).repeat(20, 1, 1, 1)
+    )  # each class as one picture, whatever the code
     assert (found - wanted).square().mean() < 0.9 * (plain - wanted).square().mean()
 
 
@@ -125,17 +142,25 @@ def test_a_start_is_repeated_by_its_seed_and_taken_up_after_a_crash(tmp_path):
     spec = Spec((1, 8, 8), 10)
     told = []
     first = begun(generator(), "glyphs", 3, spec, Streams(5, folder=tmp_path)).state_dict()
-    again = begun(generator(), "glyphs", 3, spec, Streams(5, folder=tmp_path), lambda *step: told.append(step)).state_dict()
+    again = begun(
+        generator(), "glyphs", 3, spec, Streams(5, folder=tmp_path), lambda *step: told.append(step)
+    ).state_dict()
     alike = begun(generator(), "glyphs", 3, spec, Streams(5)).state_dict()
     other = begun(generator(), "glyphs", 3, spec, Streams(6)).state_dict()
     assert told == []  # found as it was, not learned once more
-    assert all(torch.equal(value, again[key]) and torch.equal(value, alike[key]) for key, value in first.items())
+    assert all(
+        torch.equal(value, again[key]) and torch.equal(value, alike[key])
+        for key, value in first.items()
+    )
     assert not torch.equal(first["dense.weight"], other["dense.weight"])
 
 
 def test_nothing_leaves_the_generator_as_it_is():
     net = begun(generator(), "nothing", 3, Spec((1, 8, 8), 10), Streams(5))
-    assert all(torch.equal(one, two) for one, two in zip(net.parameters(), generator().parameters(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(net.parameters(), generator().parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(

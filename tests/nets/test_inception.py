@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from privot.data import load
 from privot.errors import DataError
-from privot.measures.features import STANDARD, WITH_LOGITS, inception
-from privot.measures.frechet import frechet, kernel
-from privot.nets.inception import LOGITS, Inception, resized
+from privot.measures.feature_extractors import STANDARD, WITH_LOGITS, inception
+from privot.measures.fid_kid import frechet, kernel
+from privot.measures.networks.inception import LOGITS, Inception, resized
 from privot.runtime import silent
 
 CPU = torch.device("cpu")
@@ -42,7 +42,9 @@ def pictures():
     cells = torch.arange(32)[:, None] // 4 + torch.arange(32) // 4
     return {
         "ramp": (torch.arange(784) / 783).view(1, 1, 28, 28),
-        "checker": torch.stack([(cells + place) % 2 * (0.5 + 0.25 * place) for place in range(3)])[None],
+        "checker": torch.stack([(cells + place) % 2 * (0.5 + 0.25 * place) for place in range(3)])[
+            None
+        ],
         "constant": torch.full((1, 3, 32, 32), 0.25),
     }
 
@@ -56,7 +58,16 @@ class Plain:
     def unit(self, x, name, stride=1, padding=0):
         get = lambda key: self.weights[f"{name}.{key}"]  # noqa: E731
         x = F.conv2d(x, get("conv.weight"), None, stride, padding)
-        x = F.batch_norm(x, get("bn.running_mean"), get("bn.running_var"), get("bn.weight"), get("bn.bias"), False, 0.0, 1e-3)
+        x = F.batch_norm(
+            x,
+            get("bn.running_mean"),
+            get("bn.running_var"),
+            get("bn.weight"),
+            get("bn.bias"),
+            False,
+            0.0,
+            1e-3,
+        )
         return F.relu(x)
 
     def stem(self, x):
@@ -76,25 +87,53 @@ class Plain:
         five = self.unit(self.unit(x, f"{at}.branch5x5_1"), f"{at}.branch5x5_2", padding=2)
         three = self.unit(self.unit(x, f"{at}.branch3x3dbl_1"), f"{at}.branch3x3dbl_2", padding=1)
         three = self.unit(three, f"{at}.branch3x3dbl_3", padding=1)
-        return torch.cat([self.unit(x, f"{at}.branch1x1"), five, three, self.unit(self.mean(x), f"{at}.branch_pool")], 1)
+        return torch.cat(
+            [
+                self.unit(x, f"{at}.branch1x1"),
+                five,
+                three,
+                self.unit(self.mean(x), f"{at}.branch_pool"),
+            ],
+            1,
+        )
 
     def b(self, x, at):
         three = self.unit(self.unit(x, f"{at}.branch3x3dbl_1"), f"{at}.branch3x3dbl_2", padding=1)
         three = self.unit(three, f"{at}.branch3x3dbl_3", stride=2)
-        return torch.cat([self.unit(x, f"{at}.branch3x3", stride=2), three, F.max_pool2d(x, 3, 2)], 1)
+        return torch.cat(
+            [self.unit(x, f"{at}.branch3x3", stride=2), three, F.max_pool2d(x, 3, 2)], 1
+        )
 
     def c(self, x, at):
         seven = self.unit(self.unit(x, f"{at}.branch7x7_1"), f"{at}.branch7x7_2", padding=(0, 3))
         seven = self.unit(seven, f"{at}.branch7x7_3", padding=(3, 0))
-        double = self.unit(self.unit(x, f"{at}.branch7x7dbl_1"), f"{at}.branch7x7dbl_2", padding=(3, 0))
+        double = self.unit(
+            self.unit(x, f"{at}.branch7x7dbl_1"), f"{at}.branch7x7dbl_2", padding=(3, 0)
+        )
         double = self.unit(double, f"{at}.branch7x7dbl_3", padding=(0, 3))
-        double = self.unit(self.unit(double, f"{at}.branch7x7dbl_4", padding=(3, 0)), f"{at}.branch7x7dbl_5", padding=(0, 3))
-        return torch.cat([self.unit(x, f"{at}.branch1x1"), seven, double, self.unit(self.mean(x), f"{at}.branch_pool")], 1)
+        double = self.unit(
+            self.unit(double, f"{at}.branch7x7dbl_4", padding=(3, 0)),
+            f"{at}.branch7x7dbl_5",
+            padding=(0, 3),
+        )
+        return torch.cat(
+            [
+                self.unit(x, f"{at}.branch1x1"),
+                seven,
+                double,
+                self.unit(self.mean(x), f"{at}.branch_pool"),
+            ],
+            1,
+        )
 
     def d(self, x, at):
         three = self.unit(self.unit(x, f"{at}.branch3x3_1"), f"{at}.branch3x3_2", stride=2)
-        seven = self.unit(self.unit(x, f"{at}.branch7x7x3_1"), f"{at}.branch7x7x3_2", padding=(0, 3))
-        seven = self.unit(self.unit(seven, f"{at}.branch7x7x3_3", padding=(3, 0)), f"{at}.branch7x7x3_4", stride=2)
+        seven = self.unit(
+            self.unit(x, f"{at}.branch7x7x3_1"), f"{at}.branch7x7x3_2", padding=(0, 3)
+        )
+        seven = self.unit(
+            self.unit(seven, f"{at}.branch7x7x3_3", padding=(3, 0)), f"{at}.branch7x7x3_4", stride=2
+        )
         return torch.cat([three, seven, F.max_pool2d(x, 3, 2)], 1)
 
     def e(self, x, at, pooled):
@@ -105,7 +144,9 @@ class Plain:
             for value, stem in ((three, "branch3x3_2"), (double, "branch3x3dbl_3"))
             for name, padding in ((f"{stem}a", (0, 1)), (f"{stem}b", (1, 0)))
         ]
-        return torch.cat([self.unit(x, f"{at}.branch1x1"), *forks, self.unit(pooled, f"{at}.branch_pool")], 1)
+        return torch.cat(
+            [self.unit(x, f"{at}.branch1x1"), *forks, self.unit(pooled, f"{at}.branch_pool")], 1
+        )
 
     def blocks(self, x):
         """What each part gives, by name."""
@@ -121,13 +162,17 @@ class Plain:
 
 def naive_resize(image, side):
     """TensorFlow's old bilinear rule for one channel, pixel by pixel."""
-    (height, width), image = image.shape, image.tolist()
+    (height, width) = image.shape
+    image = image.tolist()
     found = [[0.0] * side for _ in range(side)]
     for i in range(side):
         for j in range(side):
-            y, x = i * height / side, j * width / side
-            top, left = math.floor(y), math.floor(x)
-            below, right = min(top + 1, height - 1), min(left + 1, width - 1)
+            y = i * height / side
+            x = j * width / side
+            top = math.floor(y)
+            left = math.floor(x)
+            below = min(top + 1, height - 1)
+            right = min(left + 1, width - 1)
             up = image[top][left] * (1 - (x - left)) + image[top][right] * (x - left)
             down = image[below][left] * (1 - (x - left)) + image[below][right] * (x - left)
             found[i][j] = up * (1 - (y - top)) + down * (y - top)
@@ -136,15 +181,21 @@ def naive_resize(image, side):
 
 def invented(logits=False):
     """Weights under the usual names, of any values."""
-    net, generator, found = Inception(logits), torch.Generator().manual_seed(0), {}
+    net = Inception(logits)
+    generator = torch.Generator().manual_seed(0)
+    found = {}
     for name, value in net.state_dict().items():
         if name.startswith("fc."):
             found[name] = torch.randn(value.shape, generator=generator) / 10
         elif name.endswith("conv.weight"):
             unit = name.removesuffix(".conv.weight")
-            found[name] = torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5
+            found[name] = (
+                torch.randn(value.shape, generator=generator) * (2 / value[0].numel()) ** 0.5
+            )
             for key in ("weight", "bias", "running_mean", "running_var"):
-                found[f"{unit}.bn.{key}"] = torch.rand(len(value), generator=generator) + 0.5 * (key == "running_var")
+                found[f"{unit}.bn.{key}"] = torch.rand(len(value), generator=generator) + 0.5 * (
+                    key == "running_var"
+                )
     return found
 
 
@@ -158,7 +209,9 @@ def test_features_are_those_recorded(ours, name):
 def test_a_plain_network_with_its_batch_norms_apart_gives_the_same(ours, path, name):
     image = pictures()[name]
     pixels = (image * 255).round().expand(-1, 3, -1, -1)
-    scaled = (torch.stack([naive_resize(channel, 299) for channel in pixels[0].double()])[None] - 128) / 128
+    scaled = (
+        torch.stack([naive_resize(channel, 299) for channel in pixels[0].double()])[None] - 128
+    ) / 128
     with torch.no_grad():
         found = Plain(load_file(path)).blocks(scaled.float())["Mixed_7c"].mean((2, 3))[0]
     assert (found - ours[name]).abs().max() < 1e-3 * ours[name].abs().max()
@@ -168,7 +221,8 @@ def test_a_plain_network_with_its_batch_norms_apart_gives_the_same(ours, path, n
 def test_every_block_agrees_with_the_plain_one_on_invented_weights():
     """On images of 107 pixels, whose sides come down to 1: pools and paddings at the rim count for much."""
     weights = invented()
-    net, x = Inception.from_weights(weights), torch.rand(1, 3, 107, 107, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    net = Inception.from_weights(weights)
+    x = torch.rand(1, 3, 107, 107, generator=torch.Generator().manual_seed(1)) * 2 - 1
     with torch.no_grad():
         wanted = Plain(weights).blocks(x)
         for name in net.names:
@@ -177,18 +231,27 @@ def test_every_block_agrees_with_the_plain_one_on_invented_weights():
                 x = F.max_pool2d(x, 3, 2)
             if name in wanted:
                 assert x.shape == wanted[name].shape
-                assert torch.allclose(x, wanted[name], rtol=1e-3, atol=1e-4 * float(wanted[name].abs().max())), name
+                assert torch.allclose(
+                    x, wanted[name], rtol=1e-3, atol=1e-4 * float(wanted[name].abs().max())
+                ), name
                 x = wanted[name]
 
 
-@pytest.mark.parametrize(("height", "width", "side"), [(28, 28, 299), (5, 7, 12), (9, 4, 6), (1, 3, 5), (8, 8, 8)])
+@pytest.mark.parametrize(
+    ("height", "width", "side"), [(28, 28, 299), (5, 7, 12), (9, 4, 6), (1, 3, 5), (8, 8, 8)]
+)
 def test_resizing_is_that_of_a_double_loop(height, width, side):
-    image = torch.rand(height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.allclose(resized(image[None, None], side)[0, 0], naive_resize(image, side), atol=1e-9)
+    image = torch.rand(
+        height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    assert torch.allclose(
+        resized(image[None, None], side)[0, 0], naive_resize(image, side), atol=1e-9
+    )
 
 
 def test_pixels_are_rounded_to_8_bits_and_clipped_and_grey_is_three_times_the_same():
-    seen, net = [], Inception()
+    seen = []
+    net = Inception()
     net.names = ["spy"]
     net.add_module("spy", torch.nn.Identity())
     net.spy.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
@@ -205,17 +268,24 @@ def test_logits_come_with_a_file_that_has_them(tmp_path):
     save_file(weights, tmp_path / WITH_LOGITS)
     ruler = inception(CPU, tmp_path / WITH_LOGITS)
     assert "not among the known files" in ruler.text
-    found = ruler.probabilities(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), silent)
-    features = ruler.features(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), silent)
+    found = ruler.probabilities(
+        torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), silent
+    )
+    features = ruler.features(
+        torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), silent
+    )
     assert found.shape == (1, LOGITS)
-    assert torch.allclose(found, (features @ weights["fc.weight"].T).softmax(1), atol=1e-5)  # the bias has no part in it
+    assert torch.allclose(
+        found, (features @ weights["fc.weight"].T).softmax(1), atol=1e-5
+    )  # the bias has no part in it
     save_file(invented(), tmp_path / STANDARD)
     assert inception(CPU, tmp_path / STANDARD).probabilities is None
 
 
 @pytest.mark.parametrize("harm", ["a name less", "another shape", "cut short", "no file"])
 def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, harm):
-    weights, path = {name: value.half() for name, value in invented().items()}, tmp_path / "w.safetensors"
+    weights = {name: value.half() for name, value in invented().items()}
+    path = tmp_path / "w.safetensors"
     if harm == "a name less":
         del weights["Mixed_7c.branch_pool.bn.bias"]
     elif harm == "another shape":
@@ -224,7 +294,9 @@ def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, harm):
         save_file(weights, path)
     if harm == "cut short":
         path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"w\.safetensors: not the weights of the 2015 Inception network"):
+    with pytest.raises(
+        DataError, match=r"w\.safetensors: not the weights of the 2015 Inception network"
+    ):
         inception(CPU, path)
 
 
@@ -238,7 +310,10 @@ def test_real_pictures_are_nearer_to_each_other_than_to_blurred_ones(path, monke
     except DataError as error:
         pytest.skip(str(error))
     ruler = inception(CPU, path)
-    one, two, blurred = (ruler.features(each, silent) for each in (images[:24], images[24:], F.avg_pool2d(images[24:], 5, 1, 2)))
+    one, two, blurred = (
+        ruler.features(each, silent)
+        for each in (images[:24], images[24:], F.avg_pool2d(images[24:], 5, 1, 2))
+    )
     near, far = (kernel(one, each, torch.Generator().manual_seed(0)) for each in (two, blurred))
     assert abs(near[0]) < 3 * near[1]
     assert far[0] > 3 * far[1]

@@ -6,13 +6,13 @@ import weakref
 import pytest
 import torch
 
-from privot.capture import uncollected
-from privot.nets import repeated
+from privot.components.dct import Canvas, cosines
+from privot.components.dead_leaves import scenes
 from privot.nets.ensemble import Ensemble
-from privot.nets.repeated import Repeated
-from privot.nets.scenes import scenes
 from privot.nets.training import Recipe, train_ensemble
-from privot.nets.waves import Canvas, cosines
+from privot.runtime import graphed_step
+from privot.runtime.cuda_graphs import uncollected
+from privot.runtime.graphed_step import Repeated
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,7 +53,9 @@ def test_kinds_can_be_learned(channels):
     images, kinds = scenes(4, 120, (channels, 16, 16), seeded(3), CPU)
     fresh = torch.arange(len(kinds)) % 3 == 0
     nets = Ensemble(1, (channels, 16, 16), 4, width=16, generator=seeded())
-    train_ensemble(nets, images[~fresh], kinds[~fresh], Recipe(25, 0.02, batch=40, even=True), seeded(1))
+    train_ensemble(
+        nets, images[~fresh], kinds[~fresh], Recipe(25, 0.02, batch=40, even=True), seeded(1)
+    )
     with torch.no_grad():
         right = (nets(2 * images[fresh] - 1)[0].argmax(1) == kinds[fresh]).double().mean()
     assert right > 0.6
@@ -79,12 +81,16 @@ def test_a_canvas_of_half_the_frequencies_is_the_nearest_there_is():
     for seed in range(5):
         other = Canvas(torch.rand(3, 2, 8, 12, generator=seeded(seed + 1)), 0.5).shown().detach()
         assert abs((left * other).sum().item()) < 1e-3
-    torch.testing.assert_close(Canvas(canvas.shown(), 0.5).shown(), canvas.shown(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        Canvas(canvas.shown(), 0.5).shown(), canvas.shown(), rtol=0, atol=1e-5
+    )
 
 
 def test_smooth_images_keep_and_a_checkerboard_goes():
     smooth = torch.linspace(0, 1, 16).expand(1, 1, 16, 16)
-    checks = 0.5 + 0.5 * (-1.0) ** (torch.arange(16)[:, None] + torch.arange(16)).expand(1, 1, 16, 16)
+    checks = 0.5 + 0.5 * (-1.0) ** (torch.arange(16)[:, None] + torch.arange(16)).expand(
+        1, 1, 16, 16
+    )
     torch.testing.assert_close(Canvas(smooth, 0.5).shown().detach(), smooth, rtol=0, atol=0.02)
     shown = Canvas(checks, 0.5).shown().detach()
     assert (shown - 0.5).abs().mean() < 0.15 * (checks - 0.5).abs().mean()
@@ -96,11 +102,15 @@ def test_what_an_optimiser_moves_is_what_is_shown(detail):
     canvas = Canvas(images, detail)
     assert canvas.free.is_leaf
     (slope,) = torch.autograd.grad((canvas.shown() * images).sum(), canvas.free)
-    torch.testing.assert_close((slope * canvas.free).sum(), (canvas.shown() * images).sum())  # linear, so its slope says all of it
+    torch.testing.assert_close(
+        (slope * canvas.free).sum(), (canvas.shown() * images).sum()
+    )  # linear, so its slope says all of it
     with torch.no_grad():
         canvas.free.add_(5)
     canvas.bound()
-    assert (canvas.shown().max().item() > 1) == (detail < 1)  # frequencies may leave [0, 1], pixels may not
+    assert (canvas.shown().max().item() > 1) == (
+        detail < 1
+    )  # frequencies may leave [0, 1], pixels may not
     assert images.max() <= 1  # a copy was moved
 
 
@@ -110,16 +120,20 @@ def test_what_an_optimiser_moves_is_what_is_shown(detail):
 def test_every_call_is_one_step():
     total = torch.zeros(())
     again = Repeated(lambda: total.add_(1), CPU)
-    for _ in range(repeated.WARM + 4):
+    for _ in range(graphed_step.WARM + 4):
         again()
-    assert (total.item(), again.runs) == (repeated.WARM + 4, repeated.WARM + 4)
+    assert (total.item(), again.runs) == (graphed_step.WARM + 4, graphed_step.WARM + 4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: a step is captured on one alone"
+)
 def test_a_captured_step_counts_reads_its_buffers_and_draws_on():
     device = torch.device("cuda")
-    total, added = torch.zeros((), device=device), torch.zeros((), device=device)
-    drawn, source = torch.zeros(4, device=device), torch.Generator(device).manual_seed(0)
+    total = torch.zeros((), device=device)
+    added = torch.zeros((), device=device)
+    drawn = torch.zeros(4, device=device)
+    source = torch.Generator(device).manual_seed(0)
     calls = []
 
     def step():
@@ -127,13 +141,16 @@ def test_a_captured_step_counts_reads_its_buffers_and_draws_on():
         total.add_(added)
         drawn.uniform_(generator=source)
 
-    again, seen = Repeated(step, device, source), set()
+    again = Repeated(step, device, source)
+    seen = set()
     for turn in range(10):
         added.fill_(turn)
         again()
         seen.add(tuple(drawn.tolist()))
     assert total.item() == sum(range(10))
-    assert len(calls) == repeated.WARM + 1  # eager ones and the capture; what follows is replayed
+    assert (
+        len(calls) == graphed_step.WARM + 1
+    )  # eager ones and the capture; what follows is replayed
     assert len(seen) == 10
 
 
@@ -142,10 +159,12 @@ def test_rubbish_is_collected_before_a_capture_and_not_inside(before):
     class Old:
         pass
 
-    was, seen = gc.isenabled(), []
+    was = gc.isenabled()
+    seen = []
     try:
         gc.disable()
-        first, second = Old(), Old()
+        first = Old()
+        second = Old()
         for each in (first, second):
             each.itself = each
             weakref.finalize(each, seen.append, "gone")

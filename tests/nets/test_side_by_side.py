@@ -10,10 +10,10 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import conv2d
 
-from privot.families import critics
-from privot.nets import critic as networks
-from privot.nets.critic import Critic, Sketch
-from privot.nets.side_by_side import ToInput, ToOutput, ToWeights, by_faces, convolve
+from privot.components import sharded_critics
+from privot.nets import functional_critic as networks
+from privot.nets.functional_critic import Critic, Sketch
+from privot.nets.vmap_conv import ToInput, ToOutput, ToWeights, by_faces, convolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,18 +27,28 @@ def near(found, wanted):
 
 
 def test_on_a_cpu_it_is_torch_s_to_the_bit():
-    x, w, b = drawn(2, 3, 6, 5).float(), drawn(4, 3, 5, 5, seed=1).float(), drawn(4, seed=2).float()
+    x = drawn(2, 3, 6, 5).float()
+    w = drawn(4, 3, 5, 5, seed=1).float()
+    b = drawn(4, seed=2).float()
     assert torch.equal(convolve(x, w, b, 2, 2), conv2d(x, w, b, 2, 2))
 
 
-@pytest.mark.parametrize(("side", "stride", "padding"), [(5, 2, 2), (3, 1, 1), (4, 3, 1), (1, 2, 0)])
+@pytest.mark.parametrize(
+    ("side", "stride", "padding"), [(5, 2, 2), (3, 1, 1), (4, 3, 1), (1, 2, 0)]
+)
 def test_the_faces_are_those_of_each_network_alone(side, stride, padding):
-    x, w = drawn(3, 2, 2, 6, 5), drawn(3, 4, 2, side, side, seed=1)
+    x = drawn(3, 2, 2, 6, 5)
+    w = drawn(3, 4, 2, side, side, seed=1)
     y = ToOutput.apply(x, w, stride, padding)
     dy = drawn(*y.shape, seed=2)
-    faces = y, ToInput.apply(dy, w, 6, 5, stride, padding), ToWeights.apply(x, dy, side, stride, padding)
+    faces = (
+        y,
+        ToInput.apply(dy, w, 6, 5, stride, padding),
+        ToWeights.apply(x, dy, side, stride, padding),
+    )
     for place in range(3):
-        one, weight = x[place].clone().requires_grad_(), w[place].clone().requires_grad_()
+        one = x[place].clone().requires_grad_()
+        weight = w[place].clone().requires_grad_()
         plain = conv2d(one, weight, None, stride, padding)
         wanted = plain, *torch.autograd.grad((plain * dy[place]).sum(), (one, weight))
         for found, each in zip(faces, wanted, strict=True):
@@ -47,8 +57,12 @@ def test_the_faces_are_those_of_each_network_alone(side, stride, padding):
 
 @pytest.mark.parametrize("face", [ToOutput, ToInput, ToWeights])
 def test_every_face_has_right_slopes_twice(face):
-    x, w, dy = drawn(2, 1, 2, 4, 3), drawn(2, 2, 2, 3, 3, seed=1), drawn(2, 1, 2, 2, 2, seed=2)
-    given, more = {ToOutput: ((x, w), ()), ToInput: ((dy, w), (4, 3)), ToWeights: ((x, dy), (3,))}[face]
+    x = drawn(2, 1, 2, 4, 3)
+    w = drawn(2, 2, 2, 3, 3, seed=1)
+    dy = drawn(2, 1, 2, 2, 2, seed=2)
+    given, more = {ToOutput: ((x, w), ()), ToInput: ((dy, w), (4, 3)), ToWeights: ((x, dy), (3,))}[
+        face
+    ]
     given = [each.requires_grad_() for each in given]
     assert torch.autograd.gradcheck(lambda *some: face.apply(*some, *more, 2, 1), given)
     assert torch.autograd.gradgradcheck(lambda *some: face.apply(*some, *more, 2, 1), given)
@@ -58,25 +72,49 @@ def test_every_face_has_right_slopes_twice(face):
 @pytest.mark.parametrize("face", [ToOutput, ToInput, ToWeights])
 def test_under_vmap_it_is_each_alone(face, dims):
     shapes = {"x": (2, 3, 2, 4, 5), "w": (2, 4, 2, 3, 3), "dy": (2, 3, 4, 2, 3)}
-    names, more = {ToOutput: ("xw", ()), ToInput: (("dy", "w"), (4, 5)), ToWeights: (("x", "dy"), (3,))}[face]
+    names, more = {
+        ToOutput: ("xw", ()),
+        ToInput: (("dy", "w"), (4, 5)),
+        ToWeights: (("x", "dy"), (3,)),
+    }[face]
     whole = [
-        drawn(*(() if at is None else (3,)), *shapes[name], seed=place) for place, (name, at) in enumerate(zip(names, dims, strict=True))
+        drawn(*(() if at is None else (3,)), *shapes[name], seed=place)
+        for place, (name, at) in enumerate(zip(names, dims, strict=True))
     ]
-    given = [each if at is None else each.movedim(0, at) for each, at in zip(whole, dims, strict=True)]
+    given = [
+        each if at is None else each.movedim(0, at) for each, at in zip(whole, dims, strict=True)
+    ]
     found = vmap(lambda *some: face.apply(*some, *more, 2, 1), in_dims=dims)(*given)
     for place in range(3):
-        near(found[place], face.apply(*(each if at is None else each[place] for each, at in zip(whole, dims, strict=True)), *more, 2, 1))
+        near(
+            found[place],
+            face.apply(
+                *(
+                    each if at is None else each[place]
+                    for each, at in zip(whole, dims, strict=True)
+                ),
+                *more,
+                2,
+                1,
+            ),
+        )
 
 
 def shard(count=3, width=3, shape=(2, 9, 8), batch=4):
     """The same things that a gate would give: critics, sketches and states in double precision."""
-    critic, sketch = Critic(shape, 3, width), Sketch(shape, 3, width=2)
-    weights, along = (each.double() for each in critic.begin(count, torch.Generator().manual_seed(0)))
-    weights, drafts = weights + 0.1 * drawn(*weights.shape), sketch.begin(count, torch.Generator().manual_seed(1)).double()
+    critic = Critic(shape, 3, width)
+    sketch = Sketch(shape, 3, width=2)
+    weights, along = (
+        each.double() for each in critic.begin(count, torch.Generator().manual_seed(0))
+    )
+    weights = weights + 0.1 * drawn(*weights.shape)
+    drafts = sketch.begin(count, torch.Generator().manual_seed(1)).double()
     state = {"weights": weights, "mean": 0 * weights, "square": 0 * weights, "along": along}
     state |= {"sketch": drafts, "sketch mean": 0 * drafts, "sketch square": 0 * drafts}
-    images, labels = drawn(count, 5, *shape, seed=3).sigmoid(), torch.arange(5 * count).view(count, 5) % 3
-    codes, mix = drawn(2, batch, sketch.code, seed=4), drawn(2, batch, seed=5).sigmoid()
+    images = drawn(count, 5, *shape, seed=3).sigmoid()
+    labels = torch.arange(5 * count).view(count, 5) % 3
+    codes = drawn(2, batch, sketch.code, seed=4)
+    mix = drawn(2, batch, seed=5).sigmoid()
     given = (critic, sketch, drawn(2, batch, seed=6).sigmoid(), codes, mix, torch.tensor(0.0), 1e-3)
     return images, labels, state, given
 
@@ -91,7 +129,7 @@ def both_ways(monkeypatch, run):
 def test_critics_and_sketches_learn_the_same_through_the_faces(monkeypatch):
     """A slope of a slope, under vmap."""
     images, labels, state, given = shard()
-    each = vmap(critics.warmed, in_dims=(0, 0, 0, *(None for _ in given)))
+    each = vmap(sharded_critics.warmed, in_dims=(0, 0, 0, *(None for _ in given)))
     found, wanted = both_ways(monkeypatch, lambda: each(images, labels, state, *given))
     for name, value in wanted.items():
         near(found[name], value)
@@ -101,9 +139,12 @@ def test_critics_and_sketches_learn_the_same_through_the_faces(monkeypatch):
 def test_slopes_of_many_images_by_many_critics(monkeypatch):
     """Nested vmaps: the inner one shares its critic's weights."""
     _, _, state, (critic, *_) = shard()
-    images, labels = drawn(4, 2, 9, 8, seed=7).sigmoid(), torch.arange(4) % 3
+    images = drawn(4, 2, 9, 8, seed=7).sigmoid()
+    labels = torch.arange(4) % 3
     how = {"critic": critic, "down": drawn(9, 3, seed=8), "across": drawn(8, 2, seed=9)}
-    each = vmap(lambda one: critics.clipped_slopes(one, images, labels, **how), chunk_size=2)
+    each = vmap(
+        lambda one: sharded_critics.clipped_slopes(one, images, labels, **how), chunk_size=2
+    )
     found, wanted = both_ways(monkeypatch, lambda: each(state))
     near(found, wanted)
 
@@ -163,5 +204,10 @@ print("right")
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here to interpret the kernels")
 def test_the_kernels_are_right_in_tritons_interpreter():
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
     assert done.stdout == "right\n", done.stderr

@@ -7,11 +7,12 @@ import torch
 from test_ensemble import alone
 from torch import nn
 
-from privot.nets import LeNet, repeated, training
+from privot.nets import LeNet, training
 from privot.nets.augment import OPERATIONS
-from privot.nets.convnet import ConvNet
+from privot.nets.classifiers.convnet import ConvNet
 from privot.nets.ensemble import Ensemble
 from privot.nets.training import Classifier, Recipe, _Run, train, train_ensemble
+from privot.runtime import graphed_step
 
 CPU = torch.device("cpu")
 
@@ -52,10 +53,17 @@ def instead(it, step):
 @pytest.fixture
 def batches(monkeypatch):
     """The images, labels and rate of every step."""
-    seen, step = [], _Run.step
+    seen = []
+    step = _Run.step
 
     def spy(self):
-        seen.append((self._images().clone(), self.labels[self.draw[:, 0]].clone(), self.optimiser.param_groups[0]["lr"]))
+        seen.append(
+            (
+                self._images().clone(),
+                self.labels[self.draw[:, 0]].clone(),
+                self.optimiser.param_groups[0]["lr"],
+            )
+        )
         step(self)
 
     monkeypatch.setattr(_Run, "step", spy)
@@ -63,7 +71,10 @@ def batches(monkeypatch):
 
 
 def same(one, two):
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    return all(
+        torch.equal(a, b)
+        for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True)
+    )
 
 
 def test_the_rate_drops_after_the_epochs_named(batches):
@@ -86,14 +97,22 @@ def test_every_epoch_sees_every_record_once_in_another_order(batches):
 
 
 def test_crops_are_those_of_the_padded_image():
-    it, black = run(Recipe(1, 0.1, batch=9, shift=2), shape=(3, 6, 5), black=-0.7), -0.7
+    it = run(Recipe(1, 0.1, batch=9, shift=2), shape=(3, 6, 5), black=-0.7)
+    black = -0.7
     images, _ = some(shape=(3, 6, 5))
     padded = nn.functional.pad(images, (2, 2, 2, 2), value=black)
-    draws = torch.tensor([[place, down, right, 0] for place, (down, right) in enumerate((a, b) for a in (0, 2, 4) for b in (0, 1, 4))])
+    draws = torch.tensor(
+        [
+            [place, down, right, 0]
+            for place, (down, right) in enumerate((a, b) for a in (0, 2, 4) for b in (0, 1, 4))
+        ]
+    )
     it.draw.copy_(draws)
     for found, (which, down, right, _) in zip(it._images(), draws.tolist(), strict=True):
         assert torch.equal(found, padded[which, :, down : down + 6, right : right + 5])
-    assert torch.equal(it._images()[4][:, :, 1:], images[4][:, :, :4])  # moved to the right by one, black at the rim
+    assert torch.equal(
+        it._images()[4][:, :, 1:], images[4][:, :, :4]
+    )  # moved to the right by one, black at the rim
     assert (it._images()[4][:, :, 0] == black).all()
 
 
@@ -111,7 +130,8 @@ def test_flips_are_left_to_right_and_after_the_crop():
 def test_crops_and_flips_are_drawn_evenly_and_only_if_asked():
     drawn = {}
     for recipe in (Recipe(1, 0.1, batch=1, shift=1, flip=True), Recipe(1, 0.1, batch=1)):
-        it, seen = run(recipe, count=900), []
+        it = run(recipe, count=900)
+        seen = []
         instead(it, lambda it=it, seen=seen: seen.append(it.draw[0].clone()))
         it.epoch(seeded())
         drawn[recipe.flip] = torch.stack(seen)
@@ -126,7 +146,8 @@ def test_crops_and_flips_are_drawn_evenly_and_only_if_asked():
 def test_black_is_zero_before_standardisation(batches):
     images, labels = some(classes=2)
     train(Linear, images, labels, 2, Recipe(1, 0.1, batch=24, shift=3), CPU)
-    mean, std = images.mean(), images.std()
+    mean = images.mean()
+    std = images.std()
     corners = batches[0][0] * std + mean
     known = {round(value, 4) for value in images.flatten().tolist()}
     rims = [value for value in corners.flatten().tolist() if round(value, 4) not in known]
@@ -137,9 +158,12 @@ def test_black_is_zero_before_standardisation(batches):
 def test_the_average_is_the_exponential_one():
     """With the usual warm-up, min(decay, (1 + t) / (10 + t)); and it holds on to no graph of the steps."""
     it = run(Recipe(3, 0.5, batch=6, average=0.5))
-    start, seen = [each.detach().clone() for each in it.net.parameters()], []
+    start = [each.detach().clone() for each in it.net.parameters()]
+    seen = []
     step = it.step
-    instead(it, lambda: (step(), seen.append([each.detach().clone() for each in it.net.parameters()])))
+    instead(
+        it, lambda: (step(), seen.append([each.detach().clone() for each in it.net.parameters()]))
+    )
     for _ in range(3):
         it.epoch(seeded())
     assert len(seen) == 12
@@ -183,8 +207,12 @@ def test_a_step_is_that_of_the_optimiser_named(adam):
         assert torch.allclose(one, two, atol=1e-5)
 
 
-@pytest.mark.parametrize(("count", "batch", "steps"), [(3, 128, 1), (24, 24, 1), (24, 10, 2), (25, 8, 3), (2, 1, 2)])
-def test_a_set_smaller_than_a_batch_is_one_and_a_rest_waits_for_the_next_order(batches, count, batch, steps):
+@pytest.mark.parametrize(
+    ("count", "batch", "steps"), [(3, 128, 1), (24, 24, 1), (24, 10, 2), (25, 8, 3), (2, 1, 2)]
+)
+def test_a_set_smaller_than_a_batch_is_one_and_a_rest_waits_for_the_next_order(
+    batches, count, batch, steps
+):
     train(Linear, *some(count), 3, Recipe(1, 0.1, batch=batch), CPU)
     assert [len(labels) for _, labels, _ in batches] == [min(count, batch)] * steps
 
@@ -192,7 +220,9 @@ def test_a_set_smaller_than_a_batch_is_one_and_a_rest_waits_for_the_next_order(b
 def test_the_same_seed_replays_and_another_does_not():
     images, labels = some(30, (1, 8, 8))
     recipe = Recipe(2, 0.05, batch=8, shift=1, flip=True, average=0.9)
-    one, two, other = (train(LeNet, images, labels, 3, recipe, CPU, seed=seed) for seed in (4, 4, 5))
+    one, two, other = (
+        train(LeNet, images, labels, 3, recipe, CPU, seed=seed) for seed in (4, 4, 5)
+    )
     assert same(one.net, two.net)
     assert not same(one.net, other.net)
     torch.manual_seed(123)  # nor does the global stream have a say
@@ -202,14 +232,17 @@ def test_the_same_seed_replays_and_another_does_not():
 def test_images_are_standardised_at_test_time_as_in_training():
     images, labels = some(12, (1, 8, 8))
     made = train(ConvNet, images * 0.2, labels, 3, Recipe(1, 0.01), CPU)
-    mean, std = (images * 0.2).mean().item(), (images * 0.2).std().item()
+    mean = (images * 0.2).mean().item()
+    std = (images * 0.2).std().item()
     assert (made.mean, made.std) == pytest.approx((mean, std))
     assert not made.net.training
     with torch.no_grad():
         wanted = made.net((images - mean) / std)
         assert torch.allclose(made.probabilities(images), wanted.softmax(1), atol=1e-5)
         assert torch.equal(made.guesses(images), wanted.argmax(1))
-        assert torch.allclose(made.features(images), made.net.features((images - mean) / std), atol=1e-5)
+        assert torch.allclose(
+            made.features(images), made.net.features((images - mean) / std), atol=1e-5
+        )
     assert torch.allclose(made.probabilities(images).sum(1), torch.ones(12), atol=1e-5)
 
 
@@ -228,22 +261,40 @@ def test_constant_images_do_not_divide_by_zero():
 def test_half_precision_is_for_devices_that_have_it():
     """On a CPU it would be emulated, a hundred times as slow; the numbers are those of full precision."""
     images, labels = some(16, (1, 8, 8))
-    full, half = (train(LeNet, images, labels, 3, Recipe(2, 0.05, half=half), CPU).probabilities(images) for half in (False, True))
+    full, half = (
+        train(LeNet, images, labels, 3, Recipe(2, 0.05, half=half), CPU).probabilities(images)
+        for half in (False, True)
+    )
     assert torch.allclose(full, half, atol=1e-6)
 
 
 def test_progress_counts_epochs_under_the_stage_named():
     seen = []
-    train(Linear, *some(), 3, Recipe(3, 0.1), CPU, progress=lambda *step, **facts: seen.append((step, facts)), stage="here")
+    train(
+        Linear,
+        *some(),
+        3,
+        Recipe(3, 0.1),
+        CPU,
+        progress=lambda *step, **facts: seen.append((step, facts)),
+        stage="here",
+    )
     assert seen == [(("here", epoch, 3), {}) for epoch in (0, 1, 2, 3)]
 
 
 def test_a_recipe_says_all_of_itself():
-    text = str(Recipe(50, 0.1, batch=64, decay=1e-4, drops=(20, 40), shift=4, flip=True, average=0.999))
-    assert text == "50 epochs, batch 64, SGD 0.1 momentum 0.9, decay 0.0001, x0.1 after 20, 40, crops of +-4, flips, average 0.999"
+    text = str(
+        Recipe(50, 0.1, batch=64, decay=1e-4, drops=(20, 40), shift=4, flip=True, average=0.999)
+    )
+    assert (
+        text
+        == "50 epochs, batch 64, SGD 0.1 momentum 0.9, decay 0.0001, x0.1 after 20, 40, crops of +-4, flips, average 0.999"
+    )
     assert str(Recipe(1, 1e-3, adam=True)) == "1 epochs, batch 128, Adam 0.001"
     text = str(Recipe(9, 0.1, even=True, augment=("crop", "rotate"), repeats=5))
-    assert text == "9 epochs, batch 128, SGD 0.1 momentum 0.9, augmented by crop/rotate, 5 trainings"
+    assert (
+        text == "9 epochs, batch 128, SGD 0.1 momentum 0.9, augmented by crop/rotate, 5 trainings"
+    )
 
 
 # Many nets side by side
@@ -251,7 +302,9 @@ def test_a_recipe_says_all_of_itself():
 
 def test_nets_side_by_side_train_as_each_would_alone():
     """The same batches and augmentations, given to each ConvNet by itself; what differs is the order of sums."""
-    recipe = Recipe(5, 0.05, batch=8, decay=0.01, drops=(3,), even=True, augment=("crop", "rotate", "colour"))
+    recipe = Recipe(
+        5, 0.05, batch=8, decay=0.01, drops=(3,), even=True, augment=("crop", "rotate", "colour")
+    )
     images, labels = some(22, (1, 8, 8))
     nets = small()
     singles = [_Run(alone(nets, place), images, labels, recipe) for place in range(3)]
@@ -259,7 +312,11 @@ def test_nets_side_by_side_train_as_each_would_alone():
     step = together.step
 
     def spy():
-        for single, *parts in zip(singles, *(each.split(together.batch) for each in (together.draw, *together.drawn)), strict=True):
+        for single, *parts in zip(
+            singles,
+            *(each.split(together.batch) for each in (together.draw, *together.drawn)),
+            strict=True,
+        ):
             for buffer, part in zip((single.draw, *single.drawn), parts, strict=True):
                 buffer.copy_(part)
             single.rate(together.optimiser.param_groups[0]["lr"])
@@ -270,7 +327,8 @@ def test_nets_side_by_side_train_as_each_would_alone():
     together.all(seeded(1), training.unwatched, "")
     begun = small()
     for place, single in enumerate(singles):
-        found, first = alone(nets, place), alone(begun, place)
+        found = alone(nets, place)
+        first = alone(begun, place)
         for name, value in single.net.named_parameters():
             torch.testing.assert_close(found.get_parameter(name), value, rtol=1e-3, atol=1e-5)
         assert not torch.allclose(found.head.weight, first.head.weight, atol=1e-3)
@@ -279,8 +337,12 @@ def test_nets_side_by_side_train_as_each_would_alone():
 
 def test_no_two_nets_nor_steps_share_a_draw():
     recipe = Recipe(1, 0.1, batch=6, augment=("rotate",))
-    together, seen = _Run(small(4), *some(24, (1, 8, 8)), recipe), []
-    instead(together, lambda: seen.append((together.draw[:, 0].view(4, 6).clone(), together.drawn.plane.clone())))
+    together = _Run(small(4), *some(24, (1, 8, 8)), recipe)
+    seen = []
+    instead(
+        together,
+        lambda: seen.append((together.draw[:, 0].view(4, 6).clone(), together.drawn.plane.clone())),
+    )
     together.epoch(seeded())
     orders = torch.cat([which for which, _ in seen], 1)  # [nets, epoch]
     assert [sorted(order.tolist()) for order in orders] == [list(range(24))] * 4
@@ -290,11 +352,21 @@ def test_no_two_nets_nor_steps_share_a_draw():
 
 def test_a_method_s_nets_learn_its_set_in_place():
     """Bright against dark halves: chance is a half. What they see lies in [-1, 1]."""
-    images, labels = 0.3 * torch.rand(40, 1, 8, 8, generator=seeded()), torch.arange(40) % 2
+    images = 0.3 * torch.rand(40, 1, 8, 8, generator=seeded())
+    labels = torch.arange(40) % 2
     images[labels == 1, :, :4] += 0.7
-    nets, seen, watched = Ensemble(3, (1, 8, 8), 2, width=4, generator=seeded()), [], []
+    nets = Ensemble(3, (1, 8, 8), 2, width=4, generator=seeded())
+    seen = []
+    watched = []
     nets.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    train_ensemble(nets, images, labels, Recipe(20, 0.05, batch=16, even=True), seeded(1), progress=lambda *step: watched.append(step))
+    train_ensemble(
+        nets,
+        images,
+        labels,
+        Recipe(20, 0.05, batch=16, even=True),
+        seeded(1),
+        progress=lambda *step: watched.append(step),
+    )
     assert min(each.min().item() for each in seen) == pytest.approx(2 * images.min().item() - 1)
     assert max(each.max().item() for each in seen) == pytest.approx(2 * images.max().item() - 1)
     with torch.no_grad():
@@ -320,22 +392,30 @@ def test_repeats_are_an_ensemble_of_convnets():
 # Augmentation, batches and labels
 
 
-@pytest.mark.parametrize(("operation", "moves"), [("rotate", False), ("crop", True), ("colour", True), ("cutout", True)])
+@pytest.mark.parametrize(
+    ("operation", "moves"), [("rotate", False), ("crop", True), ("colour", True), ("cutout", True)]
+)
 def test_a_net_sees_images_augmented_by_the_operations_named_and_no_others(operation, moves):
     """A round blob in the middle stays as it is when turned, and under nothing else; a bar does not stay."""
     place = torch.arange(16) - 7.5
     blob = (-(place[:, None] ** 2 + place**2) / 12).exp().expand(24, 1, 16, 16)
     bar = (place.abs() < 1.5).float().expand(24, 1, 16, 16)
     for images, changed in ((blob, moves), (bar, True)):
-        net, seen = nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), []
+        net = nn.Sequential(nn.Flatten(), nn.Linear(256, 3))
+        seen = []
         net.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
-        _Run(net, images, torch.arange(24) % 3, Recipe(1, 0.1, batch=24, augment=(operation,))).epoch(seeded())
+        _Run(
+            net, images, torch.arange(24) % 3, Recipe(1, 0.1, batch=24, augment=(operation,))
+        ).epoch(seeded())
         gaps = (seen[0] - images).abs().amax((1, 2, 3))
         assert (gaps > 0.05).double().mean() > 0.4 if changed else (gaps < 0.05).all()
         assert len(seen[0].unique(dim=0)) > 3  # each image has numbers of its own
 
 
-@pytest.mark.parametrize(("count", "batch", "sizes"), [(3, 128, [3]), (24, 24, [24]), (10, 8, [5, 5]), (25, 8, [7] * 4), (5, 1, [1] * 5)])
+@pytest.mark.parametrize(
+    ("count", "batch", "sizes"),
+    [(3, 128, [3]), (24, 24, [24]), (10, 8, [5, 5]), (25, 8, [7] * 4), (5, 1, [1] * 5)],
+)
 def test_even_batches_hold_every_image_each_epoch(batches, count, batch, sizes):
     """What is left of an epoch makes no small batch but makes all of them smaller; a few images come twice to fill the last."""
     images, labels = some(count)
@@ -354,31 +434,43 @@ def test_soft_labels_are_learned_as_they_are():
     soft = torch.rand(24, 3, generator=seeded(5)).softmax(1)
     recipe = Recipe(400, 0.1, batch=24)
     made = train(Linear, images, soft, 3, recipe, CPU).probabilities(images)
-    torch.testing.assert_close(made, soft, rtol=0, atol=0.05)  # more numbers than images: what is asked for can be reached
+    torch.testing.assert_close(
+        made, soft, rtol=0, atol=0.05
+    )  # more numbers than images: what is asked for can be reached
     sharp = train(Linear, images, labels, 3, recipe, CPU)
     assert (sharp.probabilities(images).amax(1) > 0.9).all()
     hard = nn.functional.one_hot(labels, 3).float()
-    torch.testing.assert_close(train(Linear, images, hard, 3, recipe, CPU).probabilities(images), sharp.probabilities(images))
+    torch.testing.assert_close(
+        train(Linear, images, hard, 3, recipe, CPU).probabilities(images),
+        sharp.probabilities(images),
+    )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a captured step has nothing to be compared with")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU here: a captured step has nothing to be compared with",
+)
 @pytest.mark.parametrize("adam", [False, True])
 def test_a_captured_step_does_what_an_eager_one_does(monkeypatch, adam):
     images, labels = some(64, (1, 8, 8))
     recipe = Recipe(6, 0.01, batch=16, adam=adam, drops=(3,), shift=1, flip=True, average=0.9)
     captured = train(LeNet, images, labels, 3, recipe, torch.device("cuda"), seed=2)
-    monkeypatch.setattr(repeated, "WARM", 10**9)
+    monkeypatch.setattr(graphed_step, "WARM", 10**9)
     eager = train(LeNet, images, labels, 3, recipe, torch.device("cuda"), seed=2)
     assert torch.allclose(captured.probabilities(images), eager.probabilities(images), atol=1e-3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a captured step has nothing to be compared with")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU here: a captured step has nothing to be compared with",
+)
 def test_a_captured_step_of_many_nets_does_what_an_eager_one_does(monkeypatch):
     images, labels = (each.cuda() for each in some(70, (1, 28, 28)))
     soft = nn.functional.one_hot(labels, 3) * 0.7 + 0.1
-    recipe, found = Recipe(4, 0.01, batch=40, drops=(2,), even=True, augment=OPERATIONS), []
-    for warm in (repeated.WARM, 10**9):
-        monkeypatch.setattr(repeated, "WARM", warm)
+    recipe = Recipe(4, 0.01, batch=40, drops=(2,), even=True, augment=OPERATIONS)
+    found = []
+    for warm in (graphed_step.WARM, 10**9):
+        monkeypatch.setattr(graphed_step, "WARM", warm)
         nets = small(3, (1, 28, 28)).cuda()
         train_ensemble(nets, images, soft, recipe, seeded(1))
         found.append(nets(images))

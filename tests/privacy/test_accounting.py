@@ -35,7 +35,13 @@ def all_of(*events):
 @pytest.mark.parametrize(
     ("sampler", "noise", "steps", "epsilon", "within"),
     [
-        (Poisson(0.00427), 1.1, 14_040, 2.380, 0.01),  # recorded with dp_accounting's PLD, Opacus' PRV gives 2.390
+        (
+            Poisson(0.00427),
+            1.1,
+            14_040,
+            2.380,
+            0.01,
+        ),  # recorded with dp_accounting's PLD, Opacus' PRV gives 2.390
         (Poisson(0.001), 1.07, 640_000, 4.118, 0.01),  # PRV 4.125
         (Shards(1000), 1.07, 640_000, 5.5, 0.05),  # GS-WGAN with a draw for each row
         (Shards(1000), 0.82, 640_000, 10.0, 0.3),
@@ -58,7 +64,10 @@ def test_a_shared_draw_is_one_event():
 
 
 def test_one_step_more_costs_more():
-    found = [cost(times(steps, Poisson(0.01).event(1.0)), ADD_REMOVE).epsilon(DELTA) for steps in (99, 100, 101)]
+    found = [
+        cost(times(steps, Poisson(0.01).event(1.0)), ADD_REMOVE).epsilon(DELTA)
+        for steps in (99, 100, 101)
+    ]
     assert found[0] < found[1] < found[2]
 
 
@@ -68,14 +77,18 @@ def test_one_step_more_costs_more():
 def exact_delta(mu, epsilon):
     """The Gaussian's privacy profile in 60 digits."""
     with mpmath.workdps(60):
-        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
-        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+        mu = mpmath.mpf(mu)
+        epsilon = mpmath.mpf(epsilon)
+        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(
+            -mu / 2 - epsilon / mu
+        )
 
 
 def exact_epsilon(mu, delta):
     if exact_delta(mu, 0) <= delta:
         return 0.0
-    low, high = mpmath.mpf(0), mpmath.mpf(mu * mu / 2 + 60 * mu + 1)
+    low = mpmath.mpf(0)
+    high = mpmath.mpf(mu * mu / 2 + 60 * mu + 1)
     with mpmath.workdps(60):
         for _ in range(100):
             middle = (low + high) / 2
@@ -91,7 +104,9 @@ def test_gaussians_in_closed_form(trust, noise, delta):
     assert found.method == "analytic Gaussian"
     assert found.epsilon(delta) == pytest.approx(truth, rel=1e-9, abs=1e-9)
     for epsilon in (0.0, 0.3, truth, 2 * truth + 1):
-        assert float(found.delta(epsilon)) == pytest.approx(float(exact_delta(1 / noise, epsilon)), rel=1e-6, abs=1e-15)
+        assert float(found.delta(epsilon)) == pytest.approx(
+            float(exact_delta(1 / noise, epsilon)), rel=1e-6, abs=1e-15
+        )
     trust("G4", "closed forms met to 1e-9", 1, of=1)
 
 
@@ -103,7 +118,10 @@ def test_the_classical_formula_is_not_used():
 
 
 def test_gaussians_add_up_in_squares():
-    several = all_of(times(3, dpa.GaussianDpEvent(2.0)), times(2, all_of(dpa.GaussianDpEvent(1.0), times(5, dpa.GaussianDpEvent(4.0)))))
+    several = all_of(
+        times(3, dpa.GaussianDpEvent(2.0)),
+        times(2, all_of(dpa.GaussianDpEvent(1.0), times(5, dpa.GaussianDpEvent(4.0)))),
+    )
     mu = math.sqrt(3 / 4 + 2 * (1 + 5 / 16))
     for relation in Neighbours:
         found = cost(several, relation)
@@ -142,7 +160,9 @@ def hockey(p, q, epsilon, step=X[1] - X[0]):
 
 def mixtures(rate, shift, others):
     """The worst pair of one answer: a changed record at either end of the ball, drawn with the rate, the other draws anywhere."""
-    a, here, there = bell(others), bell(-shift / 2), bell(shift / 2)
+    a = bell(others)
+    here = bell(-shift / 2)
+    there = bell(shift / 2)
     return (1 - rate) * a + rate * here, (1 - rate) * a + rate * there
 
 
@@ -153,22 +173,32 @@ GRID = [-1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 4.0]
 @pytest.mark.parametrize("noise", [0.3, 1.0, 20.0])
 def test_poisson_draws_are_priced_as_dp_accounting_does(rate, noise):
     """Its own distribution, made without a loop over the grid: alone and composed."""
-    theirs = pld.from_gaussian_mechanism(noise, value_discretization_interval=1e-2, sampling_prob=rate)
-    ours, eps = accounting._poisson(rate, noise, 1e-2), np.linspace(-2, 5, 50)
+    theirs = pld.from_gaussian_mechanism(
+        noise, value_discretization_interval=1e-2, sampling_prob=rate
+    )
+    ours = accounting._poisson(rate, noise, 1e-2)
+    eps = np.linspace(-2, 5, 50)
     for one, other in ((ours, theirs), (ours.self_compose(200), theirs.self_compose(200))):
-        assert one.get_delta_for_epsilon(eps) == pytest.approx(other.get_delta_for_epsilon(eps), rel=1e-9, abs=1e-12)
+        assert one.get_delta_for_epsilon(eps) == pytest.approx(
+            other.get_delta_for_epsilon(eps), rel=1e-9, abs=1e-12
+        )
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0)]
+)
 def test_one_poisson_step_against_the_integral(rate, noise):
     found = cost(Poisson(rate).event(noise), ADD_REMOVE)
-    without, drawn = bell(0), (1 - rate) * bell(0) + rate * bell(1 / noise)
+    without = bell(0)
+    drawn = (1 - rate) * bell(0) + rate * bell(1 / noise)
     for epsilon in GRID:
         truth = max(hockey(without, drawn, epsilon), hockey(drawn, without, epsilon))
         assert truth - 1e-7 <= float(found.delta(epsilon)) <= truth + 1e-4
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0)]
+)
 def test_one_replaced_step_against_the_integral(rate, noise):
     """Wherever in the ball the other draws lie; and for some place of theirs the bound is reached."""
     drawn = Shards(round(1 / rate)) if noise > 0.9 else Fixed(1, round(1 / rate))
@@ -181,13 +211,17 @@ def test_one_replaced_step_against_the_integral(rate, noise):
         assert truth - 1e-7 <= float(found.delta(epsilon)) <= truth + 1e-4
 
 
-@pytest.mark.parametrize(("sampler", "noise"), [(Poisson(0.2), 0.8), (Shards(5), 0.8), (Fixed(1, 2), 1.5)])
+@pytest.mark.parametrize(
+    ("sampler", "noise"), [(Poisson(0.2), 0.8), (Shards(5), 0.8), (Fixed(1, 2), 1.5)]
+)
 def test_two_steps_against_the_integral(sampler, noise):
     """Both steps lean the same way, or each its own: a one-sided distribution would miss the second."""
     x = np.linspace(-9, 9, 1501)
     rate = 0.5 if isinstance(sampler, Fixed) else 0.2
-    low, high = bell(-0.5 / noise, x), bell(0.5 / noise, x)
-    mixed, relation = (1 - rate) * low + rate * high, sampler.neighbours[0]
+    low = bell(-0.5 / noise, x)
+    high = bell(0.5 / noise, x)
+    mixed = (1 - rate) * low + rate * high
+    relation = sampler.neighbours[0]
     ways = [(mixed, low), (low, mixed)]
     found = cost(times(2, sampler.event(noise)), relation)
     for epsilon in (0.0, 0.3, 1.0, 2.0):
@@ -199,7 +233,10 @@ def test_two_steps_against_the_integral(sampler, noise):
             assert hockey(p, q, epsilon, (x[1] - x[0]) ** 2) <= claimed + 1e-7
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (1.0, 1.0), pytest.param(0.01, 0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("rate", "noise"),
+    [(0.5, 1.0), (0.1, 0.7), (1.0, 1.0), pytest.param(0.01, 0.5, marks=pytest.mark.slow)],
+)
 def test_poisson_draws_under_replace_against_the_integral(rate, noise):
     """A record at one end of its ball, at its middle or at the other end, and the draws without it: alone, and two steps together."""
     found = Plan((Stage("it", "sum", noise, 1, Poisson(rate)),), ADD_REMOVE).replaced().cost()
@@ -213,12 +250,15 @@ def test_poisson_draws_under_replace_against_the_integral(rate, noise):
     for epsilon in (0.0, 0.3, 1.0, 2.0):
         for first, second in itertools.product([(low, high), (high, low)], repeat=2):
             p, q = (np.multiply.outer(first[each], second[each]) for each in (0, 1))
-            assert hockey(p, q, epsilon, (x[1] - x[0]) ** 2) <= float(twice.delta(epsilon)) + 3e-6  # of the integral
+            assert (
+                hockey(p, q, epsilon, (x[1] - x[0]) ** 2) <= float(twice.delta(epsilon)) + 3e-6
+            )  # of the integral
 
 
 def test_half_the_noise_is_needed_for_poisson_draws_under_replace():
     """With the multiplier of add-remove the claim would be broken: the planted mistake."""
-    noise, rate = 1.0, 0.5
+    noise = 1.0
+    rate = 0.5
     wrong = cost(Fixed(1, 2).event(noise), REPLACE)
     p, q = mixtures(rate, 2 / noise, others=0.0)
     assert hockey(p, q, 1.0) > 1.5 * float(wrong.delta(1.0))
@@ -226,7 +266,9 @@ def test_half_the_noise_is_needed_for_poisson_draws_under_replace():
 
 def test_why_sums_of_shards_are_refused():
     """Sums of other shards may lie anywhere: the answer then tells which shard was drawn, and nothing is amplified."""
-    rate, noise, epsilon = 0.1, 1.0, 1.0
+    rate = 0.1
+    noise = 1.0
+    epsilon = 1.0
     claimed = float(cost(Shards(10).event(noise), REPLACE).delta(epsilon))
     p, q = mixtures(rate, 1 / noise, others=30.0)
     assert hockey(p, q, epsilon) > 10 * claimed
@@ -238,16 +280,23 @@ def test_without_replacement_lies_between_its_neighbours():
         event = times(steps, Fixed(drawn, size).event(noise))
         ours = cost(event, REPLACE).epsilon(DELTA)
         accountant = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
-        one_sided = accountant.compose(times(steps, Poisson(drawn / size).event(noise))).get_epsilon(DELTA)
+        one_sided = accountant.compose(
+            times(steps, Poisson(drawn / size).event(noise))
+        ).get_epsilon(DELTA)
         assert one_sided - 1e-3 <= ours <= renyi(event, REPLACE).epsilon(DELTA) * 1.001
 
 
-@pytest.mark.parametrize(("steps", "mu"), [pytest.param(1, 2.0, marks=pytest.mark.slow), (20_000, 1.0), (640_000, 0.8)])
+@pytest.mark.parametrize(
+    ("steps", "mu"), [pytest.param(1, 2.0, marks=pytest.mark.slow), (20_000, 1.0), (640_000, 0.8)]
+)
 @pytest.mark.parametrize("sampler", [Shards(1), Poisson(1.0)])
 def test_long_compositions_against_the_closed_form(sampler, steps, mu):
     """A draw of everything takes the way of the PLD, and has a closed form: rounding of 640,000 steps must not make it optimistic."""
     noise = math.sqrt(steps) / mu
-    found, exact = (cost(times(steps, event), sampler.neighbours[0]) for event in (sampler.event(noise), dpa.GaussianDpEvent(noise)))
+    found, exact = (
+        cost(times(steps, event), sampler.neighbours[0])
+        for event in (sampler.event(noise), dpa.GaussianDpEvent(noise))
+    )
     assert found.method.startswith("PLD")
     for delta in (1e-3, 1e-5, 1e-10, 1e-12, 1e-14):
         assert found.epsilon(delta) >= exact.epsilon(delta) - 1e-9
@@ -268,15 +317,21 @@ def test_delta_and_epsilon_allow_for_the_same_rounding():
 def test_drawing_everything_is_no_draw():
     for sampler in (Fixed(7, 7), Shards(1), Poisson(1.0), Poisson(1)):
         found = cost(times(3, sampler.event(1.5)), sampler.neighbours[0]).epsilon(DELTA)
-        assert found == pytest.approx(cost(times(3, dpa.GaussianDpEvent(1.5)), REPLACE).epsilon(DELTA), abs=0.002)
+        assert found == pytest.approx(
+            cost(times(3, dpa.GaussianDpEvent(1.5)), REPLACE).epsilon(DELTA), abs=0.002
+        )
 
 
 # Other accountants
 
 
 def grid_of_events(count):
-    noises, rates, steps = (0.8, 1.0, 1.5, 2.5, 6.0), (0.001, 0.01, 0.1, 0.5), (1, 30, 300)
-    return [(Poisson(q), z, k) for z, q, k in itertools.product(noises, rates, steps)][:: 60 // count]
+    noises = (0.8, 1.0, 1.5, 2.5, 6.0)
+    rates = (0.001, 0.01, 0.1, 0.5)
+    steps = (1, 30, 300)
+    return [(Poisson(q), z, k) for z, q, k in itertools.product(noises, rates, steps)][
+        :: 60 // count
+    ]
 
 
 def check_against_dp_accounting(sampler, noise, steps):
@@ -297,7 +352,9 @@ def test_against_dp_accounting(sampler, noise, steps):
 @pytest.mark.parametrize(("sampler", "noise", "steps"), grid_of_events(60))
 def test_sixty_events_against_dp_accounting(trust, sampler, noise, steps):
     check_against_dp_accounting(sampler, noise, steps)
-    trust("G4", "events that cost no less than by another accountant, and at most 2 % more", 1, of=1)
+    trust(
+        "G4", "events that cost no less than by another accountant, and at most 2 % more", 1, of=1
+    )
 
 
 def test_coarser_grids_only_cost_more(monkeypatch):
@@ -316,7 +373,8 @@ def test_renyi_takes_over_and_says_so(monkeypatch):
     assert 1e5 < tiny.epsilon(DELTA) < math.inf
     assert tiny.tpr(0.01) == 1.0
     for sampler in (Poisson(0.1), Fixed(2, 20)):
-        event, relation = times(20, sampler.event(2.0)), sampler.neighbours[0]
+        event = times(20, sampler.event(2.0))
+        relation = sampler.neighbours[0]
         fine = cost(event, relation)
         with monkeypatch.context() as patch:
             patch.setattr(accounting, "MOST_POINTS", 10)
@@ -343,7 +401,8 @@ def test_power_of_a_gaussian():
 def test_power_of_a_sampled_step():
     """Neyman and Pearson's test of drawn against not drawn reaches the bound and never passes it."""
     found = cost(Poisson(0.3).event(0.7), ADD_REMOVE)
-    without, drawn = bell(0), 0.7 * bell(0) + 0.3 * bell(1 / 0.7)
+    without = bell(0)
+    drawn = 0.7 * bell(0) + 0.3 * bell(1 / 0.7)
     step = X[1] - X[0]
     for rate in (0.001, 0.1):
         best = 0.0
@@ -351,7 +410,9 @@ def test_power_of_a_sampled_step():
             order = np.argsort(-(other + 1e-300) / (null + 1e-300))
             place = np.searchsorted(np.cumsum(null[order]) * step, rate)
             best = max(best, float(other[order][:place].sum() * step))
-        assert best - 1e-3 <= found.tpr(rate) <= best + 0.02  # the bound is for both directions at once, so not quite reached
+        assert (
+            best - 1e-3 <= found.tpr(rate) <= best + 0.02
+        )  # the bound is for both directions at once, so not quite reached
 
 
 @pytest.mark.parametrize("event", [dpa.GaussianDpEvent(1.3), times(50, Shards(10).event(1.3))])
@@ -386,7 +447,9 @@ def test_pairs_without_proof_are_refused(event, relation):
         cost(event, relation)
 
 
-@pytest.mark.parametrize("event", [dpa.ZCDpEvent(1.0), dpa.UnsupportedDpEvent(), times(2, dpa.ZCDpEvent(1.0))])
+@pytest.mark.parametrize(
+    "event", [dpa.ZCDpEvent(1.0), dpa.UnsupportedDpEvent(), times(2, dpa.ZCDpEvent(1.0))]
+)
 def test_events_without_accounting(event):
     with pytest.raises(PlanError, match="no accounting"):
         cost(event, REPLACE)

@@ -8,17 +8,25 @@ import pytest
 from in_process import SETS, serve_here, simulate_here
 from quick import quick
 
-from privot.attacks.auditing import Audit
-from privot.attacks.shadows import Shadows
+from privot.attacks.shadows.config import Shadows
+from privot.audit.runner import Audit
 from privot.data import Public, Sensitive, Spec, load
 from privot.errors import BudgetError, LedgerError, ReleaseError, SettingError
-from privot.local import channel_for, privatize
+from privot.local.privatize import channel_for, privatize
 from privot.measures import Subject
-from privot.payment import paid_accuracy
+from privot.measures.private_accuracy import paid_accuracy
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Charge, Ledger, total_cost
-from privot.privacy.ledgers import LinkedLedger, ledger_path, open_ledger, open_part_ledger, record_internal, spending, spending_sentence
+from privot.privacy.ledger_lookup import (
+    LinkedLedger,
+    ledger_path,
+    open_ledger,
+    open_part_ledger,
+    record_internal,
+    spending,
+    spending_sentence,
+)
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Poisson
 from privot.release import Release, verify
@@ -28,7 +36,8 @@ from privot.synthesis import resize, synthesize
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-SPEC, CPU = Spec((1, 8, 8), 3, 47), Runtime("cpu")
+SPEC = Spec((1, 8, 8), 3, 47)
+CPU = Runtime("cpu")
 MERF = quick("merf") | {"noise": None}
 
 
@@ -86,7 +95,8 @@ def test_a_seeded_synthesis_is_charged_as_infinite_and_later_releases_say_so(led
 def test_seeded_channels_and_paid_accuracies_are_charged_as_infinite(ledger):
     privatize(data(), channel_for(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1)
     assert spent(ledger) == math.inf
-    subject, book = Subject.sampled(small_release(), "it", 30), Ledger(ledger.path.with_name("test.jsonl"))
+    subject = Subject.sampled(small_release(), "it", 30)
+    book = Ledger(ledger.path.with_name("test.jsonl"))
     paid_accuracy(subject, data("tested"), Budget(5.0), ledger=book, insecure_seed=1, runtime=CPU)
     assert spent(book) == math.inf
 
@@ -95,10 +105,16 @@ def test_an_owner_s_limit_refuses_seeded_runs(ledger):
     ledger.limit(Budget(100.0))
     subject = Subject.sampled(small_release(), "it", 30)
     for run in (
-        lambda: Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum("it", pixels, bound=1.0),
+        lambda: Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum(
+            "it", pixels, bound=1.0
+        ),
         lambda: small_release(ledger=ledger, insecure_seed=1),
-        lambda: privatize(data(), channel_for(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1),
-        lambda: paid_accuracy(subject, data(), Budget(5.0), ledger=ledger, insecure_seed=1, runtime=CPU),
+        lambda: privatize(
+            data(), channel_for(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1
+        ),
+        lambda: paid_accuracy(
+            subject, data(), Budget(5.0), ledger=ledger, insecure_seed=1, runtime=CPU
+        ),
     ):
         with pytest.raises(BudgetError, match="it would come to inf"):
             run()
@@ -108,28 +124,45 @@ def test_an_owner_s_limit_refuses_seeded_runs(ledger):
 
 def test_a_seeded_run_resumes_as_a_seeded_run_alone(ledger, tmp_path):
     run = {"folder": tmp_path / "run", "method": "m"}
-    first = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum("it", pixels, bound=1.0)
-    again = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum("it", pixels, bound=1.0)
+    first = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum(
+        "it", pixels, bound=1.0
+    )
+    again = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum(
+        "it", pixels, bound=1.0
+    )
     assert (first == again).all()
     assert len([each for each in ledger.entries() if each["kind"] == "reserve"]) == 1
     with pytest.raises(LedgerError, match="another plan"):
         Gate(data(), plan(), ledger, Budget(5.0), **run)
-    Gate(data(), plan(), ledger, Budget(5.0), folder=tmp_path / "secret", method="m").sum("it", pixels, bound=1.0)
+    Gate(data(), plan(), ledger, Budget(5.0), folder=tmp_path / "secret", method="m").sum(
+        "it", pixels, bound=1.0
+    )
     with pytest.raises(LedgerError, match="another plan"):
-        Gate(data(), plan(), ledger, Budget(5.0), folder=tmp_path / "secret", method="m", insecure_seed=1)
+        Gate(
+            data(),
+            plan(),
+            ledger,
+            Budget(5.0),
+            folder=tmp_path / "secret",
+            method="m",
+            insecure_seed=1,
+        )
 
 
 # A side ledger does not escape the limit
 
 
 def test_the_own_limit_refuses_a_run_under_a_side_ledger(tmp_path):
-    side, subject = tmp_path / "t.jsonl", Subject.sampled(small_release(ledger=tmp_path / "before.jsonl"), "it", 30)
+    side = tmp_path / "t.jsonl"
+    subject = Subject.sampled(small_release(ledger=tmp_path / "before.jsonl"), "it", 30)
     Ledger(ledger_path("scans")).limit(Budget(1.0))
     for run in (
         lambda: small_release(ledger=side),
         lambda: privatize(data(), channel_for(SPEC, "laplace", 4.0), ledger=side),
         lambda: paid_accuracy(subject, data(), Budget(5.0), ledger=side, runtime=CPU),
-        lambda: synthesize(data(), "real-subset", settings={"per_class": 2}, ledger=side, runtime=CPU),  # opens the gate
+        lambda: synthesize(
+            data(), "real-subset", settings={"per_class": 2}, ledger=side, runtime=CPU
+        ),  # opens the gate
     ):
         with pytest.raises(BudgetError, match="does not allow"):
             run()
@@ -141,7 +174,10 @@ def test_within_the_own_limit_both_ledgers_are_charged(tmp_path):
     Ledger(ledger_path("scans")).limit(Budget(6.0))
     side = Ledger(tmp_path / "t.jsonl")
     release = small_release(ledger=side)
-    assert (spent(side), spent(Ledger(ledger_path("scans")))) == (pytest.approx(5.0), pytest.approx(5.0))
+    assert (spent(side), spent(Ledger(ledger_path("scans")))) == (
+        pytest.approx(5.0),
+        pytest.approx(5.0),
+    )
     assert [each["kind"] for each in lines()] == ["budget", "reserve"]
     assert release.facts["ledger"]["own"] is False
     with pytest.raises(BudgetError):
@@ -153,7 +189,11 @@ def test_without_an_own_limit_a_side_ledger_is_charged_alone(tmp_path):
     release = small_release(ledger=tmp_path / "t.jsonl")
     assert lines() == []
     facts = release.facts["ledger"]
-    assert (facts["own"], facts["neighbours"], facts["unit"]) == (False, release.guarantee.neighbours, "one record")
+    assert (facts["own"], facts["neighbours"], facts["unit"]) == (
+        False,
+        release.guarantee.neighbours,
+        "one record",
+    )
     own = small_release()
     assert own.facts["ledger"]["own"] is True
     assert len(lines()) == 1
@@ -181,7 +221,9 @@ def test_which_ledger_a_run_is_charged_to(tmp_path, monkeypatch):
     (tmp_path / "home" / "ledgers").mkdir(parents=True)
     own.touch()
     (tmp_path / "link.jsonl").symlink_to(own)
-    assert open_ledger("scans", tmp_path / "link.jsonl").path == own  # another name of the same file
+    assert (
+        open_ledger("scans", tmp_path / "link.jsonl").path == own
+    )  # another name of the same file
     with pytest.raises(SettingError, match="give the box a name"):
         open_ledger("")
     with pytest.raises(SettingError, match="a part needs another file"):
@@ -194,7 +236,8 @@ def test_which_ledger_a_run_is_charged_to(tmp_path, monkeypatch):
 
 
 def test_a_side_ledger_is_ready_if_every_ledger_that_counts_is(tmp_path, monkeypatch):
-    linked, asked = open_ledger("scans", tmp_path / "t.jsonl"), []
+    linked = open_ledger("scans", tmp_path / "t.jsonl")
+    asked = []
     monkeypatch.setattr(Ledger, "ready", lambda self: asked.append(self.path.name))
     linked.ready()
     assert asked == ["t.jsonl"]
@@ -204,7 +247,11 @@ def test_a_side_ledger_is_ready_if_every_ledger_that_counts_is(tmp_path, monkeyp
 
 
 def test_no_words_call_a_side_ledger_s_sum_that_of_the_data_set(tmp_path):
-    for name, ledger, own in (("scans", None, True), ("scans", tmp_path / "t.jsonl", False), ("", tmp_path / "u.jsonl", False)):
+    for name, ledger, own in (
+        ("scans", None, True),
+        ("scans", tmp_path / "t.jsonl", False),
+        ("", tmp_path / "u.jsonl", False),
+    ):
         book = open_ledger(name, ledger)
         book.reserve(plan(), "m")
         facts = spending(name, book, 1e-5)
@@ -216,18 +263,41 @@ def test_no_words_call_a_side_ledger_s_sum_that_of_the_data_set(tmp_path):
     book = open_ledger("scans", tmp_path / "t.jsonl")
     book.own.limit(Budget(1e3))
     assert spending_sentence("scans", book, facts).endswith("which was charged too")
-    assert "for" not in spending_sentence("empty", open_ledger("empty"), spending("empty", open_ledger("empty"), 1e-5))
-    assert str(ledger_path("scans")) in spending_sentence("scans", Ledger(tmp_path / "t.jsonl"), facts)
+    assert "for" not in spending_sentence(
+        "empty", open_ledger("empty"), spending("empty", open_ledger("empty"), 1e-5)
+    )
+    assert str(ledger_path("scans")) in spending_sentence(
+        "scans", Ledger(tmp_path / "t.jsonl"), facts
+    )
 
 
 def test_the_command_line_keeps_to_the_own_limit(privot, tmp_path):
     np.savez(tmp_path / "scans.npz", x=data()._images[:, 0], y=data()._labels)
-    sets = tuple(word for key, value in MERF.items() if value is not None for word in ("--set", f"{key}={value}"))
-    words = ("synthesize", "scans.npz", "--method", "merf", "--epsilon", 5, *sets, "--ledger", "t.jsonl")
+    sets = tuple(
+        word
+        for key, value in MERF.items()
+        if value is not None
+        for word in ("--set", f"{key}={value}")
+    )
+    words = (
+        "synthesize",
+        "scans.npz",
+        "--method",
+        "merf",
+        "--epsilon",
+        5,
+        *sets,
+        "--ledger",
+        "t.jsonl",
+    )
     code, out, _ = privot(*words, "--out", "one")
     assert (code, "in all" in out, "the data set's own ledger is" in out) == (0, False, True)
     code, out, _ = privot("ledger", "scans.npz", "--ledger", "t.jsonl")
-    assert ("spent in all" in out, "this ledger counts: epsilon 5" in out, "own ledger is" in out) == (False, True, True)
+    assert (
+        "spent in all" in out,
+        "this ledger counts: epsilon 5" in out,
+        "own ledger is" in out,
+    ) == (False, True, True)
     assert privot("ledger", "scans.npz", "--limit", 1)[0] == 0
     code, _, err = privot(*words, "--out", "two")
     assert (code, "does not allow this run" in err) == (2, True)
@@ -244,7 +314,8 @@ def test_all_parts_of_a_run_are_one_charge(ledger):
 
 
 @pytest.mark.parametrize(
-    ("method", "noise", "part", "owners"), [("run", 5.0, 0, 3), ("run", 5.0, 1, 4), ("run", 4.0, 1, 3), ("other", 5.0, 1, 3)]
+    ("method", "noise", "part", "owners"),
+    [("run", 5.0, 0, 3), ("run", 5.0, 1, 4), ("run", 4.0, 1, 3), ("other", 5.0, 1, 3)],
 )
 def test_what_may_overlap_is_charged_anew(ledger, method, noise, part, owners):
     """The same part again, a part of another division, another plan, another run."""
@@ -265,7 +336,9 @@ def test_parts_keep_to_the_limit(tmp_path):
     one = float(plan().cost().epsilon(1e-5))
     own = Ledger(ledger_path("scans"))
     own.limit(Budget(one * 1.1))
-    parts = [open_part_ledger("scans", (number, 2), tmp_path / f"{number}.jsonl") for number in range(2)]
+    parts = [
+        open_part_ledger("scans", (number, 2), tmp_path / f"{number}.jsonl") for number in range(2)
+    ]
     for part in parts:
         part.check(plan(), method="run")
         part.reserve(plan(), "run")
@@ -308,13 +381,21 @@ def test_a_simulation_that_is_resumed_is_charged_once(privot, scans, tmp_path, m
     simulate_here(monkeypatch)
     code, _, err = privot(*SIMULATE, "--epsilon", 20, "--out", "release", "--resume")
     assert code == 0, err
-    assert [each["kind"] for each in lines(scans, "reserve", "part")] == ["reserve", "part", "part", "part"]
+    assert [each["kind"] for each in lines(scans, "reserve", "part")] == [
+        "reserve",
+        "part",
+        "part",
+        "part",
+    ]
 
 
 def test_the_data_set_is_charged_before_an_owner_reads(privot, scans, monkeypatch):
     simulate_here(monkeypatch)
-    take, seen = Sensitive._take, []
-    monkeypatch.setattr(Sensitive, "_take", lambda *given: seen.append(len(lines(scans, "reserve"))) or take(*given))
+    take = Sensitive._take
+    seen = []
+    monkeypatch.setattr(
+        Sensitive, "_take", lambda *given: seen.append(len(lines(scans, "reserve"))) or take(*given)
+    )
     assert privot(*SIMULATE, "--epsilon", 20, "--out", "release")[0] == 0
     assert set(seen) == {1}
 
@@ -331,8 +412,20 @@ def test_a_simulation_keeps_to_the_limit_of_the_data_set(privot, scans, tmp_path
 
 DECLARED = ("--shape", "1x8x8", "--classes", 3)
 CLIENT_WORDS = (
-    "federate", "client", "--data", "scans.npz", *DECLARED, "--server", "localhost:1", "--ca", "ca", "--key", "key", "--device", "cpu",
-)  # fmt: skip
+    "federate",
+    "client",
+    "--data",
+    "scans.npz",
+    *DECLARED,
+    "--server",
+    "localhost:1",
+    "--ca",
+    "ca",
+    "--key",
+    "key",
+    "--device",
+    "cpu",
+)
 
 
 def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_path, monkeypatch):
@@ -346,7 +439,9 @@ def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_pa
     assert [each["kind"] for each in lines(scans)] == ["reserve", "part", "part"]
     assert spent(Ledger(ledger_path(scans))) == pytest.approx(price)
     # The same part once more under another ledger and folder answers the same rounds anew: that is not free.
-    code, _, err = privot(*CLIENT_WORDS, "--part", "0/2", "--epsilon", 100, "--ledger", "again.jsonl")
+    code, _, err = privot(
+        *CLIENT_WORDS, "--part", "0/2", "--epsilon", 100, "--ledger", "again.jsonl"
+    )
     assert code == 0, err
     assert len(lines(scans, "reserve")) == 2
 
@@ -354,8 +449,20 @@ def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_pa
 def test_a_client_keeps_to_the_limit_of_its_data_set(privot, scans, tmp_path, monkeypatch):
     serve_here(monkeypatch, 2)
     assert privot("ledger", scans, "--limit", 0.1)[0] == 0
-    for words in (("--part", "0/2"), (), ("--part", "0/2", "--ledger", "h.jsonl"), ("--ledger", "h.jsonl")):
-        code, _, err = privot(*CLIENT_WORDS, "--epsilon", 100, *words, "--folder", "-".join(["own", *words]).replace("/", "."))
+    for words in (
+        ("--part", "0/2"),
+        (),
+        ("--part", "0/2", "--ledger", "h.jsonl"),
+        ("--ledger", "h.jsonl"),
+    ):
+        code, _, err = privot(
+            *CLIENT_WORDS,
+            "--epsilon",
+            100,
+            *words,
+            "--folder",
+            "-".join(["own", *words]).replace("/", "."),
+        )
         assert (code, "does not cover it" in err) == (2, True)
     assert [each["kind"] for each in lines(scans)] == ["budget"]
     assert not (tmp_path / "h.jsonl").exists() or not Ledger(tmp_path / "h.jsonl").entries()
@@ -368,7 +475,15 @@ def shadows(tmp_path, method, **more):
     settings = MERF if method == "merf" else {"per_class": 2}
     given = {"epsilon": 5.0} if method == "merf" else {}
     return Shadows(
-        folder=tmp_path / "shadows", box=data(), method=method, settings=settings, count=2, epochs=1, samples=30, **given, **more
+        folder=tmp_path / "shadows",
+        box=data(),
+        method=method,
+        settings=settings,
+        count=2,
+        epochs=1,
+        samples=30,
+        **given,
+        **more,
     )
 
 
@@ -381,7 +496,12 @@ def test_a_shadow_does_not_verify_as_a_release(privot, tmp_path, method):
     for refused in (lambda: verify(folder), lambda: resize(folder, 3)):
         with pytest.raises(ReleaseError, match="made for an attack on the data owner's side"):
             refused()
-    for words in (("verify", folder), ("report", folder), ("sample", folder), ("compare", folder, "--test", "digits")):
+    for words in (
+        ("verify", folder),
+        ("report", folder),
+        ("sample", folder),
+        ("compare", folder, "--test", "digits"),
+    ):
         code, _, err = privot(*words)
         assert (code, "not a release" in err, err.count("\n")) == (2, True, 1), words
     assert not Subject.of(str(folder), 10).public
@@ -396,21 +516,32 @@ def test_shadows_are_listed_in_the_ledger_and_add_nothing(tmp_path):
     Ledger(ledger_path("scans")).limit(Budget(0.1))  # which refuses no run whose output stays
     shadows(tmp_path, "merf").prepare(CPU)
     [line] = lines("scans", "internal")
-    assert (line["purpose"], line["method"], line["runs"], line["epsilon"]) == ("shadow", "merf", 2, pytest.approx(5.0))
+    assert (line["purpose"], line["method"], line["runs"], line["epsilon"]) == (
+        "shadow",
+        "merf",
+        2,
+        pytest.approx(5.0),
+    )
     assert spent(Ledger(ledger_path("scans"))) == 0
     shadows(tmp_path, "merf").prepare(CPU)  # all are there
     assert len(lines("scans", "internal")) == 1
 
 
 def test_shadows_are_listed_for_every_sensitive_data_set(tmp_path):
-    from privot.attacks.trying import compared, shadows_of
+    from privot.attacks.membership.runner import compared, shadows_of
 
     release = small_release(ledger=tmp_path / "t.jsonl")
-    for others, names in ((data("others", seed=1), ("scans", "others")), (data("others", Public, 1), ("scans",))):
+    for others, names in (
+        (data("others", seed=1), ("scans", "others")),
+        (data("others", Public, 1), ("scans",)),
+    ):
         assert shadows_of(release, data(), others, tmp_path, 2).sources == names
         assert compared("real-subset", {}, None, data(), others, tmp_path, 2).sources == names
     shadows(tmp_path, "real-subset", sources=("scans", "others")).prepare(CPU)
-    assert [(name, each["epsilon"]) for name in ("scans", "others") for each in lines(name)] == [("scans", None), ("others", None)]
+    assert [(name, each["epsilon"]) for name in ("scans", "others") for each in lines(name)] == [
+        ("scans", None),
+        ("others", None),
+    ]
 
 
 def audit(tmp_path, **more):
@@ -419,10 +550,13 @@ def audit(tmp_path, **more):
 
 
 def test_the_runs_of_an_audit_are_listed_and_marked(tmp_path, monkeypatch):
-    from privot.attacks import auditing
+    from privot.audit import runner
 
-    made, run = [], auditing.synthesize
-    monkeypatch.setattr(auditing, "synthesize", lambda *given, **more: made.append(run(*given, **more)) or made[-1])
+    made = []
+    run = runner.synthesize
+    monkeypatch.setattr(
+        runner, "synthesize", lambda *given, **more: made.append(run(*given, **more)) or made[-1]
+    )
     (tmp_path / "audit").mkdir(mode=0o755)
     audit(tmp_path).run(CPU)
     assert len(made) == 8
@@ -430,7 +564,12 @@ def test_the_runs_of_an_audit_are_listed_and_marked(tmp_path, monkeypatch):
     with pytest.raises(ReleaseError, match=r"\(audit\); not a release"):
         verify(tmp_path / "kept")
     [line] = lines()
-    assert (line["kind"], line["purpose"], line["method"], line["runs"]) == ("internal", "audit", "merf", 8)
+    assert (line["kind"], line["purpose"], line["method"], line["runs"]) == (
+        "internal",
+        "audit",
+        "merf",
+        8,
+    )
     assert line["epsilon"] == pytest.approx(5.0)
     assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o700
     audit(tmp_path).run(CPU)
@@ -464,7 +603,12 @@ def test_the_ledger_verb_lists_internal_runs(privot, scans):
     record_internal([scans], "audit", "merf", 8, plan(), 1e-5)
     record_internal([scans], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
     code, out, _ = privot("ledger", scans)
-    assert (code, "8 runs of merf (audit)" in out, "no guarantee each" in out, "spent in all: epsilon 0" in out) == (0, True, True, True)
+    assert (
+        code,
+        "8 runs of merf (audit)" in out,
+        "no guarantee each" in out,
+        "spent in all: epsilon 0" in out,
+    ) == (0, True, True, True)
     facts = json.loads(privot("ledger", scans, "--json")[1])
     assert [each["runs"] for each in facts["internal"]] == [8, 2]
     assert (facts["runs"], facts["spent_epsilon"], facts["neighbours"]) == ([], 0.0, None)
@@ -480,7 +624,11 @@ MIXED = [
     ([plan(relation=LOCAL, verb="rows"), plan(relation=CLIENT, verb="deal")], 1, REPLACE),
     ([plan(relation=CLIENT, verb="deal")], 5, CLIENT),
     ([plan(relation=CLIENT, verb="deal")] * 2, 1, CLIENT),
-    ([plan(relation=CLIENT, verb="deal")] * 2, 5, REPLACE),  # were the owners the same? Nobody knows
+    (
+        [plan(relation=CLIENT, verb="deal")] * 2,
+        5,
+        REPLACE,
+    ),  # were the owners the same? Nobody knows
     ([plan(relation=CLIENT, verb="deal"), plan()], 5, REPLACE),
     ([plan(), plan()], 5, REPLACE),
     ([plan(0.0, ADD_REMOVE), plan()], 1, REPLACE),
@@ -530,7 +678,10 @@ def test_the_ledger_verb_names_the_relation_of_each_run_and_of_the_sum(privot, s
         ("replace", "inf"),
     ]
     out = privot("ledger", scans)[1]
-    assert "spent in all: epsilon inf at delta 1e-05, no limit set; for one record under replace neighbours" in out
+    assert (
+        "spent in all: epsilon inf at delta 1e-05, no limit set; for one record under replace neighbours"
+        in out
+    )
     assert "inf (seeded)" in " ".join(out.split())
 
 

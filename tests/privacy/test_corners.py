@@ -10,40 +10,50 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from privot.channels import Laplace, Space
 from privot.data import load
-from privot.data.aside import aside
-from privot.data.held import held_by, load_own
-from privot.data.privatized import Privatized, fresh
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
+from privot.data.partition import held_by, load_own
+from privot.data.public_images import aside
 from privot.data.spec import LARGEST, Spec
-from privot.data.tables import Table, read_table
+from privot.data.tabular import Table, read_table
 from privot.errors import BudgetError, DataError, PlanError, SettingError
-from privot.local import privatize
+from privot.local.channels import Laplace, Space
+from privot.local.dataset import Privatized, fresh
+from privot.local.privatize import privatize
 from privot.privacy import accounting
 from privot.privacy.accounting import Neighbours, cost
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.ranks import Alone, place
 from privot.privacy.sampling import Poisson
 from privot.runtime import Runtime
+from privot.runtime.process_group import Alone, place
 
-REPLACE, LOCAL = Neighbours.REPLACE, Neighbours.LOCAL
+REPLACE = Neighbours.REPLACE
+LOCAL = Neighbours.LOCAL
 FREE = Budget(math.inf)
 
 
 @pytest.mark.parametrize("pure", [0.1, 1.0, 3.0])
 def test_a_pure_epsilon_beside_a_gaussian_costs_what_the_integral_says(pure):
     """A coin that leans by e^pure, and a Gaussian answer: the two outcomes of the coin, each beside the Gaussian's own integral."""
-    noise, step = 0.8, 1e-4
-    found = cost(dpa.ComposedDpEvent([accounting.response(1 / pure), dpa.GaussianDpEvent(noise)]), REPLACE)
+    noise = 0.8
+    step = 1e-4
+    found = cost(
+        dpa.ComposedDpEvent([accounting.response(1 / pure), dpa.GaussianDpEvent(noise)]), REPLACE
+    )
     x = np.arange(-12, 12, step)
-    here, there = (np.exp(-((x - each) ** 2) / 2) / math.sqrt(2 * math.pi) for each in (1 / noise, 0.0))
+    here, there = (
+        np.exp(-((x - each) ** 2) / 2) / math.sqrt(2 * math.pi) for each in (1 / noise, 0.0)
+    )
     heads = 1 / (1 + math.exp(-pure))
     for epsilon in (pure, pure + 0.3, pure + 2.0):
         sides = ((heads, 1 - heads), (1 - heads, heads))
-        truth = sum(np.maximum(p * here - math.exp(epsilon) * q * there, 0).sum() * step for p, q in sides)
-        assert found.delta(epsilon).item() == pytest.approx(truth, rel=1e-4, abs=1e-9), "the profile of a sum is not that of its parts"
+        truth = sum(
+            np.maximum(p * here - math.exp(epsilon) * q * there, 0).sum() * step for p, q in sides
+        )
+        assert found.delta(epsilon).item() == pytest.approx(truth, rel=1e-4, abs=1e-9), (
+            "the profile of a sum is not that of its parts"
+        )
 
 
 @pytest.mark.parametrize("law", ["laplace", "response", "unheard of"])
@@ -84,7 +94,8 @@ def test_words_in_the_place_of_a_rank_are_refused(monkeypatch):
 
 def test_an_owner_with_too_few_records_for_its_parts_is_not_told_from_others(ledger):
     """Its second part has black images, and no record of another part."""
-    images, owners = np.ones((5, 1, 1, 1)), np.array([0, 0, 0, 0, 1])
+    images = np.ones((5, 1, 1, 1))
+    owners = np.array([0, 0, 0, 0, 1])
     box = Sensitive(images, np.zeros(5, int), Spec((1, 1, 1), 1, owners=2), owners=owners)
     plan = Plan((Stage("it", "deal", 0.0),), REPLACE)
     gate = Gate(box, plan, ledger, FREE)
@@ -96,7 +107,11 @@ def test_a_draw_of_few_is_not_walked_as_if_it_were_of_all(ledger):
     """As many portions as the draw fills, and one at least: a portion that nobody is in would still be asked."""
     box = Sensitive(np.zeros((8, 1, 1, 1)), np.zeros(8, int), Spec((1, 1, 1), 1))
     gate = Gate(
-        box, Plan((Stage("it", "sum", 1.0, 1, Poisson(1e-15)),), Neighbours.ADD_REMOVE), ledger, Budget(1e9), runtime=Runtime("cpu", 1)
+        box,
+        Plan((Stage("it", "sum", 1.0, 1, Poisson(1e-15)),), Neighbours.ADD_REMOVE),
+        ledger,
+        Budget(1e9),
+        runtime=Runtime("cpu", 1),
     )
     assert [len(part.labels) for part in gate._draw(gate.plan.stages[0])] == [0]
 
@@ -104,7 +119,10 @@ def test_a_draw_of_few_is_not_walked_as_if_it_were_of_all(ledger):
 # What is read
 
 
-@pytest.mark.parametrize(("resize", "said"), [(1, "only a folder"), (LARGEST, "only a folder"), (0, "a side"), (LARGEST + 1, "a side")])
+@pytest.mark.parametrize(
+    ("resize", "said"),
+    [(1, "only a folder"), (LARGEST, "only a folder"), (0, "a side"), (LARGEST + 1, "a side")],
+)
 def test_sides_go_from_one_pixel_to_the_largest(tmp_path, resize, said):
     """Arrays are not resized, which is said of a size that could be."""
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 2, 2), np.uint8), y=np.arange(2))
@@ -117,17 +135,27 @@ def test_public_pictures_take_the_colours_of_the_sensitive_ones(tmp_path, channe
     rng = np.random.default_rng(0)
     pictures = rng.random((4, 4 - channels, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "public.npz", x=pictures, y=np.arange(4) % 2)
-    box = Sensitive(np.zeros((2, channels, 8, 8)), np.arange(2), Spec((channels, 8, 8), 2), name="box")
+    box = Sensitive(
+        np.zeros((2, channels, 8, 8)), np.arange(2), Spec((channels, 8, 8), 2), name="box"
+    )
     images, facts = aside(str(tmp_path / "public.npz"), box)
     wanted = pictures.mean(1, keepdims=True) if channels == 1 else pictures.repeat(3, 1)
     assert images.shape == (4, channels, 8, 8)
-    assert torch.allclose(images, torch.from_numpy(wanted), atol=1e-6), "grey is the mean of the colours, and colours are grey thrice"
+    assert torch.allclose(images, torch.from_numpy(wanted), atol=1e-6), (
+        "grey is the mean of the colours, and colours are grey thrice"
+    )
     assert facts["count"] == 4
 
 
 def test_what_one_owner_holds_is_its_own_and_of_unknown_number(ledger):
     whose = [0, 1, 0, 1, 0]
-    box = Sensitive(np.arange(5.0)[:, None, None, None] / 5, np.zeros(5, int), Spec((1, 1, 1), 1, owners=2), name="wards", owners=whose)
+    box = Sensitive(
+        np.arange(5.0)[:, None, None, None] / 5,
+        np.zeros(5, int),
+        Spec((1, 1, 1), 1, owners=2),
+        name="wards",
+        owners=whose,
+    )
     for owner, values in ((0, [0.0, 0.4, 0.8]), (1, [0.2, 0.6])):
         part = held_by(box, owner, ledger)
         assert part._take(slice(None)).images.flatten().tolist() == pytest.approx(values)
@@ -143,9 +171,12 @@ def test_an_owner_s_file_needs_declared_classes_and_sound_labels(tmp_path):
     assert (box.spec.shape, box.spec.classes, box.spec.size) == ((1, 2, 2), 4, None)
     small = {"shape": (1, 2, 2)}
     for declared, said in (
-        ({}, "declare --shape"), ({"classes": 4}, "declare --shape"), (small, "or --class-names"), (small | {"classes": 2}, "own.npz"),
+        ({}, "declare --shape"),
+        ({"classes": 4}, "declare --shape"),
+        (small, "or --class-names"),
+        (small | {"classes": 2}, "own.npz"),
         ({"classes": 3, "shape": (1, 3, 3)}, "own.npz"),
-    ):  # fmt: skip
+    ):
         with pytest.raises((SettingError, DataError), match=said):
             load_own(tmp_path / "own.npz", **declared)
     np.savez(tmp_path / "none.npz", x=np.zeros((0, 1, 2, 2), np.uint8), y=np.zeros(0, int))
@@ -187,8 +218,12 @@ def test_a_sound_file_that_does_not_fit_its_spec_is_refused_by_name(tmp_path):
     made = privatize(Table(np.zeros((3, 2))), channel, ledger=tmp_path / "book.jsonl")
     for spec in (Spec((1, 1, 2), 1, 4), Spec((1, 1, 4), 1, 3)):
         head = {"format": 1, "channel": channel.parameters(), "spec": spec.to_json(), "count": 3}
-        digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode() + made.values.numpy().tobytes()).hexdigest()
-        (tmp_path / "sent.safetensors").write_bytes(save({"values": made.values}, {"privot": json.dumps({**head, "digest": digest})}))
+        digest = hashlib.sha256(
+            json.dumps(head, sort_keys=True).encode() + made.values.numpy().tobytes()
+        ).hexdigest()
+        (tmp_path / "sent.safetensors").write_bytes(
+            save({"values": made.values}, {"privot": json.dumps({**head, "digest": digest})})
+        )
         with pytest.raises(DataError, match=r"sent\.safetensors: .*(are declared|does not fit)"):
             Privatized.load(tmp_path / "sent.safetensors")
 
@@ -197,7 +232,9 @@ def test_a_channel_uses_up_its_plan(tmp_path, ledger):
     channel = Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2)))
     gate = Gate(Table(np.zeros((3, 2))), channel.plan(), ledger, FREE)
     assert gate.privatize(channel).shape == (3, 2)
-    assert [gate.left(stage.name) for stage in channel.plan().stages] == [0] * len(channel.plan().stages)
+    assert [gate.left(stage.name) for stage in channel.plan().stages] == [0] * len(
+        channel.plan().stages
+    )
     with pytest.raises(BudgetError, match="used up"):
         gate.privatize(channel)
 
@@ -206,13 +243,20 @@ def test_of_a_folder_only_finished_files_of_ours_are_read(tmp_path):
     channel = Laplace.calibrated(1.0, space=Space(shape=(1, 1, 2)))
     (tmp_path / "sent").mkdir()
     for name in ("a", "b"):
-        privatize(Table(np.zeros((3, 2))), channel, out=tmp_path / "sent" / f"{name}.safetensors", ledger=tmp_path / "book.jsonl")
+        privatize(
+            Table(np.zeros((3, 2))),
+            channel,
+            out=tmp_path / "sent" / f"{name}.safetensors",
+            ledger=tmp_path / "book.jsonl",
+        )
     (tmp_path / "sent" / "notes.txt").write_text("mine")
     (tmp_path / "sent" / ".c.safetensors").write_text("half of it")
     assert len(Privatized.load(tmp_path / "sent").values) == 6
 
 
 def test_what_a_ledger_spent_is_of_the_relation_of_its_runs(ledger):
-    plan = Plan((Stage("drawn", "sum", 4.0, 3, Poisson(0.25)),), Neighbours.ADD_REMOVE)  # such draws have no price for replace-one
+    plan = Plan(
+        (Stage("drawn", "sum", 4.0, 3, Poisson(0.25)),), Neighbours.ADD_REMOVE
+    )  # such draws have no price for replace-one
     ledger.reserve(plan, "mine")
     assert ledger.spent().epsilon(1e-5) == pytest.approx(plan.cost().epsilon(1e-5))

@@ -26,7 +26,12 @@ for rows, numbers in ((1, 5), (33, 700), (16, 256)):
 def test_the_kernel_gives_the_plain_sum_in_the_interpreter():
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-500:]
 
 
@@ -44,4 +49,6 @@ def test_on_a_gpu_a_total_is_the_plain_sum_to_the_bit(rows, shape):
 def test_factors_are_powers_of_two_apart_for_units():
     """So that clipping in units of the grid is clipping, then dividing by the grid, to the bit."""
     parts = torch.randn(50, 9, generator=torch.Generator().manual_seed(1)) * 3
-    assert torch.equal(gate_module._clip(parts, 1.0, 2.0**-24), gate_module._clip(parts, 1.0) * 2.0**24)
+    assert torch.equal(
+        gate_module._clip(parts, 1.0, 2.0**-24), gate_module._clip(parts, 1.0) * 2.0**24
+    )

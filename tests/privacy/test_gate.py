@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from privot.data.records import Records, Sensitive
+from privot.data.dataset import Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError, LedgerError, PlanError, PrivotError, QueryError, ReleaseError
 from privot.privacy import gate as gate_module
@@ -56,10 +56,21 @@ def test_an_unknown_verb_has_no_proof(box, ledger):
         make(box, ledger, Stage("it", "shout", 1.0))
 
 
-@pytest.mark.parametrize(("verb", "relation"), [
-    ("rows", ADD_REMOVE), ("sorted_blocks", ADD_REMOVE), ("sum", LOCAL), ("answer", LOCAL), ("sum", CLIENT), ("rows", CLIENT),
-    ("answer", CLIENT), ("sorted_blocks", CLIENT), ("deal", ADD_REMOVE), ("deal", LOCAL),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verb", "relation"),
+    [
+        ("rows", ADD_REMOVE),
+        ("sorted_blocks", ADD_REMOVE),
+        ("sum", LOCAL),
+        ("answer", LOCAL),
+        ("sum", CLIENT),
+        ("rows", CLIENT),
+        ("answer", CLIENT),
+        ("sorted_blocks", CLIENT),
+        ("deal", ADD_REMOVE),
+        ("deal", LOCAL),
+    ],
+)
 def test_pairs_without_a_sensitivity(box, ledger, verb, relation):
     with pytest.raises(PlanError, match="no proof"):
         make(box, ledger, Stage("it", verb, 1.0), relation=relation)
@@ -83,7 +94,11 @@ def test_the_charge_comes_before_the_records(box, ledger, monkeypatch):
     """Reserve and mark are on disk when the first record is read; the digest follows the answer."""
     seen = []
     take = Sensitive._take
-    monkeypatch.setattr(Sensitive, "_take", lambda self, *args: (seen.append(kinds(Ledger(ledger.path))), take(self, *args))[1])
+    monkeypatch.setattr(
+        Sensitive,
+        "_take",
+        lambda self, *args: (seen.append(kinds(Ledger(ledger.path))), take(self, *args))[1],
+    )
     make(box, ledger, Stage("it", "sum", 1.0)).sum("it", pixels, bound=1.0)
     assert seen == [["reserve", "ask"]]
     assert kinds(ledger) == ["reserve", "ask", "commit"]
@@ -113,20 +128,26 @@ def test_sorted_blocks_need_classes_that_fill_them(box, ledger, blocks):
 def test_sorted_blocks_need_declared_sizes(ledger):
     box = Sensitive(np.zeros((3, 1, 2, 2)), np.zeros(3, int), Spec((1, 2, 2), 1, 3))
     with pytest.raises(PlanError, match="class sizes"):
-        make(box, ledger, Stage("it", "sorted_blocks", 1.0)).sorted_blocks("it", pixels, frame=torch.eye(4), blocks=1, radius=1.0)
+        make(box, ledger, Stage("it", "sorted_blocks", 1.0)).sorted_blocks(
+            "it", pixels, frame=torch.eye(4), blocks=1, radius=1.0
+        )
 
 
 @pytest.mark.parametrize("frame", [torch.eye(3), torch.ones(4), torch.ones(2, 2, 4)])
 def test_a_frame_must_fit_the_query(box, ledger, frame):
     with pytest.raises(PlanError, match="frame"):
-        make(box, ledger, Stage("it", "sorted_blocks", 1.0)).sorted_blocks("it", pixels, frame=frame, blocks=2, radius=1.0)
+        make(box, ledger, Stage("it", "sorted_blocks", 1.0)).sorted_blocks(
+            "it", pixels, frame=frame, blocks=2, radius=1.0
+        )
     assert ledger.entries() == []
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf, 1e-300])
 def test_a_radius_must_be_above_zero(box, ledger, radius):
     with pytest.raises(PlanError, match="radius"):
-        make(box, ledger, Stage("it", "sorted_blocks", 1.0)).sorted_blocks("it", pixels, frame=torch.eye(4), blocks=2, radius=radius)
+        make(box, ledger, Stage("it", "sorted_blocks", 1.0)).sorted_blocks(
+            "it", pixels, frame=torch.eye(4), blocks=2, radius=radius
+        )
     assert ledger.entries() == []
 
 
@@ -143,7 +164,8 @@ def test_a_frame_must_be_finite(box, ledger, value):
 
 
 def test_verbs_answer_what_they_say(box, ledger):
-    images, labels = torch.from_numpy(box._images).flatten(1).double(), torch.from_numpy(box._labels)
+    images = torch.from_numpy(box._images).flatten(1).double()
+    labels = torch.from_numpy(box._labels)
     names = ("sum", "rows", "answer", "sorted_blocks")
     gate = make(box, ledger, *(Stage(name, name, 0.0, 2) for name in names))
     close = {"atol": 1e-5, "rtol": 0}  # 8 parts, each rounded to 2^-21
@@ -153,8 +175,16 @@ def test_verbs_answer_what_they_say(box, ledger):
     ordered = images[gate._permutation()]  # as rows come
     assert torch.allclose(gate.rows("rows", pixels, bound=9.0), ordered, **close)
     short = gate.rows("rows", pixels, bound=0.5)
-    assert torch.allclose(short, ordered * (0.5 / ordered.norm(dim=1, keepdim=True)).clamp(max=1), **close)
-    mean = gate.answer("answer", lambda records, factor: records.images.mean(0) * factor, 2.0, bound=9.0, shape=(1, 2, 2))
+    assert torch.allclose(
+        short, ordered * (0.5 / ordered.norm(dim=1, keepdim=True)).clamp(max=1), **close
+    )
+    mean = gate.answer(
+        "answer",
+        lambda records, factor: records.images.mean(0) * factor,
+        2.0,
+        bound=9.0,
+        shape=(1, 2, 2),
+    )
     assert torch.allclose(mean, 2 * images.mean(0).view(1, 2, 2), **close)
     frame = torch.tensor([[1.0, 0, 0, 0], [0.5, -0.5, 0.5, -0.5], [0, 0, 2, 0]])
     blocks = gate.sorted_blocks("sorted_blocks", pixels, frame=frame, blocks=2, radius=9.0)
@@ -166,13 +196,22 @@ def test_verbs_answer_what_they_say(box, ledger):
 def test_public_arguments_reach_the_query(box, ledger):
     gate = make(box, ledger, Stage("it", "sum", 0.0))
     weights = torch.ones(3, 4)
-    value = gate.sum("it", lambda image, label, w, factor: w @ image.flatten() * factor, weights, 3.0, bound=100.0)
-    assert torch.allclose(value, 3 * torch.from_numpy(box._images).double().sum().expand(3), atol=1e-5)
+    value = gate.sum(
+        "it",
+        lambda image, label, w, factor: w @ image.flatten() * factor,
+        weights,
+        3.0,
+        bound=100.0,
+    )
+    assert torch.allclose(
+        value, 3 * torch.from_numpy(box._images).double().sum().expand(3), atol=1e-5
+    )
 
 
 def split_box(count=37):
     rng = np.random.default_rng(3)
-    images, labels = rng.random((count, 1, 2, 2)), np.arange(count) % 3
+    images = rng.random((count, 1, 2, 2))
+    labels = np.arange(count) % 3
     sizes = tuple(np.bincount(labels).tolist())
     return Sensitive(images, labels, Spec((1, 2, 2), 3, count, sizes))
 
@@ -188,11 +227,22 @@ def test_microbatches_change_no_bit(tmp_path, relation, array_order):
     found = []
     for size in (1, 2, 5, 36, 37, 1000):
         ledger = Ledger(tmp_path / f"{size}.jsonl")
-        gate = make(split_box(), ledger, *(Stage(verb, verb, 0.0, 2) for verb in verbs), relation=relation, runtime=Runtime("cpu", size))
-        answers = [gate.sum("sum", query, bound=0.4), gate.sum("sum", query, bound=0.4, per_class=True)]
+        gate = make(
+            split_box(),
+            ledger,
+            *(Stage(verb, verb, 0.0, 2) for verb in verbs),
+            relation=relation,
+            runtime=Runtime("cpu", size),
+        )
+        answers = [
+            gate.sum("sum", query, bound=0.4),
+            gate.sum("sum", query, bound=0.4, per_class=True),
+        ]
         if relation is REPLACE:
             answers.append(gate.rows("rows", query, bound=0.4))
-            answers.append(gate.sorted_blocks("sorted_blocks", query, frame=torch.eye(4), blocks=3, radius=0.4))
+            answers.append(
+                gate.sorted_blocks("sorted_blocks", query, frame=torch.eye(4), blocks=3, radius=0.4)
+            )
         found.append(answers)
     for answers in found[1:]:
         assert all(torch.equal(here, there) for here, there in zip(found[0], answers, strict=True))
@@ -202,7 +252,9 @@ def test_order_of_records_changes_no_bit_of_a_sum(tmp_path):
     box = split_box()
     turned = Sensitive(box._images[::-1], box._labels[::-1], box.spec)
     answers = [
-        make(each, Ledger(tmp_path / f"{name}.jsonl"), Stage("it", "sum", 0.0)).sum("it", pixels, bound=0.3)
+        make(each, Ledger(tmp_path / f"{name}.jsonl"), Stage("it", "sum", 0.0)).sum(
+            "it", pixels, bound=0.3
+        )
         for name, each in (("here", box), ("there", turned))
     ]
     assert torch.equal(*answers)
@@ -211,8 +263,16 @@ def test_order_of_records_changes_no_bit_of_a_sum(tmp_path):
 def test_answers_carry_no_graph(box, ledger):
     weights = torch.ones(4, requires_grad=True)
     gate = make(box, ledger, Stage("it", "sum", 1.0), Stage("all", "answer", 1.0))
-    assert not gate.sum("it", lambda image, label, w: image.flatten() * w, weights, bound=1.0).requires_grad
-    value = gate.answer("all", lambda records, w: records.images.sum(0).flatten() * w, weights, bound=1.0, shape=(4,))
+    assert not gate.sum(
+        "it", lambda image, label, w: image.flatten() * w, weights, bound=1.0
+    ).requires_grad
+    value = gate.answer(
+        "all",
+        lambda records, w: records.images.sum(0).flatten() * w,
+        weights,
+        bound=1.0,
+        shape=(4,),
+    )
     assert not value.requires_grad
 
 
@@ -253,14 +313,18 @@ def test_errors_in_a_mapped_query_do_not_speak(box, ledger):
 
 def test_errors_on_the_public_record_speak_and_cost_nothing(box, ledger):
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        make(box, ledger, Stage("it", "sum", 1.0)).sum("it", lambda image, label: torch.ones(2, 3) @ image.flatten(), bound=1.0)
+        make(box, ledger, Stage("it", "sum", 1.0)).sum(
+            "it", lambda image, label: torch.ones(2, 3) @ image.flatten(), bound=1.0
+        )
     assert ledger.entries() == []
 
 
 @pytest.mark.parametrize("value", [3.5, None, (torch.ones(2),), torch.ones(3), torch.ones(1, 2)])
 def test_an_answer_of_another_shape_is_refused(box, ledger, value):
     with pytest.raises(QueryError, match="declared shape"):
-        make(box, ledger, Stage("it", "answer", 1.0)).answer("it", lambda records: value, bound=1.0, shape=(2,))
+        make(box, ledger, Stage("it", "answer", 1.0)).answer(
+            "it", lambda records: value, bound=1.0, shape=(2,)
+        )
 
 
 # The open door
@@ -287,10 +351,14 @@ def test_an_owners_wall_keeps_the_door_shut(box, ledger):
 @pytest.mark.parametrize("content", [b"", b"not a tensor file"])
 def test_a_torn_kept_answer_is_refused(box, ledger, tmp_path, content):
     stage = Stage("it", "sum", 1.0)
-    make(box, ledger, stage, folder=tmp_path).sum("it", lambda image, label: image.flatten(), bound=1.0)
+    make(box, ledger, stage, folder=tmp_path).sum(
+        "it", lambda image, label: image.flatten(), bound=1.0
+    )
     (tmp_path / "it-0.safetensors").write_bytes(content)
     with pytest.raises(ReleaseError, match="altered"):
-        make(box, ledger, stage, folder=tmp_path).sum("it", lambda image, label: image.flatten(), bound=1.0)
+        make(box, ledger, stage, folder=tmp_path).sum(
+            "it", lambda image, label: image.flatten(), bound=1.0
+        )
 
 
 def test_seeded_noise_is_marked(box, ledger):
@@ -306,7 +374,11 @@ def test_a_long_stage_is_marked_in_strides(box, ledger):
     gate = make(box, ledger, Stage("it", "sum", 1.0, steps), wall=Budget(1e9))
     for _ in range(7):
         gate.sum("it", pixels, bound=1.0)
-    assert [(each["first"], each["last"]) for each in ledger.entries()[1:]] == [(0, 2), (3, 5), (6, 8)]
+    assert [(each["first"], each["last"]) for each in ledger.entries()[1:]] == [
+        (0, 2),
+        (3, 5),
+        (6, 8),
+    ]
 
 
 def test_the_last_stride_ends_with_the_stage(box, ledger, monkeypatch):
@@ -315,7 +387,11 @@ def test_the_last_stride_ends_with_the_stage(box, ledger, monkeypatch):
     gate = make(box, ledger, Stage("it", "sum", 1.0, 7), wall=Budget(1e9))
     for _ in range(7):
         gate.sum("it", pixels, bound=1.0)
-    assert [(each["first"], each["last"]) for each in ledger.entries()[1:]] == [(0, 2), (3, 5), (6, 6)]
+    assert [(each["first"], each["last"]) for each in ledger.entries()[1:]] == [
+        (0, 2),
+        (3, 5),
+        (6, 6),
+    ]
 
 
 def test_kept_answers_are_replayed_without_a_new_charge(box, ledger, tmp_path):
@@ -363,7 +439,8 @@ def test_a_lost_answer_is_not_given_twice(box, ledger, tmp_path):
 
 def test_an_answer_that_was_broken_off_is_not_asked_again(box, ledger):
     """Else whoever breaks it off where a record has something, and asks again, would read it for nothing."""
-    gate, times = make(box, ledger, Stage("it", "answer", 1.0, 2)), []
+    gate = make(box, ledger, Stage("it", "answer", 1.0, 2))
+    times = []
 
     def broken(records):
         times.append(1)
@@ -381,10 +458,13 @@ def test_an_answer_that_was_broken_off_is_not_asked_again(box, ledger):
 
 def test_an_answer_of_another_shape_closes_the_gate(box, ledger):
     """Which shape it has may hang on the records: it says so once."""
-    gate, times = make(box, ledger, Stage("it", "answer", 1.0, 2)), []
+    gate = make(box, ledger, Stage("it", "answer", 1.0, 2))
+    times = []
     for error in ("declared shape", "no stage"):
         with pytest.raises(PrivotError, match=error):
-            gate.answer("it", lambda records: (times.append(1), records.images[0])[1], bound=1.0, shape=(1,))
+            gate.answer(
+                "it", lambda records: (times.append(1), records.images[0])[1], bound=1.0, shape=(1,)
+            )
     assert times == [1]
 
 
@@ -393,7 +473,9 @@ def test_a_long_stage_keeps_nothing_and_goes_on_after_its_marks(box, ledger, tmp
     make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9)).sum("it", pixels, bound=1.0)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".safetensors"] == []
     again = make(box, ledger, stage, folder=tmp_path, wall=Budget(1e9))
-    assert again.left("it") == steps - 3  # a stride of three was marked, one answer of it was given: two are lost for good
+    assert (
+        again.left("it") == steps - 3
+    )  # a stride of three was marked, one answer of it was given: two are lost for good
     again.sum("it", pixels, bound=1.0)
     assert again.left("it") == steps - 4
     assert kinds(ledger) == ["reserve", "ask", "ask"]
@@ -435,7 +517,10 @@ def test_a_stage_without_a_folder_keeps_digests_only(box, ledger):
     assert ledger.entries()[-1]["kind"] == "commit"
 
 
-@pytest.mark.parametrize(("kind", "way"), [(ValueError, "try it on public data"), (MemoryError, "fewer records at a time")])
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [(ValueError, "try it on public data"), (MemoryError, "fewer records at a time")],
+)
 def test_a_failed_query_closes_the_gate(kind, way, box, ledger):
     """A failure may depend on the records: it is one bit, told once."""
 
@@ -443,7 +528,9 @@ def test_a_failed_query_closes_the_gate(kind, way, box, ledger):
         raise kind(str(records.images[0]))
 
     gate = make(box, ledger, Stage("it", "answer", 1.0), Stage("more", "sum", 1.0))
-    with pytest.raises(QueryError, match=f"^a query failed on the secret side with {kind.__name__}; .*{way}"):
+    with pytest.raises(
+        QueryError, match=f"^a query failed on the secret side with {kind.__name__}; .*{way}"
+    ):
         gate.answer("it", fails, bound=1.0, shape=(1,))
     with pytest.raises(PlanError):
         gate.sum("more", pixels, bound=1.0)

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError
 from privot.privacy import gate as gate_module
-from privot.privacy import ranks, replayed
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.replayed import WARM, Replayed
 from privot.privacy.sampling import Fixed, Poisson
-from privot.runtime import Runtime
+from privot.runtime import Runtime, graph_cache, process_group
+from privot.runtime.graph_cache import WARM, Replayed
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 FREE = Budget(math.inf)
@@ -60,7 +59,9 @@ def test_records_that_lie_near_are_the_records(ledger, monkeypatch, kind, draw):
 
 def test_on_a_cpu_nothing_is_copied_nearer(ledger, monkeypatch):
     monkeypatch.setattr(Sensitive, "_near", None)
-    assert gate_for(box_of(np.uint8), ledger, Stage("it", "rows", 0.0)).rows("it", pixels, bound=9.0).shape == (6, 4)
+    assert gate_for(box_of(np.uint8), ledger, Stage("it", "rows", 0.0)).rows(
+        "it", pixels, bound=9.0
+    ).shape == (6, 4)
 
 
 class OnGpu(torch.Tensor):
@@ -68,7 +69,8 @@ class OnGpu(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("kind", "there", "by_kernel"), [(torch.float32, True, True), (torch.float64, True, False), (torch.float32, False, False)]
+    ("kind", "there", "by_kernel"),
+    [(torch.float32, True, True), (torch.float64, True, False), (torch.float32, False, False)],
 )
 def test_a_gpu_adds_up_float32_in_one_pass(monkeypatch, kind, there, by_kernel):
     """Whichever way, the total is that of the clipped rows."""
@@ -79,20 +81,29 @@ def test_a_gpu_adds_up_float32_in_one_pass(monkeypatch, kind, there, by_kernel):
         parts, factor = (each.as_subclass(torch.Tensor) for each in (parts, factor))
         return (torch.where(factor[:, None] == 0, 0.0, parts) * factor[:, None]).trunc().sum(0)
 
-    monkeypatch.setitem(sys.modules, "privot.privacy.fused_sum", types.SimpleNamespace(steps_summed=steps_summed))
+    monkeypatch.setitem(
+        sys.modules,
+        "privot.privacy.kernels.clipped_sum",
+        types.SimpleNamespace(steps_summed=steps_summed),
+    )
     monkeypatch.setattr(gate_module, "TRITON", there)
     parts = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0), dtype=kind)
     parts[3] = math.nan
     whole = gate_module._steps(parts, 0.7, 2.0**-20).sum(0)
     assert torch.equal(gate_module._total(parts, 0.7, 2.0**-20), whole)
     assert asked == []
-    assert torch.equal(gate_module._total(parts.as_subclass(OnGpu), 0.7, 2.0**-20).as_subclass(torch.Tensor), whole)
+    assert torch.equal(
+        gate_module._total(parts.as_subclass(OnGpu), 0.7, 2.0**-20).as_subclass(torch.Tensor), whole
+    )
     assert asked == [torch.float32] * by_kernel
 
 
 def test_what_was_written_down_is_launched_again_on_new_numbers(monkeypatch):
     """As if on a GPU: while a lesson is written down nothing runs, and later launches read what was given last."""
-    total, writing, graphs, pools = torch.zeros(()), [], [], []
+    total = torch.zeros(())
+    writing = []
+    graphs = []
+    pools = []
 
     class Graph:
         def __init__(self):
@@ -116,23 +127,27 @@ def test_what_was_written_down_is_launched_again_on_new_numbers(monkeypatch):
         return True
 
     handles = iter(("pool", "another"))
-    monkeypatch.setattr(replayed.torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(replayed.torch.cuda, "graph", capture)
-    monkeypatch.setattr(replayed.torch.cuda, "graph_pool_handle", lambda: next(handles))
-    again, wanted = Replayed(torch.device("cuda")), 0
+    monkeypatch.setattr(graph_cache.torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(graph_cache.torch.cuda, "graph", capture)
+    monkeypatch.setattr(graph_cache.torch.cuda, "graph_pool_handle", lambda: next(handles))
+    again = Replayed(torch.device("cuda"))
+    wanted = 0
     for turn in range(WARM + 4):
         for factor in (1.0, 3.0):
             assert again(lesson, "it", torch.tensor(float(turn)), factor) is True
             wanted += turn * factor
             assert total == wanted
-        assert len(graphs) == 2 * (turn >= WARM), "written down once for each kind, after the first lessons"
+        assert len(graphs) == 2 * (turn >= WARM), (
+            "written down once for each kind, after the first lessons"
+        )
     assert pools == ["pool"] * 2
 
 
 def test_without_a_gpu_nothing_is_written_down(monkeypatch):
-    monkeypatch.setattr(replayed.torch.cuda, "CUDAGraph", None)
-    monkeypatch.setattr(replayed.torch.cuda, "graph_pool_handle", None)
-    total, again = torch.zeros(()), Replayed(torch.device("cpu"))
+    monkeypatch.setattr(graph_cache.torch.cuda, "CUDAGraph", None)
+    monkeypatch.setattr(graph_cache.torch.cuda, "graph_pool_handle", None)
+    total = torch.zeros(())
+    again = Replayed(torch.device("cpu"))
     for _ in range(WARM + 3):
         again(total.add_, "it", torch.tensor(1.0))
     assert total == WARM + 3
@@ -140,7 +155,12 @@ def test_without_a_gpu_nothing_is_written_down(monkeypatch):
 
 def test_lessons_are_not_kept_unless_asked_for_after_a_split(ledger):
     for compile in (False, True):
-        gate = gate_for(box_of(np.uint8), ledger, Stage("it", "poll", 0.0), runtime=Runtime("cpu", compile=compile))
+        gate = gate_for(
+            box_of(np.uint8),
+            ledger,
+            Stage("it", "poll", 0.0),
+            runtime=Runtime("cpu", compile=compile),
+        )
         gate.split(2, {"it": torch.zeros(2)})
         assert (gate._replayed is not None) == compile
 
@@ -149,15 +169,24 @@ def test_lessons_are_not_kept_unless_asked_for_after_a_split(ledger):
 
 
 def test_cudnn_is_held_to_one_way_while_records_are_seen(box, ledger):
-    flags, before = [], torch.backends.cudnn.benchmark
+    flags = []
+    before = torch.backends.cudnn.benchmark
 
     def query(records):
-        flags.append((torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+        flags.append(
+            (
+                torch.backends.cudnn.enabled,
+                torch.backends.cudnn.benchmark,
+                torch.backends.cudnn.deterministic,
+            )
+        )
         return records.images.sum(0)
 
     torch.backends.cudnn.benchmark = True
     try:
-        gate_for(box, ledger, Stage("it", "answer", 0.0)).answer("it", query, bound=1.0, shape=(1, 2, 2))
+        gate_for(box, ledger, Stage("it", "answer", 0.0)).answer(
+            "it", query, bound=1.0, shape=(1, 2, 2)
+        )
     finally:
         torch.backends.cudnn.benchmark = before
     assert flags == [(True, False, True)]
@@ -165,15 +194,28 @@ def test_cudnn_is_held_to_one_way_while_records_are_seen(box, ledger):
 
 def test_under_add_remove_every_batch_is_as_long_as_a_portion(box, ledger, monkeypatch):
     """The length of a batch rounds its parts, and must not tell how many were drawn."""
-    seen, run = [], Gate._secretly
+    seen = []
+    run = Gate._secretly
     monkeypatch.setattr(
-        Gate, "_secretly", lambda self, query, *given: (seen.append([len(each) for each in given]), run(self, query, *given))[1]
+        Gate,
+        "_secretly",
+        lambda self, query, *given: (
+            seen.append([len(each) for each in given]),
+            run(self, query, *given),
+        )[1],
     )
     gate = gate_for(
-        box, ledger, Stage("all", "sum", 0.0), Stage("some", "sum", 0.0, 5, Poisson(0.4)), relation=ADD_REMOVE, runtime=Runtime("cpu", 5)
+        box,
+        ledger,
+        Stage("all", "sum", 0.0),
+        Stage("some", "sum", 0.0, 5, Poisson(0.4)),
+        relation=ADD_REMOVE,
+        runtime=Runtime("cpu", 5),
     )
     total = gate.sum("all", pixels, bound=9.0)
-    assert torch.allclose(total, torch.from_numpy(box._images).flatten(1).double().sum(0), atol=1e-5)
+    assert torch.allclose(
+        total, torch.from_numpy(box._images).flatten(1).double().sum(0), atol=1e-5
+    )
     for _ in range(5):
         gate.sum("some", pixels, bound=9.0)
     assert len(seen) >= 7
@@ -182,33 +224,53 @@ def test_under_add_remove_every_batch_is_as_long_as_a_portion(box, ledger, monke
 
 def test_an_empty_draw_does_not_reach_the_query(box, ledger):
     gate = gate_for(box, ledger, Stage("it", "answer", 0.0, 1, Poisson(1e-15)), relation=ADD_REMOVE)
-    value = gate.answer("it", lambda records: records.images.flatten().max()[None], bound=1.0, shape=(1,))  # of none there is no largest
+    value = gate.answer(
+        "it", lambda records: records.images.flatten().max()[None], bound=1.0, shape=(1,)
+    )  # of none there is no largest
     assert value.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("relation", [REPLACE, ADD_REMOVE])
 def test_no_row_is_longer_than_the_bound_to_the_last_bit(relation):
     draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(200, 30, generator=draw, dtype=torch.float64) * torch.logspace(-2, 3, 200)[:, None]
+    rows = (
+        torch.randn(200, 30, generator=draw, dtype=torch.float64)
+        * torch.logspace(-2, 3, 200)[:, None]
+    )
     edge = torch.zeros(3, 30, dtype=torch.float64)
     edge[:, 0] = torch.tensor([0.7 * (1 + 5e-13), 0.7 * (1 - 5e-13), 0.7])
     clipped = gate_module._clip(torch.cat([rows, edge]), 0.7)
     assert clipped.norm(dim=1).max() <= 0.7
-    assert torch.allclose(clipped.norm(dim=1), torch.cat([rows, edge]).norm(dim=1).clamp(max=0.7), rtol=1e-11)
+    assert torch.allclose(
+        clipped.norm(dim=1), torch.cat([rows, edge]).norm(dim=1).clamp(max=0.7), rtol=1e-11
+    )
 
 
 @pytest.mark.parametrize(("slices", "radius"), [(1, 0.4), (50, 3.0)])
-def test_blocks_are_bounded_by_the_frame_and_the_rounding_of_each_slice(ledger, monkeypatch, slices, radius):
+def test_blocks_are_bounded_by_the_frame_and_the_rounding_of_each_slice(
+    ledger, monkeypatch, slices, radius
+):
     """Never under 2 R sigma_max(frame), with half a step of the grid a slice on top, and hardly above it."""
-    box = Sensitive(np.random.default_rng(0).random((6, 1, 2, 2)), np.arange(6) % 2, Spec((1, 2, 2), 2, 6, (3, 3)))
-    stds, plain = [], gate_module.noisy
-    monkeypatch.setattr(gate_module, "noisy", lambda steps, std, *more: (stds.append((std, more[0])), plain(steps, std, *more))[1])
+    box = Sensitive(
+        np.random.default_rng(0).random((6, 1, 2, 2)),
+        np.arange(6) % 2,
+        Spec((1, 2, 2), 2, 6, (3, 3)),
+    )
+    stds = []
+    plain = gate_module.noisy
+    monkeypatch.setattr(
+        gate_module,
+        "noisy",
+        lambda steps, std, *more: (stds.append((std, more[0])), plain(steps, std, *more))[1],
+    )
     frame = torch.randn(slices, 4, generator=torch.Generator().manual_seed(1))
     gate_for(box, ledger, Stage("it", "sorted_blocks", 1.0), insecure_seed=0).sorted_blocks(
         "it", pixels, frame=frame, blocks=1, radius=radius
     )
     ((std, grid),) = stds
-    exact = 2 * (radius * float(torch.linalg.svdvals(frame.double())[0]) + grid * math.sqrt(slices) / 2)
+    exact = 2 * (
+        radius * float(torch.linalg.svdvals(frame.double())[0]) + grid * math.sqrt(slices) / 2
+    )
     assert exact <= std <= exact * (1 + 3e-9)
 
 
@@ -247,7 +309,10 @@ def test_one_shard_and_states_that_nobody_stored(box, ledger):
     gate.forget()  # nothing was stored, and nothing is there to complain of
 
 
-@pytest.mark.parametrize(("relation", "most", "fine"), [(CLIENT, 1, True), (CLIENT, 0, False), (REPLACE, -1, False), (REPLACE, 0, True)])
+@pytest.mark.parametrize(
+    ("relation", "most", "fine"),
+    [(CLIENT, 1, True), (CLIENT, 0, False), (REPLACE, -1, False), (REPLACE, 0, True)],
+)
 def test_the_number_of_records_that_shards_show(ledger, relation, most, fine):
     box = Sensitive(np.zeros((6, 1, 2, 2)), np.zeros(6, int), Spec((1, 2, 2), 1, owners=3))
     gate = gate_for(box, ledger, Stage("it", "deal", 0.0), relation=relation)
@@ -260,7 +325,9 @@ def test_the_number_of_records_that_shards_show(ledger, relation, most, fine):
 
 
 def test_a_draw_of_a_declared_number_reads_no_more(ledger):
-    gate = gate_for(box_of(np.uint8), ledger, Stage("it", "sum", 0.0, 1, Fixed(2, 6)), runtime=Runtime("cpu", 1))
+    gate = gate_for(
+        box_of(np.uint8), ledger, Stage("it", "sum", 0.0, 1, Fixed(2, 6)), runtime=Runtime("cpu", 1)
+    )
     assert gate.sum("it", lambda image, label: image.new_ones(1), bound=9.0).item() == 2.0
 
 
@@ -269,20 +336,30 @@ def test_a_draw_of_a_declared_number_reads_no_more(ledger):
 
 @pytest.fixture
 def torchrun(monkeypatch):
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "nowhere"), ("MASTER_PORT", "1")):
+    for name, value in (
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "nowhere"),
+        ("MASTER_PORT", "1"),
+    ):
         monkeypatch.setenv(name, value)
     return monkeypatch
 
 
-@pytest.mark.parametrize("error", [RuntimeError("connection to 10.0.0.1 refused"), ValueError("port")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("connection to 10.0.0.1 refused"), ValueError("port")]
+)
 def test_others_that_cannot_be_found_are_told_in_a_line(torchrun, error):
     def fails(*given, **more):
         raise error
 
     torchrun.setattr(torch.distributed, "is_initialized", lambda: False)
     torchrun.setattr(torch.distributed, "init_process_group", fails)
-    with pytest.raises(ranks.RankError, match=rf"cannot be found \({type(error).__name__}\)"):
-        ranks.join(torch.device("cpu"), "run")
+    with pytest.raises(
+        process_group.RankError, match=rf"cannot be found \({type(error).__name__}\)"
+    ):
+        process_group.join(torch.device("cpu"), "run")
 
 
 def test_wires_that_were_there_before_are_left_as_they_are(torchrun):
@@ -292,6 +369,6 @@ def test_wires_that_were_there_before_are_left_as_they_are(torchrun):
     torchrun.setattr(torch.distributed, "broadcast", lambda value, source: None)
     torchrun.setattr(torch.distributed, "all_reduce", lambda value, kind: value.zero_())
     torchrun.setattr(torch.distributed, "destroy_process_group", None)
-    found = ranks.join(torch.device("cpu"), "run")
+    found = process_group.join(torch.device("cpu"), "run")
     assert (found.rank, found.count, found.follows) == (1, 2, True)
     found.leave()

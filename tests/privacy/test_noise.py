@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from scipy.stats import kstest, kstwobign
 
 import privot.privacy
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
@@ -41,7 +41,9 @@ def nothing(image, label):
 def drawn(ledger, bound, noise, **more):
     """The noise of 10^6 coordinates, through the gate: every part of the answer is zero."""
     box = Sensitive(np.zeros((2, 1, 1, 1), np.uint8), np.zeros(2, int), Spec((1, 1, 1), 1))
-    gate = Gate(box, Plan((Stage("all", "sum", noise),), Neighbours.REPLACE), ledger, Budget(1e9), **more)
+    gate = Gate(
+        box, Plan((Stage("all", "sum", noise),), Neighbours.REPLACE), ledger, Budget(1e9), **more
+    )
     return gate.sum("all", nothing, bound=bound)
 
 
@@ -64,7 +66,8 @@ def lawful(values, std):
 
 @pytest.mark.parametrize(("bound", "noise"), SCALES)
 def test_law_and_grid(ledger, bound, noise, trust):
-    values, std = drawn(ledger, bound, noise), 2 * bound * noise
+    values = drawn(ledger, bound, noise)
+    std = 2 * bound * noise
     assert values.dtype == torch.float64
     assert lawful(values, std)
     steps = values / grid_for(bound, std)
@@ -73,10 +76,13 @@ def test_law_and_grid(ledger, bound, noise, trust):
     trust("G1", "settings of 10^6 draws with the declared law", 1, of=1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: the noise of a GPU is not tested")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here: the noise of a GPU is not tested"
+)
 @pytest.mark.parametrize(("bound", "noise"), SCALES)
 def test_law_and_grid_on_a_gpu(ledger, bound, noise, trust):
-    values, std = drawn(ledger, bound, noise, runtime=Runtime("cuda")).cpu(), 2 * bound * noise
+    values = drawn(ledger, bound, noise, runtime=Runtime("cuda")).cpu()
+    std = 2 * bound * noise
     assert lawful(values, std)
     steps = values / grid_for(bound, std)
     assert torch.equal(steps, steps.round())
@@ -88,7 +94,8 @@ def test_law_and_grid_on_a_gpu(ledger, bound, noise, trust):
 def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor, trust):
     honest = Secret.normal
     monkeypatch.setattr(Secret, "normal", lambda self, *where: honest(self, *where) * factor)
-    values, std = drawn(ledger, bound, noise), 2 * bound * noise
+    values = drawn(ledger, bound, noise)
+    std = 2 * bound * noise
     assert not lawful(values, std)
     # Either half of the check would do: none of them is there for show.
     assert not kolmogorov(values.numpy(), std)
@@ -96,35 +103,57 @@ def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor, trust):
     trust("G1", "twins with 0.97 or 1.03 of the noise rejected", 1, of=1)
 
 
-@pytest.mark.parametrize("verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks", "route", "poll"])
+@pytest.mark.parametrize(
+    "verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks", "route", "poll"]
+)
 @pytest.mark.parametrize(("count", "fill"), [(200, 1.0), (400, 0.3)])
 def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
     """10^5 coordinates, whatever the number of records and their size: the noise is a function of public numbers alone."""
-    box = Sensitive(np.full((count, 1, 1, 1), fill), np.arange(count) % 2, Spec((1, 1, 1), 2, count, (count // 2, count // 2)))
+    box = Sensitive(
+        np.full((count, 1, 1, 1), fill),
+        np.arange(count) % 2,
+        Spec((1, 1, 1), 2, count, (count // 2, count // 2)),
+    )
     relation = Neighbours.ADD_REMOVE if verb == "added" else Neighbours.REPLACE
-    found, wide = [], 100_000
+    found = []
+    wide = 100_000
 
     def query(image, label, size):
         return image.flatten().expand(size)
 
     for noise in (0.0, 1.5):
         name = {"per_class": "sum", "added": "sum"}.get(verb, verb)
-        stage = Stage("it", "route", noise, 50, Shards(4)) if verb == "route" else Stage("it", name, noise)
-        gate = Gate(box, Plan((stage,), relation), Ledger(tmp_path / f"{noise}.jsonl"), Budget(math.inf))
+        stage = (
+            Stage("it", "route", noise, 50, Shards(4))
+            if verb == "route"
+            else Stage("it", name, noise)
+        )
+        gate = Gate(
+            box, Plan((stage,), relation), Ledger(tmp_path / f"{noise}.jsonl"), Budget(math.inf)
+        )
         if name == "sum":
             gate._portion = 50  # keeps the parts small
             found.append(gate.sum("it", query, wide, bound=0.7, per_class=verb == "per_class"))
         elif verb == "rows":
             found.append(gate.rows("it", query, wide // 200, bound=0.7))
         elif verb == "answer":
-            found.append(gate.answer("it", lambda records: torch.ones(wide), bound=0.7, shape=(wide,)))
+            found.append(
+                gate.answer("it", lambda records: torch.ones(wide), bound=0.7, shape=(wide,))
+            )
         elif verb in ("route", "poll"):
             gate.split(4, {"mean": torch.zeros(4)})
             gate.update(lambda images, labels, state: {"mean": images.mean()})
             if verb == "poll":
                 found.append(gate.poll("it", lambda state: state["mean"].expand(wide), bound=0.7))
             else:  # every shard has the same mean here, so the draws do not show
-                found.append(gate.route("it", lambda state, row: state["mean"].expand(wide // 50) + row, torch.zeros(50), bound=0.7))
+                found.append(
+                    gate.route(
+                        "it",
+                        lambda state, row: state["mean"].expand(wide // 50) + row,
+                        torch.zeros(50),
+                        bound=0.7,
+                    )
+                )
         else:
             frame = torch.ones(500, 4) / math.sqrt(2000)  # of norm 1
             means = gate.sorted_blocks("it", query, 4, frame=frame, blocks=100, radius=0.7)
@@ -138,7 +167,12 @@ def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
 def test_no_step_goes_without_noise(ledger):
     box = Sensitive(np.ones((4, 1, 1, 1)), np.zeros(4, int), Spec((1, 1, 1), 1))
     gate = Gate(box, Plan((Stage("it", "sum", 1.0, 300),), Neighbours.REPLACE), ledger, Budget(1e9))
-    answers = torch.stack([gate.sum("it", lambda image, label: image.flatten().expand(400), bound=1.0) for _ in range(300)])
+    answers = torch.stack(
+        [
+            gate.sum("it", lambda image, label: image.flatten().expand(400), bound=1.0)
+            for _ in range(300)
+        ]
+    )
     noise = answers - 4 / 20  # four parts of norm 1 in 400 dimensions
     assert kolmogorov(noise.flatten().numpy(), 2.0)
     assert (noise.std(1) - 2.0).abs().max() < 7 * 2.0 / math.sqrt(800)  # every step on its own
@@ -151,14 +185,21 @@ def test_coordinates_are_independent(ledger):
     for shift in (1, 2, DRAWS // 2):
         for seen in (values, values.square()):
             pair = torch.stack([seen[:-shift], seen[shift:]])
-            assert abs(torch.corrcoef(pair)[0, 1]) < 7 / math.sqrt(DRAWS - shift)  # 7 deviations: 1e-11
+            assert abs(torch.corrcoef(pair)[0, 1]) < 7 / math.sqrt(
+                DRAWS - shift
+            )  # 7 deviations: 1e-11
 
 
 def test_no_two_answers_share_noise(tmp_path):
     first, again = (drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0) for each in range(2))
-    assert (first == again).float().mean() < 1e-5  # a grid of 2^-24 makes some meet: about 10^6 * 1e-8
-    stream, other = Secret(), Secret()
-    a, b, c = stream.normal((10_000,)), stream.normal((10_000,)), other.normal((10_000,))
+    assert (
+        first == again
+    ).float().mean() < 1e-5  # a grid of 2^-24 makes some meet: about 10^6 * 1e-8
+    stream = Secret()
+    other = Secret()
+    a = stream.normal((10_000,))
+    b = stream.normal((10_000,))
+    c = other.normal((10_000,))
     assert not any(bool((x == y).any()) for x, y in ((a, b), (a, c), (b, c)))
 
 
@@ -168,10 +209,14 @@ def test_rows_of_one_answer_differ():
 
 
 def test_only_the_insecure_seed_replays(tmp_path):
-    runs = [drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0, insecure_seed=5) for each in range(2)]
+    runs = [
+        drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0, insecure_seed=5) for each in range(2)
+    ]
     assert torch.equal(*runs)
     assert lawful(runs[0], 2.0)
-    a, b, other = Secret(5), Secret(5), Secret(6)
+    a = Secret(5)
+    b = Secret(5)
+    other = Secret(6)
     assert torch.equal(a.uniform(9), b.uniform(9))
     assert not torch.equal(a.uniform(9), other.uniform(9))
     assert not torch.equal(a.uniform(9), a.uniform(9))
@@ -194,34 +239,77 @@ def test_the_operating_system_is_the_only_source(ledger, monkeypatch, tmp_path):
     """Known bytes make known noise, and the generators of torch, numpy and Python stand where they stood."""
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     asked = []
-    monkeypatch.setattr(os, "urandom", lambda count: (asked.append(count), np.arange(count // 8, dtype="<u8").tobytes())[1])
+    monkeypatch.setattr(
+        os,
+        "urandom",
+        lambda count: (asked.append(count), np.arange(count // 8, dtype="<u8").tobytes())[1],
+    )
     first, again = (drawn(Ledger(tmp_path / f"{each}.jsonl"), 1.0, 1.0) for each in range(2))
     assert torch.equal(first, again)
-    assert asked == [asked[0], 12 * DRAWS] * 2  # the order of the records; three words of eight bytes for two numbers
+    assert (
+        asked == [asked[0], 12 * DRAWS] * 2
+    )  # the order of the records; three words of eight bytes for two numbers
     assert asked[0] < 100
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
     assert before[2] == random.getstate()
 
 
-FORBIDDEN = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "poisson"} | {
-    "Generator", "default_generator", "default_rng", "RandomState", "random", "manual_seed", "seed", "initial_seed", "fork_rng", "dropout",
-    "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_", "rvs", "shuffle", "choice",
-}  # fmt: skip
+FORBIDDEN = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+} | {
+    "Generator",
+    "default_generator",
+    "default_rng",
+    "RandomState",
+    "random",
+    "manual_seed",
+    "seed",
+    "initial_seed",
+    "fork_rng",
+    "dropout",
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+    "rvs",
+    "shuffle",
+    "choice",
+}
 
 
 def generators(source):
     """Names of pseudo-random generators that a module uses, and its sources of bytes."""
-    found, bytes_from = set(), set()
+    found = set()
+    bytes_from = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] in ("random", "secrets")}
+            found |= {
+                alias.name
+                for alias in node.names
+                if alias.name.split(".")[0] in ("random", "secrets")
+            }
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {node.module, *(alias.name for alias in node.names)}
             found |= {name for name in names if name.split(".")[-1] in FORBIDDEN | {"secrets"}}
         if isinstance(node, ast.Attribute):
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            if node.attr in FORBIDDEN or (node.attr in ("normal", "uniform") and owner not in ("self", "secret")):
+            if node.attr in FORBIDDEN or (
+                node.attr in ("normal", "uniform") and owner not in ("self", "secret")
+            ):
                 found.add(f"{owner}.{node.attr}")
             if owner == "os" and "random" in node.attr:
                 bytes_from.add(node.attr)
@@ -232,7 +320,10 @@ def generators(source):
 
 def test_no_generator_is_reachable_in_the_trusted_part():
     folder = Path(privot.privacy.__file__).parent
-    seen = {path.name: generators(path.read_text()) for path in [*folder.glob("*.py"), folder.parent / "data" / "records.py"]}
+    seen = {
+        path.name: generators(path.read_text())
+        for path in [*folder.glob("*.py"), folder.parent / "data" / "records.py"]
+    }
     assert {name: found for name, (found, _) in seen.items() if found} == {}
     assert {name for name, (_, source) in seen.items() if source} == {"noise.py"}
     assert seen["noise.py"][1] == {"urandom"}
@@ -240,9 +331,19 @@ def test_no_generator_is_reachable_in_the_trusted_part():
 
 @pytest.mark.parametrize(
     "planted",
-    ["import random", "from numpy.random import default_rng", "x = torch.randn(3)", "x = torch.normal(0.0, 1.0, (3,))", "x.normal_()",
-     "np.random.seed(0)", "g = torch.Generator()", "from numpy import random as r", "x = norm.rvs(3)", "import secrets"],
-)  # fmt: skip
+    [
+        "import random",
+        "from numpy.random import default_rng",
+        "x = torch.randn(3)",
+        "x = torch.normal(0.0, 1.0, (3,))",
+        "x.normal_()",
+        "np.random.seed(0)",
+        "g = torch.Generator()",
+        "from numpy import random as r",
+        "x = norm.rvs(3)",
+        "import secrets",
+    ],
+)
 def test_planted_generators_are_seen(planted):
     assert generators(planted)[0]
 
@@ -301,9 +402,13 @@ def test_rare_radii_are_no_lattice(monkeypatch):
     def place(radius):
         return ((-radius.square() / 2).exp() * 2.0**53).frac().numpy()
 
-    assert kstest(place((coarse(100_000) / grid).round() * grid), "uniform").pvalue < 1e-100, "the control"
+    assert kstest(place((coarse(100_000) / grid).round() * grid), "uniform").pvalue < 1e-100, (
+        "the control"
+    )
     assert kstest(place(forced(monkeypatch, 100_000, 0, 34)), "uniform").pvalue > 1e-9
-    small = forced(monkeypatch, 100_000, 1, 34).square() / 2  # nearly the distance of the uniform to 1
+    small = (
+        forced(monkeypatch, 100_000, 1, 34).square() / 2
+    )  # nearly the distance of the uniform to 1
     assert kstest((small * 2.0**53).frac().numpy(), "uniform").pvalue > 1e-9
 
 
@@ -337,7 +442,9 @@ def test_grid_keeps_every_sum_exact(bound, ratio):
 def test_rounding_to_the_grid_is_to_the_nearest():
     values = noisy(torch.zeros(100_000, dtype=torch.float64), 1.0, 1.0, Secret())
     assert values.unique().numel() > 5
-    assert abs(values.mean()) < 7 * math.sqrt(13 / 12 / 100_000)  # rounding adds 1/12 to the variance
+    assert abs(values.mean()) < 7 * math.sqrt(
+        13 / 12 / 100_000
+    )  # rounding adds 1/12 to the variance
 
 
 def test_no_noise_is_no_noise():

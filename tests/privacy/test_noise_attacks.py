@@ -14,7 +14,7 @@ import torch
 from quick import asked, given, quick, records, spec_for
 from unwritten import Unwritten
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.methods import make, methods
 from privot.privacy.accounting import Neighbours
@@ -26,10 +26,14 @@ from privot.synthesis import synthesize
 # Guessing the seed
 
 SEEDS = 2**16  # a brute force of a second; seeds in the wild had 1,000 values, or 32 bits
-LOUD = Plan((Stage("it", "sum", 300.0, 10_000),), Neighbours.REPLACE)  # so loud that no honest test does better than 50.1 %
+LOUD = Plan(
+    (Stage("it", "sum", 300.0, 10_000),), Neighbours.REPLACE
+)  # so loud that no honest test does better than 50.1 %
 STD = 300.0 * 2
 GRID = grid_for(1.0, STD)
-TRUE = {side: torch.tensor([0.6, 0.8], dtype=torch.float64) * side for side in (1.0, -1.0)}  # of one record, D or D'
+TRUE = {
+    side: torch.tensor([0.6, 0.8], dtype=torch.float64) * side for side in (1.0, -1.0)
+}  # of one record, D or D'
 
 
 class Known(Secret):
@@ -50,57 +54,81 @@ def noise_of_seeds():
     secrets = [Secret(seed) for seed in range(SEEDS)]
     for each in secrets:
         each.order(1)  # a gate draws the order of its records first
-    drawn = np.frombuffer(b"".join(bytes(each._bytes(24)) for each in secrets), np.uint64).reshape(SEEDS, 3)
-    both = Known(drawn.T.tobytes()).normal((2 * SEEDS,)).view(2, SEEDS)  # Box-Muller of all pairs at once
+    drawn = np.frombuffer(b"".join(bytes(each._bytes(24)) for each in secrets), np.uint64).reshape(
+        SEEDS, 3
+    )
+    both = (
+        Known(drawn.T.tobytes()).normal((2 * SEEDS,)).view(2, SEEDS)
+    )  # Box-Muller of all pairs at once
     steps = (both * (STD / GRID)).round().T.tolist()
     return {tuple(pair): seed for seed, pair in enumerate(steps)}
 
 
 def door(side, insecure_seed=None):
     image = np.full((1, 1, 1, 1), 0.5 + 0.5 * side, np.float32)
-    return Gate(Sensitive(image, np.zeros(1, int), Spec((1, 1, 1), 1)), LOUD, Unwritten(), Budget(math.inf), insecure_seed=insecure_seed)
+    return Gate(
+        Sensitive(image, np.zeros(1, int), Spec((1, 1, 1), 1)),
+        LOUD,
+        Unwritten(),
+        Budget(math.inf),
+        insecure_seed=insecure_seed,
+    )
 
 
 def ask(gate):
-    return gate.sum("it", lambda image, label: (2 * image.flatten() - 1) * torch.tensor([0.6, 0.8]), bound=1.0)
+    return gate.sum(
+        "it", lambda image, label: (2 * image.flatten() - 1) * torch.tensor([0.6, 0.8]), bound=1.0
+    )
 
 
 def guess(value, noise_of_seeds, coin):
     """The side whose true answer leaves a noise that some seed makes, and whether there was one; else a coin."""
     for side, true in TRUE.items():
         steps = ((value - (true.float().double() / GRID).trunc() * GRID) / GRID).tolist()
-        if any((steps[0] + a, steps[1] + b) in noise_of_seeds for a in (-1, 0, 1) for b in (-1, 0, 1)):  # clipping may round a step away
+        if any(
+            (steps[0] + a, steps[1] + b) in noise_of_seeds for a in (-1, 0, 1) for b in (-1, 0, 1)
+        ):  # clipping may round a step away
             return side, True
     return (1.0 if coin.integers(2) else -1.0), False
 
 
 def test_the_seed_attack_wins_where_noise_was_seeded(noise_of_seeds, trust):
     """Subtracted to the last bit, whatever the noise."""
-    draw, right = np.random.default_rng(0), 0
+    draw = np.random.default_rng(0)
+    right = 0
     for seed in draw.integers(0, SEEDS, trials := 200):
         side = float(draw.choice([-1.0, 1.0]))
         right += guess(ask(door(side, int(seed))), noise_of_seeds, draw) == (side, True)
-    assert right == trials, "the attack must find every seed of the insecure twin: it shows that the attack can see"
+    assert right == trials, (
+        "the attack must find every seed of the insecure twin: it shows that the attack can see"
+    )
     trust("R3", "seed attack on insecure_seed: right guesses", right, of=trials)
 
 
 @pytest.mark.parametrize("trials", [1_000, pytest.param(9_000, marks=pytest.mark.slow)])
 def test_the_seed_attack_is_at_chance_on_the_default(trials, noise_of_seeds, trust):
-    right, found, coin = 0, 0, np.random.default_rng(trials)
+    right = 0
+    found = 0
+    coin = np.random.default_rng(trials)
     for side in (1.0, -1.0):
         gate = door(side)
         for _ in range(trials // 2):
             said, hit = guess(ask(gate), noise_of_seeds, coin)
-            right, found = right + (said == side), found + hit
+            right = right + (said == side)
+            found = found + hit
     assert found <= 1, "a seed was found where there is none"
-    assert abs(right / trials - 0.5) < 4 * 0.5 / math.sqrt(trials), "the attack does better than a coin"
+    assert abs(right / trials - 0.5) < 4 * 0.5 / math.sqrt(trials), (
+        "the attack does better than a coin"
+    )
     trust("R3", "seed attack on the default: right guesses (chance is half)", right, of=trials)
     trust("R3", "seed attack on the default: seeds found", found, of=trials)
 
 
 # The last bits: which outputs can be reached at all
 
-DIM, SHIFT = 64, 1.0  # numbers of an answer; its true value is 0 everywhere, or 1
+# numbers of an answer; its true value is 0 everywhere, or 1
+DIM = 64
+SHIFT = 1.0
 TRIALS = 100_000
 
 
@@ -109,7 +137,8 @@ def reached(values, true, kind):
 
     The noise would be values - true; only the nearest representable ones can do it.
     """
-    noise, found = (values - true).to(kind), torch.zeros(values.shape, dtype=torch.bool)
+    noise = (values - true).to(kind)
+    found = torch.zeros(values.shape, dtype=torch.bool)
     for near in (noise, torch.nextafter(noise, noise + 1), torch.nextafter(noise, noise - 1)):
         found |= near + torch.tensor(true, dtype=kind) == values
     return found
@@ -126,7 +155,10 @@ def attacked(answers_of, reach, trials):
     The attacker has tried it out on answers of its own, and says what was likelier to be seen; where both were as likely, a coin falls.
     """
     tried = [torch.bincount(seen(answers_of(truth, 2_000), reach), minlength=4) for truth in (0, 1)]
-    likelier, coin, right, decided = (tried[1] - tried[0]).sign(), torch.Generator().manual_seed(0), 0, 0
+    likelier = (tried[1] - tried[0]).sign()
+    coin = torch.Generator().manual_seed(0)
+    right = 0
+    decided = 0
     for truth in (0, 1):
         for part in range(0, trials // 2, 10_000):
             found = likelier[seen(answers_of(truth, min(10_000, trials // 2 - part)), reach)]
@@ -138,11 +170,14 @@ def attacked(answers_of, reach, trials):
 
 def through_the_gate(truth, trials):
     """Noise of standard deviation 1 on every number; one answer of trials * DIM numbers has the same law as as many answers."""
-    box, size = Sensitive(np.full((1, 1, 1, 1), truth, np.float32), np.zeros(1, int), Spec((1, 1, 1), 1)), trials * DIM
+    box = Sensitive(np.full((1, 1, 1, 1), truth, np.float32), np.zeros(1, int), Spec((1, 1, 1), 1))
+    size = trials * DIM
     bound = SHIFT * math.sqrt(size) * (1 + 1e-6)  # not clipped
     plan = Plan((Stage("it", "sum", 1 / (2 * bound)),), Neighbours.REPLACE)
     gate = Gate(box, plan, Unwritten(), Budget(math.inf))
-    return gate.sum("it", lambda image, label: image.flatten().expand(size), bound=bound).view(trials, DIM)
+    return gate.sum("it", lambda image, label: image.flatten().expand(size), bound=bound).view(
+        trials, DIM
+    )
 
 
 def ours(values, true):
@@ -154,30 +189,52 @@ def ours(values, true):
 
 def naive(kind):
     generator = torch.Generator().manual_seed(5)
-    return lambda truth, trials: torch.randn(trials, DIM, generator=generator, dtype=kind) + truth * SHIFT
+    return lambda truth, trials: (
+        torch.randn(trials, DIM, generator=generator, dtype=kind) + truth * SHIFT
+    )
 
 
 def test_the_reachable_set_attack_wins_on_naive_noise(trust):
-    for kind in (torch.float32, torch.float64):  # as everyone adds it, and with more digits: these alone are no help
+    for kind in (
+        torch.float32,
+        torch.float64,
+    ):  # as everyone adds it, and with more digits: these alone are no help
         trials = TRIALS if kind == torch.float32 else 4_000
-        right, _ = attacked(naive(kind), lambda values, true, kind=kind: reached(values, true, kind), trials)
-        assert right >= 0.9, "the attack must see bits of the truth in naive noise, or it shows nothing"
+        right, _ = attacked(
+            naive(kind), lambda values, true, kind=kind: reached(values, true, kind), trials
+        )
+        assert right >= 0.9, (
+            "the attack must see bits of the truth in naive noise, or it shows nothing"
+        )
         if kind == torch.float32:
-            trust("R4", "reachable-set attack on naive float32 noise: right guesses", round(right * trials), of=trials)
+            trust(
+                "R4",
+                "reachable-set attack on naive float32 noise: right guesses",
+                round(right * trials),
+                of=trials,
+            )
 
 
 def test_the_reachable_set_attack_is_at_chance_on_ours(trust):
     right, decided = attacked(through_the_gate, ours, TRIALS)
     assert decided == 0, "some output can be reached from one truth alone"
     assert right <= 0.51
-    trust("R4", "reachable-set attack on ours: right guesses (chance is half)", round(right * TRIALS), of=TRIALS)
+    trust(
+        "R4",
+        "reachable-set attack on ours: right guesses (chance is half)",
+        round(right * TRIALS),
+        of=TRIALS,
+    )
 
 
 def test_the_last_bits_are_those_of_a_coin(trust):
     """Learned instead of derived: the last 8 bits of the steps, of both truths, tell a classifier nothing; of naive noise they do."""
 
     def learned(answers_of, grid):
-        low = [((answers_of(truth, 20_000).double() / grid).round().long() & 255).view(2, -1) for truth in (0, 1)]
+        low = [
+            ((answers_of(truth, 20_000).double() / grid).round().long() & 255).view(2, -1)
+            for truth in (0, 1)
+        ]
         seen = [torch.bincount(each[0], minlength=256).double() + 1 for each in low]
         likelihood = (seen[1] / seen[0]).log()
         scores = torch.cat([likelihood[each[1]].view(-1, DIM).sum(1) for each in low])
@@ -188,7 +245,12 @@ def test_the_last_bits_are_those_of_a_coin(trust):
     found = learned(through_the_gate, grid)
     assert abs(found - 0.5) < 5 * 0.5 / math.sqrt(20_000), "the last bits tell the truths apart"
     assert learned(naive(torch.float32), 2.0**-30) > 0.9, "the control: of naive noise they do"
-    trust("R4", "classifier of the last 8 bits: right guesses (chance is half)", round(found * 20_000), of=20_000)
+    trust(
+        "R4",
+        "classifier of the last 8 bits: right guesses (chance is half)",
+        round(found * 20_000),
+        of=20_000,
+    )
 
 
 # Nothing of the stream is kept
@@ -198,8 +260,10 @@ class Tapped:
     """All bytes that the secret stream gave, and the noise made of them."""
 
     def __init__(self, monkeypatch):
-        self.drawn, self.noise = [], []
-        bytes_of, normal = Secret._bytes, Secret.normal
+        self.drawn = []
+        self.noise = []
+        bytes_of = Secret._bytes
+        normal = Secret.normal
 
         def tapped(secret, count):
             self.drawn.append(bytes(found := bytes_of(secret, count)))
@@ -215,7 +279,11 @@ class Tapped:
     def words(self):
         """8-byte words that a file must not hold: the bytes themselves, and the noise as float64. Zeros may be anywhere."""
         raw = [np.frombuffer(each[: len(each) // 8 * 8], "<u8") for each in self.drawn]
-        return np.unique(np.concatenate([*raw, *(each.flatten().numpy().view("<u8") for each in self.noise if each.numel())]))
+        return np.unique(
+            np.concatenate(
+                [*raw, *(each.flatten().numpy().view("<u8") for each in self.noise if each.numel())]
+            )
+        )
 
 
 def held(words, data):
@@ -264,7 +332,13 @@ def scanned(name, folder, tap):
 
 
 @pytest.mark.usefixtures("one_thread", "coarse_prices")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "merf" else pytest.mark.slow) for name in sorted(methods())])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "merf" else pytest.mark.slow)
+        for name in sorted(methods())
+    ],
+)
 def test_nothing_of_the_secret_stream_is_on_disk(name, tmp_path, monkeypatch, trust):
     words, size, found = scanned(name, tmp_path, Tapped(monkeypatch))
     assert size, "nothing was written, so nothing was searched"
@@ -277,6 +351,10 @@ def test_a_stream_that_is_kept_is_found(tmp_path, monkeypatch):
     """The control: raw, as float64 noise, in hexadecimal, and at any place in a file."""
     tap = Tapped(monkeypatch)
     noise = Secret().normal((6,))
-    for data in (b"x" + tap.drawn[0][8:24], noise.numpy().tobytes()[8:16], f"{{'state': '{tap.drawn[0].hex()}'}}".encode()):
+    for data in (
+        b"x" + tap.drawn[0][8:24],
+        noise.numpy().tobytes()[8:16],
+        f"{{'state': '{tap.drawn[0].hex()}'}}".encode(),
+    ):
         assert held(tap.words(), data)
     assert not held(tap.words(), hashlib.shake_256(b"other").digest(100_000))

@@ -8,9 +8,9 @@ import torch
 from quick import asked, given, quick, records, spec_for
 from unwritten import Unwritten
 
-from privot.channels import Gaussian, Laplace, Space
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
+from privot.local.channels import Gaussian, Laplace, Space
 from privot.methods import make, methods
 from privot.privacy import gate as module
 from privot.privacy.accounting import Neighbours
@@ -21,7 +21,9 @@ from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.synthesis import synthesize
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-SHAPE, COUNT, BOUND = (1, 4, 4), 24, 0.7
+SHAPE = (1, 4, 4)
+COUNT = 24
+BOUND = 0.7
 
 
 def multiples(values, grid):
@@ -32,7 +34,8 @@ def multiples(values, grid):
 
 def box(**facts):
     rng = np.random.default_rng(1)
-    images, labels = rng.random((COUNT, *SHAPE), np.float32), np.arange(COUNT) % 2
+    images = rng.random((COUNT, *SHAPE), np.float32)
+    labels = np.arange(COUNT) % 2
     return Sensitive(images, labels, Spec(SHAPE, 2, COUNT, (COUNT // 2, COUNT // 2), **facts))
 
 
@@ -59,25 +62,39 @@ def told(state, *row):
 VERBS = {  # (verb, relation, how it is sampled): what comes back
     ("sum", ADD_REMOVE, "all"): lambda: door("sum", ADD_REMOVE).sum("it", part, bound=BOUND),
     ("sum", REPLACE, "all"): lambda: door("sum", REPLACE).sum("it", part, bound=BOUND),
-    ("sum", REPLACE, "per class"): lambda: door("sum", REPLACE).sum("it", part, bound=BOUND, per_class=True),
-    ("sum", ADD_REMOVE, "Poisson"): lambda: door("sum", ADD_REMOVE, sampling=Poisson(0.3)).sum("it", part, bound=BOUND),
-    ("sum", REPLACE, "fixed"): lambda: door("sum", REPLACE, sampling=Fixed(5, COUNT)).sum("it", part, bound=BOUND),
+    ("sum", REPLACE, "per class"): lambda: door("sum", REPLACE).sum(
+        "it", part, bound=BOUND, per_class=True
+    ),
+    ("sum", ADD_REMOVE, "Poisson"): lambda: door("sum", ADD_REMOVE, sampling=Poisson(0.3)).sum(
+        "it", part, bound=BOUND
+    ),
+    ("sum", REPLACE, "fixed"): lambda: door("sum", REPLACE, sampling=Fixed(5, COUNT)).sum(
+        "it", part, bound=BOUND
+    ),
     ("rows", REPLACE, "all"): lambda: door("rows", REPLACE).rows("it", part, bound=BOUND),
     ("rows", LOCAL, "all"): lambda: door("rows", LOCAL).rows("it", part, bound=BOUND),
     ("answer", ADD_REMOVE, "all"): lambda: _answer(ADD_REMOVE),
     ("answer", REPLACE, "all"): lambda: _answer(REPLACE),
-    ("route", REPLACE, "shards"): lambda: learned(REPLACE, "route", 4, Shards(4)).route("it", told, torch.rand(8, 16), bound=BOUND),
+    ("route", REPLACE, "shards"): lambda: learned(REPLACE, "route", 4, Shards(4)).route(
+        "it", told, torch.rand(8, 16), bound=BOUND
+    ),
     ("poll", REPLACE, "all"): lambda: learned(REPLACE, "poll", 4).poll("it", told, bound=BOUND),
-    ("poll", CLIENT, "all"): lambda: learned(CLIENT, "poll", 3, owners=3).poll("it", told, bound=BOUND),
+    ("poll", CLIENT, "all"): lambda: learned(CLIENT, "poll", 3, owners=3).poll(
+        "it", told, bound=BOUND
+    ),
     ("deal", REPLACE, "shards"): lambda: learned(REPLACE, "deal", 6, Shards(2), owners=3).deal(
         "it", told, torch.rand(3, 8, 16), bound=BOUND
     ),
-    ("deal", CLIENT, "all"): lambda: learned(CLIENT, "deal", 3, owners=3).deal("it", told, torch.rand(3, 8, 16), bound=BOUND),
+    ("deal", CLIENT, "all"): lambda: learned(CLIENT, "deal", 3, owners=3).deal(
+        "it", told, torch.rand(3, 8, 16), bound=BOUND
+    ),
 }
 
 
 def _answer(relation):
-    return door("answer", relation).answer("it", lambda records: records.images.mean(0).flatten() * 9, bound=BOUND, shape=(16,))
+    return door("answer", relation).answer(
+        "it", lambda records: records.images.mean(0).flatten() * 9, bound=BOUND, shape=(16,)
+    )
 
 
 @pytest.mark.parametrize("which", VERBS, ids=" ".join)
@@ -87,29 +104,45 @@ def test_every_verb_answers_on_its_grid(which, trust):
     on = multiples(values, grid_for(BOUND, std))
     assert values.dtype == torch.float64
     assert on == values.numel(), "a value has bits below the grid: they may be those of a record"
-    assert multiples(values, 4 * grid_for(BOUND, std)) < values.numel(), "the check would pass on a coarser grid too, so it sees the steps"
+    assert multiples(values, 4 * grid_for(BOUND, std)) < values.numel(), (
+        "the check would pass on a coarser grid too, so it sees the steps"
+    )
     trust("R4", "released values that are multiples of their public grid", on, of=values.numel())
 
 
 @pytest.mark.parametrize("blocks", [3, 4])
 def test_block_means_are_whole_steps_over_a_public_count(blocks, trust):
     frame = torch.eye(16, dtype=torch.float64)
-    values = door("sorted_blocks", REPLACE).sorted_blocks("it", part, frame=frame, blocks=blocks, radius=BOUND)
-    run, grid = COUNT // 2 // blocks, grid_for(BOUND, BOUND)
+    values = door("sorted_blocks", REPLACE).sorted_blocks(
+        "it", part, frame=frame, blocks=blocks, radius=BOUND
+    )
+    run = COUNT // 2 // blocks
+    grid = grid_for(BOUND, BOUND)
     nearest = (values * run / grid).round() * grid  # the sum of a block, before it became a mean
     on = int((nearest / run == values).sum())
-    assert on == values.numel(), "a block mean is not a multiple of the grid over the public length of its block"
+    assert on == values.numel(), (
+        "a block mean is not a multiple of the grid over the public length of its block"
+    )
     trust("R4", "released values that are multiples of their public grid", on, of=values.numel())
 
 
-@pytest.mark.parametrize("channel", [
-    Laplace.calibrated(8.0, space=Space(shape=SHAPE)), Gaussian.calibrated(8.0, 1e-5, space=Space(shape=SHAPE)),
-], ids=["laplace", "gaussian"])  # fmt: skip
+@pytest.mark.parametrize(
+    "channel",
+    [
+        Laplace.calibrated(8.0, space=Space(shape=SHAPE)),
+        Gaussian.calibrated(8.0, 1e-5, space=Space(shape=SHAPE)),
+    ],
+    ids=["laplace", "gaussian"],
+)
 def test_channels_send_points_of_their_grid(channel, trust):
     gate = Gate(box(), channel.plan(), Unwritten(), Budget(math.inf), method="m")
-    values, shift = gate.privatize(channel), 0.5 if channel.name == "laplace" else 0.0  # its law is about half a step
+    # its law is about half a step
+    values = gate.privatize(channel)
+    shift = 0.5 if channel.name == "laplace" else 0.0
     steps = ((values.double() - channel.middle) / channel.grid - shift).round() + shift
-    on = int(((steps * channel.grid + channel.middle).float() == values).sum())  # sent as float32 of a point of the grid
+    on = int(
+        ((steps * channel.grid + channel.middle).float() == values).sum()
+    )  # sent as float32 of a point of the grid
     assert on == values.numel()
     trust("R4", "released values that are multiples of their public grid", on, of=values.numel())
 
@@ -117,11 +150,20 @@ def test_channels_send_points_of_their_grid(channel, trust):
 @pytest.fixture
 def answers(monkeypatch):
     """Of a run: (values, grid) of each answer that it was given."""
-    found, ask = [], Gate._ask
+    found = []
+    ask = Gate._ask
 
     def asking(self, stage, bound, mechanism, grid=None, count=1, step=None):
         value = ask(self, stage, bound, mechanism, grid, count, step)
-        found.append((value, grid or grid_for(bound, stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound)))
+        found.append(
+            (
+                value,
+                grid
+                or grid_for(
+                    bound, stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound
+                ),
+            )
+        )
         return value
 
     monkeypatch.setattr(Gate, "_ask", asking)
@@ -137,7 +179,13 @@ def ran(name, folder, answers):
 
 
 @pytest.mark.usefixtures("one_thread", "coarse_prices")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "merf" else pytest.mark.slow) for name in sorted(methods())])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "merf" else pytest.mark.slow)
+        for name in sorted(methods())
+    ],
+)
 def test_every_method_is_given_values_of_a_grid(name, tmp_path, answers, trust):
     on, values = ran(name, tmp_path, answers)
     assert on == values, f"{values - on} values that {name} was given are off the grid"
@@ -147,7 +195,13 @@ def test_every_method_is_given_values_of_a_grid(name, tmp_path, answers, trust):
 
 def test_noise_that_was_not_rounded_is_seen(monkeypatch):
     """The control: the check is not blind."""
-    monkeypatch.setattr(module, "noisy", lambda steps, std, grid, secret: (steps + secret.normal(tuple(steps.shape)) * std / grid) * grid)
+    monkeypatch.setattr(
+        module,
+        "noisy",
+        lambda steps, std, grid, secret: (
+            (steps + secret.normal(tuple(steps.shape)) * std / grid) * grid
+        ),
+    )
     values = VERBS["sum", REPLACE, "all"]()
     assert multiples(values, grid_for(BOUND, 1.3 * 2 * BOUND)) == 0
 
@@ -156,9 +210,17 @@ def test_the_grid_is_a_function_of_public_numbers(monkeypatch):
     """Other records, even ones that are not finite, and the same grid: it could not be public otherwise."""
     seen = []
     real = module.noisy
-    monkeypatch.setattr(module, "noisy", lambda steps, std, grid, secret: (seen.append((std, grid)), real(steps, std, grid, secret))[1])
+    monkeypatch.setattr(
+        module,
+        "noisy",
+        lambda steps, std, grid, secret: (seen.append((std, grid)), real(steps, std, grid, secret))[
+            1
+        ],
+    )
     for scale in (0.0, 1.0, 1e20, math.nan):
-        door("sum", REPLACE).sum("it", lambda image, label, scale=scale: image.flatten() * scale, bound=BOUND)
+        door("sum", REPLACE).sum(
+            "it", lambda image, label, scale=scale: image.flatten() * scale, bound=BOUND
+        )
     assert len(set(seen)) == 1
 
 

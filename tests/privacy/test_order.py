@@ -9,8 +9,8 @@ import pytest
 import torch
 from unwritten import Unpriced, Unwritten
 
-from privot.data.held import held_by
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
+from privot.data.partition import held_by
 from privot.data.spec import Spec
 from privot.errors import PlanError, ReleaseError, SettingError
 from privot.privacy import gate as gate_module
@@ -20,11 +20,12 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.noise import Secret, noisy
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Shards
-from privot.privacy.vault import dealing_order, notices, order_file, vaults
+from privot.privacy.shard_checkpoint import dealing_order, notices, order_file, vaults
 from privot.runtime import LARGEST_PORTION, Runtime
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-COUNT, SHARDS = 41, 4
+COUNT = 41
+SHARDS = 4
 IMAGES = np.random.default_rng(0).random((COUNT, 1, 2, 2), np.float32)
 
 
@@ -34,7 +35,14 @@ def box_of(count=COUNT):
 
 def gate_for(ledger, folder, verb="rows", box=None, steps=1, sampling=None):
     plan = Plan((Stage("it", verb, 0.0, steps, sampling or Full()),), REPLACE)
-    return Gate(box_of() if box is None else box, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", 16), folder=folder)
+    return Gate(
+        box_of() if box is None else box,
+        plan,
+        ledger,
+        Budget(math.inf),
+        runtime=Runtime("cpu", 16),
+        folder=folder,
+    )
 
 
 def pixels(image, label):
@@ -46,7 +54,10 @@ def learn(images, labels, state):
 
 
 def test_rows_come_in_an_order_of_their_own_for_each_run(tmp_path):
-    found = [gate_for(Ledger(tmp_path / f"{run}.jsonl"), None).rows("it", pixels, bound=9.0) for run in range(3)]
+    found = [
+        gate_for(Ledger(tmp_path / f"{run}.jsonl"), None).rows("it", pixels, bound=9.0)
+        for run in range(3)
+    ]
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(found[0], torch.from_numpy(IMAGES).flatten(1).double())
     assert all(torch.equal(each.sort(0).values, found[0].sort(0).values) for each in found)
@@ -59,7 +70,9 @@ def test_a_resumed_run_sees_the_order_it_began_with(tmp_path, ledger):
     first.store()
     again = gate_for(ledger, tmp_path / "run", "route", steps=100, sampling=Shards(SHARDS))
     again.split(SHARDS, {"it": torch.zeros(SHARDS, 4)})
-    assert torch.equal(first._shards[0].images, again._shards[0].images), "records must stay in the shards whose states know them"
+    assert torch.equal(first._shards[0].images, again._shards[0].images), (
+        "records must stay in the shards whose states know them"
+    )
     assert torch.equal(first._shards[1]["it"], again._shards[1]["it"])
 
 
@@ -98,14 +111,20 @@ def test_a_run_whose_order_is_gone_is_not_resumed(tmp_path, ledger, after):
     order_file(ledger, gate.ticket).unlink()
     again = gate_for(ledger, tmp_path / "run", verb, **how)
     with pytest.raises(ReleaseError, match="secret order"):
-        again.split(SHARDS, {"it": torch.zeros(SHARDS, 4)}) if how else again.rows("it", pixels, bound=9.0)
+        again.split(SHARDS, {"it": torch.zeros(SHARDS, 4)}) if how else again.rows(
+            "it", pixels, bound=9.0
+        )
 
 
 def test_an_order_of_another_number_of_records_is_refused(tmp_path, ledger):
     gate_for(ledger, tmp_path / "run", steps=2).rows("it", pixels, bound=9.0)
     plan = Plan((Stage("it", "rows", 0.0, 2),), REPLACE)
-    smaller = Sensitive(IMAGES[:-1], np.arange(COUNT - 1) % 2, Spec((1, 2, 2), 2, COUNT - 1), name="box")
-    again = Gate(smaller, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", 16), folder=tmp_path / "run")
+    smaller = Sensitive(
+        IMAGES[:-1], np.arange(COUNT - 1) % 2, Spec((1, 2, 2), 2, COUNT - 1), name="box"
+    )
+    again = Gate(
+        smaller, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", 16), folder=tmp_path / "run"
+    )
     again.rows("it", pixels, bound=9.0)  # kept before
     with pytest.raises(ReleaseError, match="altered"):
         again.rows("it", pixels, bound=9.0)
@@ -146,14 +165,26 @@ def test_noise_is_added_to_whole_numbers_that_float64_cannot_hold():
     total = 2**53 + torch.arange(1, 200, 2)
     noise = (Secret(1).normal((100,)) * 2.0**20).round().long()
     exact = [int(each) + int(more) for each, more in zip(total, noise, strict=True)]
-    assert noisy(total, 1.0, 2.0**-20, Secret(1)).tolist() == [float(each) * 2.0**-20 for each in exact]
-    assert noisy(total.double(), 1.0, 2.0**-20, Secret(1)).tolist() != [float(each) * 2.0**-20 for each in exact], "float64 would not do"
+    assert noisy(total, 1.0, 2.0**-20, Secret(1)).tolist() == [
+        float(each) * 2.0**-20 for each in exact
+    ]
+    assert noisy(total.double(), 1.0, 2.0**-20, Secret(1)).tolist() != [
+        float(each) * 2.0**-20 for each in exact
+    ], "float64 would not do"
 
 
 def test_a_large_sum_is_the_small_one(tmp_path, monkeypatch):
-    sums = [gate_for(Ledger(tmp_path / "small.jsonl"), None, "sum").sum("it", pixels, bound=3.0, per_class=True)]
+    sums = [
+        gate_for(Ledger(tmp_path / "small.jsonl"), None, "sum").sum(
+            "it", pixels, bound=3.0, per_class=True
+        )
+    ]
     monkeypatch.setattr(gate_module, "EXACT", 0.0)
-    sums.append(gate_for(Ledger(tmp_path / "large.jsonl"), None, "sum").sum("it", pixels, bound=3.0, per_class=True))
+    sums.append(
+        gate_for(Ledger(tmp_path / "large.jsonl"), None, "sum").sum(
+            "it", pixels, bound=3.0, per_class=True
+        )
+    )
     assert torch.equal(*sums)
     assert sums[1].dtype == torch.float64
 
@@ -164,26 +195,38 @@ def test_what_64_bits_cannot_add_up_is_refused(ledger, monkeypatch):
         gate_for(ledger, None, "sum").sum("it", pixels, bound=3.0)
     monkeypatch.setattr(gate_module, "MOST_SHARDS", SHARDS - 1)
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "route", sampling=Shards(SHARDS)).split(SHARDS, {"it": torch.zeros(SHARDS, 4)})
+        gate_for(ledger, None, "route", sampling=Shards(SHARDS)).split(
+            SHARDS, {"it": torch.zeros(SHARDS, 4)}
+        )
     box = Sensitive(IMAGES[:40], np.arange(40) % 2, Spec((1, 2, 2), 2, 40, (20, 20)))
     monkeypatch.setattr(gate_module, "EXACT", 2.0**20)
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "sorted_blocks", box=box).sorted_blocks("it", pixels, frame=torch.eye(4), blocks=2, radius=1.0)
+        gate_for(ledger, None, "sorted_blocks", box=box).sorted_blocks(
+            "it", pixels, frame=torch.eye(4), blocks=2, radius=1.0
+        )
     assert ledger.entries() == []
     with pytest.raises(SettingError, match="microbatch"):
         Runtime("cpu", LARGEST_PORTION + 1)
 
 
-@pytest.mark.parametrize(("relation", "sampling", "shapes"), [
-    (REPLACE, Fixed(20, COUNT), {16}),  # two portions: the second is filled up
-    (REPLACE, Fixed(9, COUNT), {9}),  # one portion, always as large
-    (ADD_REMOVE, Full(), {16}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("relation", "sampling", "shapes"),
+    [
+        (REPLACE, Fixed(20, COUNT), {16}),  # two portions: the second is filled up
+        (REPLACE, Fixed(9, COUNT), {9}),  # one portion, always as large
+        (ADD_REMOVE, Full(), {16}),
+    ],
+)
 def test_a_record_meets_one_shape_of_a_portion(relation, sampling, shapes, monkeypatch):
     seen = set()
     secretly = Gate._secretly
     monkeypatch.setattr(
-        Gate, "_secretly", lambda gate, query, images, *more: (seen.add(len(images)), secretly(gate, query, images, *more))[1]
+        Gate,
+        "_secretly",
+        lambda gate, query, images, *more: (
+            seen.add(len(images)),
+            secretly(gate, query, images, *more),
+        )[1],
     )
     plan = Unpriced((Stage("it", "sum", 0.0, 5, sampling),), relation)
     gate = Gate(box_of(), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", 16))

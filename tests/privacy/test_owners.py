@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError, DataError, PlanError, QueryError
 from privot.privacy.accounting import Neighbours
@@ -20,14 +20,20 @@ from privot.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("array_order")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-OWNERS, SHAPE, DIM, MOST = 4, (1, 2, 2), 4, 6
+OWNERS = 4
+SHAPE = (1, 2, 2)
+DIM = 4
+MOST = 6
 SIZES = (3, 9, 1, 6)  # fewer than are laid out, more, one, as many
 SPEC = Spec(SHAPE, 2, owners=OWNERS)
 
 
 def held(seed=0, sizes=SIZES):
     """Images, labels and owners: each owner's records come from a stream of its own, so that another's number moves none of them."""
-    images = [np.random.default_rng((seed, owner)).random((size, *SHAPE), np.float32) for owner, size in enumerate(sizes)]
+    images = [
+        np.random.default_rng((seed, owner)).random((size, *SHAPE), np.float32)
+        for owner, size in enumerate(sizes)
+    ]
     labels = [np.arange(size) % 2 for size in sizes]
     return np.concatenate(images), np.concatenate(labels), np.repeat(np.arange(len(sizes)), sizes)
 
@@ -37,8 +43,17 @@ def box_of(images, labels, owners, spec=SPEC):
 
 
 def door(box, ledger, noise=0.0, steps=10**6, unit=CLIENT, critics=2, verb="deal", **more):
-    stage = Stage("it", verb, noise, steps, Shards(critics) if unit is REPLACE and verb == "deal" else Full())
-    return Gate(box, Plan((stage,), unit), ledger, more.pop("wall", Budget(math.inf)), runtime=more.pop("runtime", Runtime("cpu")), **more)
+    stage = Stage(
+        "it", verb, noise, steps, Shards(critics) if unit is REPLACE and verb == "deal" else Full()
+    )
+    return Gate(
+        box,
+        Plan((stage,), unit),
+        ledger,
+        more.pop("wall", Budget(math.inf)),
+        runtime=more.pop("runtime", Runtime("cpu")),
+        **more,
+    )
 
 
 def zeros(count=OWNERS):
@@ -84,7 +99,8 @@ def test_parts_of_an_owner_share_its_records_and_no_other_s(ledger, critics):
     images, labels, owners = held(sizes=(3, 9, 4, 6))
     gate = door(box_of(images, labels, owners), ledger, unit=REPLACE, critics=critics)
     gate.split(OWNERS * critics, zeros(OWNERS * critics), 12)
-    shown, seen = gate._shards[0].images.flatten(2).numpy(), set()
+    shown = gate._shards[0].images.flatten(2).numpy()
+    seen = set()
     for shard, rows in enumerate(shown):
         own = images[owners == shard // critics].reshape(-1, DIM)[shard % critics :: critics]
         assert {tuple(each) for each in rows.tolist()} == {tuple(each) for each in own.tolist()}
@@ -96,14 +112,31 @@ def test_records_are_dealt_by_the_order_where_nobody_says_whose_they_are():
     box = Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1, owners=3))
     order = np.array([3, 1, 0, 2, 6, 5, 4])
     assert box._owners_by(order)[order].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1))._owners_by(order).tolist() == [0] * 7
-    known = Sensitive(np.zeros((3, *SHAPE)), np.zeros(3, int), Spec(SHAPE, 1, owners=2), owners=[1, 1, 0])
+    assert (
+        Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1))
+        ._owners_by(order)
+        .tolist()
+        == [0] * 7
+    )
+    known = Sensitive(
+        np.zeros((3, *SHAPE)), np.zeros(3, int), Spec(SHAPE, 1, owners=2), owners=[1, 1, 0]
+    )
     assert known._owners_by(np.array([2, 0, 1])).tolist() == [1, 1, 0]
 
 
-@pytest.mark.parametrize("owners", [
-    [0, 1, 2], [0, 1, 1, 0], [0, 1, 2, 3], [0, 1, 2, -1], [0.0, 1, 2, 2], [[0, 1, 2, 2]], ["a", "b", "c", "c"], [0, 0, 2, 2],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [0, 1, 2],
+        [0, 1, 1, 0],
+        [0, 1, 2, 3],
+        [0, 1, 2, -1],
+        [0.0, 1, 2, 2],
+        [[0, 1, 2, 2]],
+        ["a", "b", "c", "c"],
+        [0, 0, 2, 2],
+    ],
+)
 def test_owners_that_do_not_fit_are_refused(owners):
     with pytest.raises(DataError, match="owners"):
         Sensitive(np.zeros((4, *SHAPE)), np.zeros(4, int), Spec(SHAPE, 1, owners=3), owners=owners)
@@ -122,12 +155,17 @@ def test_owners_must_be_declared():
 
 def normalised(images, labels, state):
     """A batch norm, whose batch is all that is shown of this owner."""
-    return {"it": torch.nn.functional.batch_norm(images, None, None, training=True).flatten(1).sum(0)}
+    return {
+        "it": torch.nn.functional.batch_norm(images, None, None, training=True).flatten(1).sum(0)
+    }
 
 
 def all_together(images, labels, state):
     """Over every axis, with the number of records that are shown."""
-    return {"it": torch.softmax(images.flatten().sort().values, 0)[-DIM:] * images.sum() / len(labels) + labels.sum()}
+    return {
+        "it": torch.softmax(images.flatten().sort().values, 0)[-DIM:] * images.sum() / len(labels)
+        + labels.sum()
+    }
 
 
 def by_places(images, labels, state):
@@ -148,16 +186,29 @@ def bits(value):
 
 def moved(ledger, query, owner=1, seeds=6, most=lambda owners: MOST):
     """Answers of others that moved when all of one owner's records did, and their number; and whether the owner's own did."""
-    others, own = 0, 0
+    others = 0
+    own = 0
     for seed in range(seeds):
         images, labels, owners = held(seed)
         found = []
-        for size in (SIZES[owner], 1, 2, 9, 40):  # its own, then other records, and other numbers of them
+        for size in (
+            SIZES[owner],
+            1,
+            2,
+            9,
+            40,
+        ):  # its own, then other records, and other numbers of them
             mine = held(seed + 100, [size] * OWNERS)
-            keep, at = owners != owner, mine[2] == owner
-            given = [images, labels, owners] if not found else [
-                np.concatenate([mine[part][at], each[keep]]) for part, each in enumerate((images, labels, owners))
-            ]  # fmt: skip
+            keep = owners != owner
+            at = mine[2] == owner
+            given = (
+                [images, labels, owners]
+                if not found
+                else [
+                    np.concatenate([mine[part][at], each[keep]])
+                    for part, each in enumerate((images, labels, owners))
+                ]
+            )
             gate = door(box_of(*given), ledger)
             gate.split(OWNERS, zeros(), most(given[2]))
             gate.update(query)
@@ -180,14 +231,22 @@ def test_another_owner_s_records_and_their_number_move_nothing(ledger, query):
 
 def test_planted_padding_to_the_longest_is_caught(ledger):
     """Were shards as long as the largest owner's, its number of records would be in everybody's shapes, and in their sums."""
-    assert moved(ledger, all_together, seeds=2, most=lambda owners: int(np.bincount(owners).max()))[0] > 0
+    assert (
+        moved(ledger, all_together, seeds=2, most=lambda owners: int(np.bincount(owners).max()))[0]
+        > 0
+    )
 
 
 @pytest.mark.parametrize("bound", [1e-3, 1.0, 50.0])
 def test_any_two_states_of_an_owner_stay_within_the_bound(ledger, bound):
-    gate, reached = door(box_of(*held()), ledger), 0.0
-    gate.split(OWNERS, {"it": torch.randn(OWNERS, DIM, generator=torch.Generator().manual_seed(0))}, MOST)
-    ends = [torch.full((DIM,), value) for value in (0.0, 1.0, -1.0, 3e38, -3e38, math.inf, math.nan)]
+    gate = door(box_of(*held()), ledger)
+    reached = 0.0
+    gate.split(
+        OWNERS, {"it": torch.randn(OWNERS, DIM, generator=torch.Generator().manual_seed(0))}, MOST
+    )
+    ends = [
+        torch.full((DIM,), value) for value in (0.0, 1.0, -1.0, 3e38, -3e38, math.inf, math.nan)
+    ]
     for one in ends:
         for other in ends:
             found = []
@@ -203,7 +262,8 @@ def test_any_two_states_of_an_owner_stay_within_the_bound(ledger, bound):
 
 def test_a_record_reaches_rows_that_drew_its_critic_alone(ledger):
     """The record unit: one of three critics of one owner changes."""
-    gate, rows = door(box_of(*held(sizes=(3, 9, 4, 6))), ledger, unit=REPLACE, critics=3), 30
+    gate = door(box_of(*held(sizes=(3, 9, 4, 6))), ledger, unit=REPLACE, critics=3)
+    rows = 30
     gate.split(OWNERS * 3, zeros(OWNERS * 3), MOST)
     found = []
     for turn in range(2):
@@ -241,7 +301,9 @@ def test_a_cohort_answers_in_its_order_and_no_other_owner_pays(ledger):
     for some in ([0], [1, 2], [3]):
         with pytest.raises(BudgetError, match="used up"):
             ask(gate, 1, len(some), some=torch.tensor(some))
-    assert [(each["first"], each["last"]) for each in ledger.entries() if each["kind"] == "ask"] == [(0, 2), (3, 5)]
+    assert [
+        (each["first"], each["last"]) for each in ledger.entries() if each["kind"] == "ask"
+    ] == [(0, 2), (3, 5)]
 
 
 def test_one_owner_too_many_times_is_refused_though_others_have_answers_left(ledger):
@@ -255,7 +317,10 @@ def test_one_owner_too_many_times_is_refused_though_others_have_answers_left(led
     ask(gate, 4, 3, some=torch.tensor([0, 1, 3]))
 
 
-@pytest.mark.parametrize(("some", "given"), [([0, 0], 2), ([0, 1], 3), ([0, -1], 2), ([-1, 3], 2), ([0, 4], 2), ([], 0), (None, 3)])
+@pytest.mark.parametrize(
+    ("some", "given"),
+    [([0, 0], 2), ([0, 1], 3), ([0, -1], 2), ([-1, 3], 2), ([0, 4], 2), ([], 0), (None, 3)],
+)
 def test_a_cohort_that_is_none_is_refused(ledger, some, given):
     """Twice the same owner, by whatever name, would be answered twice and counted once."""
     gate = door(box_of(*held()), ledger)
@@ -269,7 +334,9 @@ def test_a_cohort_that_is_none_is_refused(ledger, some, given):
 def test_a_process_that_ends_after_an_answer_goes_on_with_the_next(tmp_path, stop):
     """Each deal is marked by itself, and no answer is given twice: also where few steps are planned, which other verbs keep."""
     for turn in range(stop):
-        gate = door(box_of(*held()), Ledger(tmp_path / "l"), steps=2 * stop, folder=tmp_path / "run")
+        gate = door(
+            box_of(*held()), Ledger(tmp_path / "l"), steps=2 * stop, folder=tmp_path / "run"
+        )
         assert gate.left("it") == 2 * stop - 2 * turn
         gate.split(OWNERS, zeros(), MOST)
         assert torch.equal(states(gate)["it"], zeros()["it"] + turn)
@@ -298,7 +365,9 @@ def test_portions_change_no_answer(ledger):
 # Refused
 
 
-@pytest.mark.parametrize(("count", "most"), [(OWNERS, 0), (OWNERS, -1), (2 * OWNERS, MOST), (3, MOST), (1, MOST)])
+@pytest.mark.parametrize(
+    ("count", "most"), [(OWNERS, 0), (OWNERS, -1), (2 * OWNERS, MOST), (3, MOST), (1, MOST)]
+)
 def test_under_client_a_shard_is_all_that_one_owner_holds(ledger, count, most):
     gate = door(box_of(*held()), ledger)
     with pytest.raises(PlanError, match="no proof"):
@@ -351,7 +420,8 @@ def test_an_owner_s_answers_are_one_gaussian():
 
 def test_runs_of_both_units_are_added_up_for_a_record(ledger):
     """To replace a record is one way to replace what its owner holds."""
-    one, other = Plan((Stage("it", "deal", 2.0),), CLIENT), Plan((Stage("it", "sum", 2.0),), REPLACE)
+    one = Plan((Stage("it", "deal", 2.0),), CLIENT)
+    other = Plan((Stage("it", "sum", 2.0),), REPLACE)
     ledger.reserve(one, "first")
     assert ledger.spent().mu == pytest.approx(0.5)
     assert ledger.spent(also=other).mu == pytest.approx(math.sqrt(0.5))

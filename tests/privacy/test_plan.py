@@ -20,13 +20,17 @@ ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 def stages(least=1):
     one = st.tuples(st.floats(0.01, 100), st.integers(1, 10**6))
     return st.lists(one, min_size=least, max_size=4).map(
-        lambda numbers: tuple(Stage(f"s{place}", "sum", noise, steps) for place, (noise, steps) in enumerate(numbers))
+        lambda numbers: tuple(
+            Stage(f"s{place}", "sum", noise, steps) for place, (noise, steps) in enumerate(numbers)
+        )
     )
 
 
 def walls():
     budget = st.builds(Budget, st.floats(1e-3, 200), st.floats(1e-12, 0.1))
-    rates = st.tuples(st.floats(1e-5, 0.99), st.floats(1e-5, 0.99)).filter(lambda pair: abs(pair[0] - pair[1]) > 1e-3)
+    rates = st.tuples(st.floats(1e-5, 0.99), st.floats(1e-5, 0.99)).filter(
+        lambda pair: abs(pair[0] - pair[1]) > 1e-3
+    )
     return st.one_of(budget, rates.map(lambda pair: Risk(max(pair), min(pair))))
 
 
@@ -35,9 +39,13 @@ def check_calibration(parts, wall, relation):
     fitted = plan.calibrated(wall)
     assert wall.allows(fitted.cost())
     assert not wall.allows(fitted.scaled(1 - 1e-6).cost())  # tight
-    ratios = [now.noise / before.noise for now, before in zip(fitted.stages, plan.stages, strict=True)]
+    ratios = [
+        now.noise / before.noise for now, before in zip(fitted.stages, plan.stages, strict=True)
+    ]
     assert max(ratios) <= min(ratios) * (1 + 1e-12)
-    assert [(each.name, each.steps, each.sampling) for each in fitted.stages] == [(each.name, each.steps, each.sampling) for each in parts]
+    assert [(each.name, each.steps, each.sampling) for each in fitted.stages] == [
+        (each.name, each.steps, each.sampling) for each in parts
+    ]
 
 
 @settings(max_examples=25)
@@ -64,7 +72,9 @@ def test_three_thousand_calibrations(parts, wall, relation):
     ],
 )
 def test_calibration_of_sampled_stages(sampler, steps, wall):
-    fitted = Plan((Stage("it", "sum", 1.0, steps, sampler), Stage("once", "sum", 10.0)), sampler.neighbours[0]).calibrated(wall)
+    fitted = Plan(
+        (Stage("it", "sum", 1.0, steps, sampler), Stage("once", "sum", 10.0)), sampler.neighbours[0]
+    ).calibrated(wall)
     assert wall.allows(fitted.cost())
     assert not wall.allows(fitted.scaled(1 - 3e-4).cost())
     assert fitted.stages[1].noise == pytest.approx(10 * fitted.stages[0].noise)
@@ -72,7 +82,9 @@ def test_calibration_of_sampled_stages(sampler, steps, wall):
 
 def test_recorded_calibration():
     """One Gaussian at epsilon 1, delta 1e-5: 3.7306 (analytic; the classical formula asks for 4.84)."""
-    assert Plan((Stage("it", "sum", 1.0),), REPLACE).calibrated(Budget(1.0)).stages[0].noise == pytest.approx(3.7306, abs=1e-4)
+    assert Plan((Stage("it", "sum", 1.0),), REPLACE).calibrated(Budget(1.0)).stages[
+        0
+    ].noise == pytest.approx(3.7306, abs=1e-4)
 
 
 def test_the_two_walls_agree():
@@ -92,7 +104,9 @@ def test_spending_on_top_of_a_wall_is_refused(parts):
 
 
 def test_no_privacy_is_no_noise():
-    fitted = Plan((Stage("a", "sum", 3.0), Stage("b", "sum", 4.0)), REPLACE).calibrated(Budget(math.inf))
+    fitted = Plan((Stage("a", "sum", 3.0), Stage("b", "sum", 4.0)), REPLACE).calibrated(
+        Budget(math.inf)
+    )
     assert [stage.noise for stage in fitted.stages] == [0, 0]
     assert fitted.event() == dpa.ComposedDpEvent([dpa.NonPrivateDpEvent()] * 2)
     assert not Budget(1e308).allows(fitted.cost())
@@ -101,7 +115,9 @@ def test_no_privacy_is_no_noise():
 
 def test_impossible_walls_are_named():
     with pytest.raises(SettingError, match="larger epsilon"):
-        Plan((Stage("a", "sum", 0.0), Stage("b", "sum", 1.0)), REPLACE).calibrated(Budget(1.0))  # no factor helps a stage without noise
+        Plan((Stage("a", "sum", 0.0), Stage("b", "sum", 1.0)), REPLACE).calibrated(
+            Budget(1.0)
+        )  # no factor helps a stage without noise
     with pytest.raises(SettingError, match="larger epsilon"):
         Plan((Stage("a", "sum", 1e-9, 10**9),), REPLACE).calibrated(Budget(0.001, 1e-12))
 
@@ -126,7 +142,9 @@ def test_event_says_what_will_run():
     many = Stage("b", "route", 3.0, 5, Shards(10))
     assert Plan((one,), REPLACE).event() == dpa.GaussianDpEvent(2.0)
     drawn = dpa.SampledWithoutReplacementDpEvent(10, 1, dpa.GaussianDpEvent(3.0))
-    assert Plan((one, many), REPLACE).event() == dpa.ComposedDpEvent([dpa.GaussianDpEvent(2.0), dpa.SelfComposedDpEvent(drawn, 5)])
+    assert Plan((one, many), REPLACE).event() == dpa.ComposedDpEvent(
+        [dpa.GaussianDpEvent(2.0), dpa.SelfComposedDpEvent(drawn, 5)]
+    )
 
 
 SAMPLERS = st.sampled_from([Full(), Poisson(0.25), Poisson(1), Fixed(2, 9), Shards(7)])
@@ -140,23 +158,56 @@ def test_json_round_trip(parts, sampler):
     assert again.event() == plan.event()
 
 
-GOOD = {"neighbours": "replace", "stages": [{"name": "a", "verb": "sum", "noise": 1.0, "steps": 1, "sampling": {"kind": "full"}}]}
+GOOD = {
+    "neighbours": "replace",
+    "stages": [
+        {"name": "a", "verb": "sum", "noise": 1.0, "steps": 1, "sampling": {"kind": "full"}}
+    ],
+}
 
 
 def edited(**fields):
     return {**GOOD, "stages": [{**GOOD["stages"][0], **fields}]}
 
 
-@pytest.mark.parametrize("value", [
-    None, 3, "plan", [], {}, {"stages": []}, {**GOOD, "neighbours": "friends"}, {**GOOD, "stages": 3}, {**GOOD, "stages": [None]},
-    {**GOOD, "stages": GOOD["stages"] * 2}, edited(noise="1"), edited(noise=-1.0), edited(noise=math.nan), edited(noise=math.inf),
-    edited(noise=1e-200), edited(noise=None), edited(steps=0), edited(steps=-1), edited(steps=1.5), edited(steps="3"), edited(extra=1),
-    edited(name=[1]), edited(sampling=None), edited(sampling={}), edited(sampling={"kind": "shuffle"}), edited(sampling={"kind": []}),
-    edited(sampling={"kind": "full", "rate": 0.1}), edited(sampling={"kind": "poisson", "rate": 0.1}),
-    edited(sampling={"kind": "shards", "count": 2.5}), edited(sampling={"kind": "shards", "count": 0}),
-    edited(sampling={"kind": "fixed", "drawn": 1.5, "size": 3}), edited(sampling={"kind": "fixed", "drawn": 5, "size": 3}),
-    edited(sampling={"kind": "fixed", "drawn": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        3,
+        "plan",
+        [],
+        {},
+        {"stages": []},
+        {**GOOD, "neighbours": "friends"},
+        {**GOOD, "stages": 3},
+        {**GOOD, "stages": [None]},
+        {**GOOD, "stages": GOOD["stages"] * 2},
+        edited(noise="1"),
+        edited(noise=-1.0),
+        edited(noise=math.nan),
+        edited(noise=math.inf),
+        edited(noise=1e-200),
+        edited(noise=None),
+        edited(steps=0),
+        edited(steps=-1),
+        edited(steps=1.5),
+        edited(steps="3"),
+        edited(extra=1),
+        edited(name=[1]),
+        edited(sampling=None),
+        edited(sampling={}),
+        edited(sampling={"kind": "shuffle"}),
+        edited(sampling={"kind": []}),
+        edited(sampling={"kind": "full", "rate": 0.1}),
+        edited(sampling={"kind": "poisson", "rate": 0.1}),
+        edited(sampling={"kind": "shards", "count": 2.5}),
+        edited(sampling={"kind": "shards", "count": 0}),
+        edited(sampling={"kind": "fixed", "drawn": 1.5, "size": 3}),
+        edited(sampling={"kind": "fixed", "drawn": 5, "size": 3}),
+        edited(sampling={"kind": "fixed", "drawn": 1}),
+    ],
+)
 def test_bad_json_is_refused(value):
     with pytest.raises(PlanError):
         Plan.from_json(value)
@@ -192,13 +243,18 @@ def test_bad_steps(steps):
 # Walls
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.nan, 1e-5), (1, 0), (1, 1), (1, -1e-5), (1, math.nan)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [(0, 1e-5), (-1, 1e-5), (math.nan, 1e-5), (1, 0), (1, 1), (1, -1e-5), (1, math.nan)],
+)
 def test_bad_budgets(epsilon, delta):
     with pytest.raises(SettingError):
         Budget(epsilon, delta)
 
 
-@pytest.mark.parametrize(("tpr", "fpr"), [(0.01, 0.05), (0.05, 0.05), (0.5, 0), (1, 0.1), (math.nan, 0.1)])
+@pytest.mark.parametrize(
+    ("tpr", "fpr"), [(0.01, 0.05), (0.05, 0.05), (0.5, 0), (1, 0.1), (math.nan, 0.1)]
+)
 def test_bad_risks(tpr, fpr):
     with pytest.raises(SettingError, match="max-tpr"):
         Risk(tpr, fpr)

@@ -24,7 +24,8 @@ ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 
 def points(sampled, mu, grid):
     """The width that a composed loss is judged to have: 20 deviations of it, and twice the range of one step, by quadrature."""
-    variance, width = mu**2, 0.0
+    variance = mu**2
+    width = 0.0
     for rate, noise, count in sampled:
         shift = 1 / noise
 
@@ -36,20 +37,32 @@ def points(sampled, mu, grid):
 
         reach = {"a": -10, "b": shift + 10, "points": [0, shift], "limit": 200}
         mean = quad(lambda x: density(x) * loss(x), **reach)[0]
-        variance += count * quad(lambda x, mean=mean: density(x) * (loss(x) - mean) ** 2, **reach)[0]
+        variance += (
+            count * quad(lambda x, mean=mean: density(x) * (loss(x) - mean) ** 2, **reach)[0]
+        )
         width = max(width, loss(shift + 10) - loss(-10))
     return (20 * math.sqrt(variance) + 2 * width) / grid
 
 
 @pytest.mark.parametrize(
     ("sampled", "mu"),
-    [([(0.1, 0.7, 40)], 0.0), ([(0.3, 2.0, 5), (0.02, 0.5, 300)], 1.7), ([(1.0, 1.5, 3)], 0.4), ([(0.5, 0.3, 1)], 3.0)],
+    [
+        ([(0.1, 0.7, 40)], 0.0),
+        ([(0.3, 2.0, 5), (0.02, 0.5, 300)], 1.7),
+        ([(1.0, 1.5, 3)], 0.4),
+        ([(0.5, 0.3, 1)], 3.0),
+    ],
 )
 def test_the_finest_grid_that_fits_is_taken(monkeypatch, sampled, mu):
     """So every machine certifies the same number: a grid fits if its points, known beforehand, are fewer than the most."""
     monkeypatch.setattr(accounting, "GRIDS", (0.25, 1.0))
     fine, rough = (points(sampled, mu, grid) for grid in (0.25, 1.0))
-    for most, wanted in ((fine * 1.001, 0.25), (fine * 0.999, 1.0), (rough * 1.001, 1.0), (rough * 0.999, None)):
+    for most, wanted in (
+        (fine * 1.001, 0.25),
+        (fine * 0.999, 1.0),
+        (rough * 1.001, 1.0),
+        (rough * 0.999, None),
+    ):
         monkeypatch.setattr(accounting, "MOST_POINTS", most)
         assert accounting._grid(sampled, mu) == wanted
 
@@ -62,26 +75,40 @@ def test_hardly_any_noise_on_all_records_claims_no_less_than_a_gaussian(coarse_p
 
 def test_a_gaussian_beside_sampled_answers_is_counted(coarse_prices):
     both = dpa.ComposedDpEvent([Poisson(0.1).event(2.0), dpa.GaussianDpEvent(0.5)])
-    assert cost(both, ADD_REMOVE).epsilon(1e-5) > cost(dpa.GaussianDpEvent(0.5), ADD_REMOVE).epsilon(1e-5) > 5
-    assert cost(both, ADD_REMOVE).epsilon(1e-5) < cost(dpa.GaussianDpEvent(0.45), ADD_REMOVE).epsilon(1e-5)
+    assert (
+        cost(both, ADD_REMOVE).epsilon(1e-5)
+        > cost(dpa.GaussianDpEvent(0.5), ADD_REMOVE).epsilon(1e-5)
+        > 5
+    )
+    assert cost(both, ADD_REMOVE).epsilon(1e-5) < cost(
+        dpa.GaussianDpEvent(0.45), ADD_REMOVE
+    ).epsilon(1e-5)
 
 
 def test_pure_epsilons_are_added_whatever_they_come_from():
-    laplace, coin = dpa.LaplaceDpEvent(0.5), dpa.RandomizedResponseDpEvent(0.2, 4)
+    laplace = dpa.LaplaceDpEvent(0.5)
+    coin = dpa.RandomizedResponseDpEvent(0.2, 4)
     several = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(laplace, 3), coin])
-    whole = 3 * 2 + math.log((0.8 + 0.05) / 0.05)  # the answer that is true against one of the others
+    whole = 3 * 2 + math.log(
+        (0.8 + 0.05) / 0.05
+    )  # the answer that is true against one of the others
     assert pure_epsilon([(laplace, 3), (coin, 1)]) == pytest.approx(whole, rel=1e-12)
     assert cost(several, LOCAL).epsilon(0.0) == pytest.approx(whole, rel=1e-12)
     assert cost(several, LOCAL).method == "pure epsilons added"
     beside = cost(dpa.ComposedDpEvent([several, dpa.GaussianDpEvent(1.0)]), LOCAL)
     assert beside.method == "analytic Gaussian, pure epsilons added"
-    assert beside.epsilon(1e-5) == pytest.approx(whole + cost(dpa.GaussianDpEvent(1.0), LOCAL).epsilon(1e-5))
+    assert beside.epsilon(1e-5) == pytest.approx(
+        whole + cost(dpa.GaussianDpEvent(1.0), LOCAL).epsilon(1e-5)
+    )
 
 
 def test_renyi_of_no_delta_is_the_sum_or_nothing():
     laplace = dpa.LaplaceDpEvent(0.5)
     assert renyi(dpa.SelfComposedDpEvent(laplace, 3), LOCAL).epsilon(0.0) == pytest.approx(6.0)
-    assert renyi(dpa.ComposedDpEvent([laplace, dpa.GaussianDpEvent(1.0)]), LOCAL).epsilon(0.0) == math.inf
+    assert (
+        renyi(dpa.ComposedDpEvent([laplace, dpa.GaussianDpEvent(1.0)]), LOCAL).epsilon(0.0)
+        == math.inf
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 30.0, 600.0])
@@ -113,14 +140,25 @@ def test_runs_of_two_relations_are_added_up_under_replace():
     plan = Plan((Stage("it", "sum", 3.0, 2),), ADD_REMOVE)
     assert plan.replaced() == Plan((Stage("it", "sum", 1.5, 2),), REPLACE)
     assert Plan(plan.stages, CLIENT).replaced() == Plan(plan.stages, REPLACE)
-    for rate, drawn in ((0.5, 2**29), (1e-12, 1), (1.0, 2**30), (0.3, math.ceil(0.3 * 2**30))):  # never a smaller rate
-        more = Plan((*plan.stages, Stage("more", "sum", 1.0, 7, Poisson(rate))), ADD_REMOVE).replaced()
-        assert more == Plan((Stage("it", "sum", 1.5, 2), Stage("more", "sum", 0.5, 7, Fixed(drawn, 2**30))), REPLACE)
+    for rate, drawn in (
+        (0.5, 2**29),
+        (1e-12, 1),
+        (1.0, 2**30),
+        (0.3, math.ceil(0.3 * 2**30)),
+    ):  # never a smaller rate
+        more = Plan(
+            (*plan.stages, Stage("more", "sum", 1.0, 7, Poisson(rate))), ADD_REMOVE
+        ).replaced()
+        assert more == Plan(
+            (Stage("it", "sum", 1.5, 2), Stage("more", "sum", 0.5, 7, Fixed(drawn, 2**30))), REPLACE
+        )
     assert more.cost().epsilon(1e-5) < math.inf
 
 
 def test_a_draw_with_certainty_takes_every_record(monkeypatch):
-    monkeypatch.setattr(os, "urandom", lambda count: b"\xff" * count)  # a uniform of 1, the largest there is
+    monkeypatch.setattr(
+        os, "urandom", lambda count: b"\xff" * count
+    )  # a uniform of 1, the largest there is
     assert Poisson(1.0).draw(3, Secret()).tolist() == [0, 1, 2]
 
 
@@ -128,11 +166,20 @@ def test_a_draw_with_certainty_takes_every_record(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "share", [Decimal(1) / 3, Decimal("0.9999999999999999999999999999999"), Decimal("1e-40"), Decimal(0), Decimal("0.5")]
+    "share",
+    [
+        Decimal(1) / 3,
+        Decimal("0.9999999999999999999999999999999"),
+        Decimal("1e-40"),
+        Decimal(0),
+        Decimal("0.5"),
+    ],
 )
 def test_digits_are_those_of_the_chance(share):
     byte, *words = digits_of(share)
-    whole = Fraction(byte, 2**8) + sum(Fraction(word, 2 ** (8 + 63 * place)) for place, word in enumerate(words, 1))
+    whole = Fraction(byte, 2**8) + sum(
+        Fraction(word, 2 ** (8 + 63 * place)) for place, word in enumerate(words, 1)
+    )
     assert 0 <= Fraction(share) - whole < Fraction(1, 2**197)
     assert byte < 2**8
     assert all(0 <= word < 2**63 for word in words)
@@ -162,15 +209,29 @@ def word(value):
 def test_digits_are_compared_until_they_differ():
     words = (100, 2**62 + 5, 7, 2**63 - 1)
     for byte, heads in ((99, True), (101, False)):
-        assert Told(lambda count, byte=byte: bytes([byte]) * count, *[word(0)] * 3).coins(words, 2).tolist() == [heads] * 2
+        assert (
+            Told(lambda count, byte=byte: bytes([byte]) * count, *[word(0)] * 3)
+            .coins(words, 2)
+            .tolist()
+            == [heads] * 2
+        )
     for place in (1, 2, 3):
         for step, heads in ((-1, True), (1, False)):
             if (value := words[place] + step) < 2**63:
-                drawn = [*words[1:place], value, *[0 if heads is False else 2**63 - 1] * (3 - place)]
-                assert Told(lambda count: b"\x64" * count, *map(word, drawn)).coins(words, 1).item() is heads
+                drawn = [
+                    *words[1:place],
+                    value,
+                    *[0 if heads is False else 2**63 - 1] * (3 - place),
+                ]
+                assert (
+                    Told(lambda count: b"\x64" * count, *map(word, drawn)).coins(words, 1).item()
+                    is heads
+                )
     same = Told(lambda count: b"\x64" * count, *map(word, words[1:])).coins(words, 1)
     assert not same.item(), "what equals the chance to the last digit is not below it"
-    high = Told(lambda count: b"\x64" * count, *[word(each + 2**63) for each in (words[1] - 1, 0, 0)]).coins(words, 1)
+    high = Told(
+        lambda count: b"\x64" * count, *[word(each + 2**63) for each in (words[1] - 1, 0, 0)]
+    ).coins(words, 1)
     assert high.item(), "the bit above the 63 says nothing"
 
 
@@ -186,15 +247,27 @@ def test_digits_of_laplace_noise_are_powers_of_two():
         return lambda count: bytes([byte]) * count
 
     for place in range(5 + 3):  # of the digits above, heads begin with a byte of zero, as tails may
-        digits = [told for digit in range(12) for told in (bytes_of(0 if digit == place else 255), *[word(0)] * 3)]
+        digits = [
+            told
+            for digit in range(12)
+            for told in (bytes_of(0 if digit == place else 255), *[word(0)] * 3)
+        ]
         assert Told(*digits, bytes_of(0), word(0)).laplace((1,), 5).item() == 2**place
     assert Told(*[bytes_of(0)] * 48, bytes_of(0), word(0)).laplace((1,), 5).item() == 2**12 - 1
 
 
 def test_recorded_grids():
     """2^-24 of the smaller scale, but never under 2^-30 of the larger."""
-    assert [grid_for(1.0, 1.0), grid_for(1.0, 0.3), grid_for(5.0, 0.0)] == [2.0**-24, 2.0**-26, 2.0**-22]
-    assert [grid_for(1.0, 2.0**20), grid_for(2.0**20, 1.0), grid_for(1.0, 2.0**6)] == [2.0**-10, 2.0**-10, 2.0**-24]
+    assert [grid_for(1.0, 1.0), grid_for(1.0, 0.3), grid_for(5.0, 0.0)] == [
+        2.0**-24,
+        2.0**-26,
+        2.0**-22,
+    ]
+    assert [grid_for(1.0, 2.0**20), grid_for(2.0**20, 1.0), grid_for(1.0, 2.0**6)] == [
+        2.0**-10,
+        2.0**-10,
+        2.0**-24,
+    ]
 
 
 def test_seeds_are_marked_and_streams_go_on():

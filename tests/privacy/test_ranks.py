@@ -19,11 +19,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 TESTS = Path(__file__).parents[1]
-CLASSES, COUNT, CRITICS = 2, 60, 7  # 7 shards of 8 records: no number of processes divides them
+# 7 shards of 8 records: no number of processes divides them
+CLASSES = 2
+COUNT = 60
+CRITICS = 7
 TINY = {
-    "critics": CRITICS, "steps": 4, "batch": 5, "block": 3, "lessons": 2, "warm": 1, "critic_batch": 4, "width": 2, "code": 3,
+    "critics": CRITICS,
+    "steps": 4,
+    "batch": 5,
+    "block": 3,
+    "lessons": 2,
+    "warm": 1,
+    "critic_batch": 4,
+    "width": 2,
+    "code": 3,
     "channels": 2,
-}  # fmt: skip
+}
 MOVED = 9  # a record of shard 2
 
 
@@ -36,7 +47,7 @@ def records(count=COUNT, side=8):
 
 
 def box_of(images, labels):
-    from privot.data.records import Sensitive
+    from privot.data.dataset import Sensitive
     from privot.data.spec import Spec
 
     return Sensitive(images, labels, Spec(images.shape[1:], CLASSES), name="box")
@@ -49,20 +60,29 @@ def gate_for(folder, method, noise=2.0, critics=CRITICS, given=None, run=None, *
     from privot.methods import make
     from privot.privacy.gate import Gate
     from privot.privacy.ledger import Ledger
-    from privot.privacy.ranks import join
     from privot.runtime import Runtime
+    from privot.runtime.process_group import join
 
     maker = make(method, {**TINY, "critics": critics, "noise": noise, **settings})
     box = box_of(*(given or records()))
     plan = maker.plan(box.spec)
-    how = {"runtime": Runtime("cpu"), "insecure_seed": 5, "ranks": join(torch.device("cpu"), method)}
+    how = {
+        "runtime": Runtime("cpu"),
+        "insecure_seed": 5,
+        "ranks": join(torch.device("cpu"), method),
+    }
     how["folder"] = None if run is None or how["ranks"].follows else folder / run
-    return maker, Gate(box, Unpriced(plan.stages, plan.neighbours), Ledger(folder / "x.jsonl"), Unwritten(), **how)
+    return maker, Gate(
+        box, Unpriced(plan.stages, plan.neighbours), Ledger(folder / "x.jsonl"), Unwritten(), **how
+    )
 
 
 def kept(folder, name, tensors):
     """For the test to read; the only thing that a follower writes, and by its own hand."""
-    save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, folder / f"{name}-{rank()}.safetensors")
+    save_file(
+        {key: value.detach().contiguous().clone() for key, value in tensors.items()},
+        folder / f"{name}-{rank()}.safetensors",
+    )
 
 
 def rank():
@@ -74,18 +94,23 @@ def fitted(folder, method, side=8, **settings):
     from privot.runtime import Runtime, Streams, silent
 
     maker, gate = gate_for(folder, method, given=records(side=side), **settings)
-    answers, verb = [], "poll" if method == "g-pate" else "route"
+    answers = []
+    verb = "poll" if method == "g-pate" else "route"
     ask = getattr(gate, verb)
-    setattr(gate, verb, lambda *given, **more: (answers.append(ask(*given, **more)), answers[-1])[1])
+    setattr(
+        gate, verb, lambda *given, **more: (answers.append(ask(*given, **more)), answers[-1])[1]
+    )
     made = maker.fit(gate, Streams(0, Runtime("cpu"), ranks=gate._ranks), silent)
     states = {name: gate._ranks.gathered(value, CRITICS) for name, value in gate._shards[1].items()}
-    kept(folder, "made", {**{f"answer {n}": each for n, each in enumerate(answers)}, **made.tensors})
+    kept(
+        folder, "made", {**{f"answer {n}": each for n, each in enumerate(answers)}, **made.tensors}
+    )
     kept(folder, "states", states)
 
 
 def taught(folder, moved=False):
     """What every process holds after lessons, with a record replaced or without."""
-    from privot.families.critics import Critics
+    from privot.components.sharded_critics import Critics
     from privot.runtime import silent
 
     images, labels = records(side=14)
@@ -106,7 +131,7 @@ def big(state, row):
 
 def routed(folder, planted=False):
     """Rows without noise, each the word of one critic, clipped to 1; with a planted bug every process answers for all rows."""
-    from privot.privacy.ranks import Several
+    from privot.runtime.process_group import Several
 
     if planted:
         asked = Several.asked
@@ -120,7 +145,14 @@ def polled(folder, times):
     """A short stage, whose answers are kept for a run that goes on."""
     _, gate = gate_for(folder, "g-pate", run="run")
     gate.split(CRITICS, {"it": torch.eye(CRITICS)})
-    kept(folder, "polled", {str(turn): gate.poll("poll", lambda state: state["it"], bound=1.0) for turn in range(times)})
+    kept(
+        folder,
+        "polled",
+        {
+            str(turn): gate.poll("poll", lambda state: state["it"], bound=1.0)
+            for turn in range(times)
+        },
+    )
 
 
 def synthesized(folder, killed_at=None, resume=False, noise=0.0, method="gs-wgan"):
@@ -130,7 +162,8 @@ def synthesized(folder, killed_at=None, resume=False, noise=0.0, method="gs-wgan
     from privot.runtime import Runtime
     from privot.synthesis import synthesize
 
-    seen, update = [], Gate.update
+    seen = []
+    update = Gate.update
 
     def counted(self, *given, **more):
         seen.append(1)
@@ -141,11 +174,25 @@ def synthesized(folder, killed_at=None, resume=False, noise=0.0, method="gs-wgan
     Gate.update = counted
     steps = []
     release = synthesize(
-        box_of(*records()), make(method, {**TINY, "steps": 20, "batch": 4, "noise": noise}), out=folder / "out", ledger=folder / "x.jsonl",
-        runtime=Runtime("cpu"), resume=resume, progress=lambda stage, step, of, **more: steps.append((stage, step)),
-    )  # fmt: skip
+        box_of(*records()),
+        make(method, {**TINY, "steps": 20, "batch": 4, "noise": noise}),
+        out=folder / "out",
+        ledger=folder / "x.jsonl",
+        runtime=Runtime("cpu"),
+        resume=resume,
+        progress=lambda stage, step, of, **more: steps.append((stage, step)),
+    )
     tensors = dict(sorted(release.product.tensors.items()))
-    kept(folder, "release", tensors | {"steps": torch.tensor([step for stage, step in steps if stage.startswith("training")] or [0])})
+    kept(
+        folder,
+        "release",
+        tensors
+        | {
+            "steps": torch.tensor(
+                [step for stage, step in steps if stage.startswith("training")] or [0]
+            )
+        },
+    )
 
 
 def failing(images, labels, state):
@@ -166,14 +213,16 @@ def failed(folder):
 
 def refused(folder, why):
     """What is refused before anything is charged."""
-    from privot.privacy.ranks import join
+    from privot.runtime.process_group import join
 
     if why == "settings":
         join(torch.device("cpu"), f"run {rank()}")
     elif why == "shards":
         gate_for(folder, "gs-wgan", critics=1)[1].split(1, {"it": torch.zeros(1)})
     elif why == "records":
-        gate_for(folder, "gs-wgan", given=records(COUNT + rank()))[1].split(CRITICS, {"it": torch.zeros(CRITICS)})
+        gate_for(folder, "gs-wgan", given=records(COUNT + rank()))[1].split(
+            CRITICS, {"it": torch.zeros(CRITICS)}
+        )
 
 
 # The warm process
@@ -182,15 +231,24 @@ def refused(folder, why):
 def child(order, number):
     """One fork: what it writes, by path, and the one line it ends with."""
     folder = Path(order["folder"])
-    written, line = [], ""
+    written = []
+    line = ""
 
     def hook(event, given):
-        if event == "open" and isinstance(given[1], str) and any(letter in given[1] for letter in "wax+"):
+        if (
+            event == "open"
+            and isinstance(given[1], str)
+            and any(letter in given[1] for letter in "wax+")
+        ):
             written.append(str(given[0]))
 
     os.dup2(2, 1)
     if order["count"] > 1:
-        os.environ |= {"RANK": str(number), "WORLD_SIZE": str(order["count"]), "LOCAL_RANK": str(number)}
+        os.environ |= {
+            "RANK": str(number),
+            "WORLD_SIZE": str(order["count"]),
+            "LOCAL_RANK": str(number),
+        }
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
     sys.addaudithook(hook)
     from privot.errors import PrivotError
@@ -204,14 +262,15 @@ def child(order, number):
 
 
 def serve():
-    import privot.families.critics
+    import privot.components.sharded_critics
     import privot.synthesis  # noqa: F401 (imported once, for all forks)
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         fitted(Path(folder), "gs-wgan")  # what is imported late is imported here
     for line in sys.stdin:
-        order, children = json.loads(line), []
+        order = json.loads(line)
+        children = []
         for number in range(order["count"]):
             if not (fork := os.fork()):
                 code = 1
@@ -235,11 +294,18 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def forks():
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
-    )  # fmt: skip
+    )
     yield process
     process.stdin.close()
     process.wait()
@@ -257,7 +323,18 @@ def run(forks, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        forks.stdin.write(json.dumps({"scene": scene, "count": count, "folder": str(folder), "given": given, "port": port}) + "\n")
+        forks.stdin.write(
+            json.dumps(
+                {
+                    "scene": scene,
+                    "count": count,
+                    "folder": str(folder),
+                    "given": given,
+                    "port": port,
+                }
+            )
+            + "\n"
+        )
         forks.stdin.flush()
         json.loads(forks.stdout.readline())
         ends = []
@@ -274,11 +351,14 @@ def run(forks, tmp_path):
 
 
 def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "counts"), [("gs-wgan", {"side": 14}, (3,)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))]
+    ("method", "settings", "counts"),
+    [("gs-wgan", {"side": 14}, (3,)), ("gs-wgan", {"routing": "step"}, (2,)), ("g-pate", {}, (3,))],
 )
 def test_several_processes_give_the_answers_of_one_to_the_bit(run, method, settings, counts):
     folder, lines = run("fitted", 1, method=method, **settings)
@@ -296,13 +376,18 @@ def test_several_processes_give_the_answers_of_one_to_the_bit(run, method, setti
 def test_a_record_reaches_one_shard_in_one_process(run):
     """Neighbours: of all that the processes hold, one state and one record differ."""
     folders = [run("taught", 3, moved=moved)[0] for moved in (False, True)]
-    held = [[load_file(folder / f"held-{each}.safetensors") for each in range(3)] for folder in folders]
+    held = [
+        [load_file(folder / f"held-{each}.safetensors") for each in range(3)] for folder in folders
+    ]
     whole = load_file(run("taught", 1)[0] / "held-0.safetensors")
     for each in range(3):
         for name, value in held[0][each].items():
             assert torch.equal(value, whole[name][each::3])
             moved = (value != held[1][each][name]).flatten(1).any(1).tolist()
-            assert moved == [each == MOVED % CRITICS % 3 and place == MOVED % CRITICS // 3 for place in range(len(value))], name
+            assert moved == [
+                each == MOVED % CRITICS % 3 and place == MOVED % CRITICS // 3
+                for place in range(len(value))
+            ], name
 
 
 def test_a_row_is_the_word_of_one_critic_whoever_holds_it(run):
@@ -342,7 +427,9 @@ def test_a_dead_process_ends_the_run_in_a_line_and_the_charge_stays(run, count):
     assert all(later[0] > before[1] for before, later in itertools.pairwise(asked))
     made = [load_file(folder / f"release-{each}.safetensors") for each in range(5 - count)]
     assert made[0].pop("steps")[0] > 10  # it went on, and did not warm up anew
-    assert all(other.pop("steps").tolist() == [0] for other in made[1:])  # followers show no progress
+    assert all(
+        other.pop("steps").tolist() == [0] for other in made[1:]
+    )  # followers show no progress
     assert all(same(made[0], other) for other in made)
     assert (folder / "out" / "manifest.json").exists()
     assert not list(folder.glob("*.vault*"))
@@ -370,7 +457,14 @@ def test_a_query_that_fails_in_one_process_closes_the_gate_of_all(run):
     assert [(folder / f"closed-{each}").read_text() for each in range(3)] == ["0"] * 3
 
 
-@pytest.mark.parametrize(("why", "said"), [("settings", "different settings"), ("shards", "start fewer"), ("records", "the same records")])
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("settings", "different settings"),
+        ("shards", "start fewer"),
+        ("records", "the same records"),
+    ],
+)
 def test_what_does_not_fit_is_refused_by_all(run, why, said):
     _, lines = run("refused", 2, why=why)
     assert all(said in line for line in lines)
@@ -384,7 +478,7 @@ def test_other_answers_than_of_shards_are_refused(box, ledger, stages):
     from privot.errors import PlanError
     from privot.privacy.gate import Gate
     from privot.privacy.plan import Neighbours, Plan, Stage
-    from privot.privacy.ranks import Several
+    from privot.runtime.process_group import Several
 
     plan = Plan(tuple(Stage(verb, verb, 0.0) for verb in stages), Neighbours.REPLACE)
     with pytest.raises(PlanError, match="without torchrun"):
@@ -400,7 +494,13 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    for name, value in (("RANK", "6"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "2"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+    for name, value in (
+        ("RANK", "6"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "2"),
+        ("MASTER_ADDR", "x"),
+        ("MASTER_PORT", "1"),
+    ):
         monkeypatch.setenv(name, value)
     assert Runtime().target == torch.device("cuda:2")
     assert chosen == [torch.device("cuda:2")]
@@ -413,30 +513,70 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
 
 
 def test_without_torchrun_there_is_one(monkeypatch):
-    from privot.privacy.ranks import Alone, join, place
+    from privot.runtime.process_group import Alone, join, place
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.distributed, "init_process_group", None)
     assert place() == (0, 1, 0)
     assert type(join(torch.device("cpu"), "run")) is Alone
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_RANK", "0"),
+        ("MASTER_ADDR", "x"),
+        ("MASTER_PORT", "1"),
+    ):
         monkeypatch.setenv(name, value)
     assert place() == (0, 1, 0)
 
 
 @pytest.mark.slow
 def test_torchrun_makes_one_release_and_speaks_once(tmp_path):
-    settings = [word for key, value in {**TINY, "steps": 20, "noise": 3.0}.items() for word in ("--set", f"{key}={value}")]
-    words = ["-m", "privot", "synthesize", "digits", "--method", "gs-wgan", "--out", tmp_path / "out", "--device", "cpu", *settings]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    settings = [
+        word
+        for key, value in {**TINY, "steps": 20, "noise": 3.0}.items()
+        for word in ("--set", f"{key}={value}")
+    ]
+    words = [
+        "-m",
+        "privot",
+        "synthesize",
+        "digits",
+        "--method",
+        "gs-wgan",
+        "--out",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        *settings,
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *words,
+    ]
     environment = {**os.environ, "PRIVOT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=250, check=False)
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=250,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("guarantee ") == 1
     assert done.stderr.count("training the generator: 20 of 20") == 1
     (ledger,) = (tmp_path / "home" / "ledgers").glob("*.jsonl")
-    assert [json.loads(line)["kind"] for line in ledger.read_text().splitlines()].count("reserve") == 1
+    assert [json.loads(line)["kind"] for line in ledger.read_text().splitlines()].count(
+        "reserve"
+    ) == 1
     from privot.release import verify
 
     assert verify(tmp_path / "out")["digests"] == "ok"

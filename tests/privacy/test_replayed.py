@@ -6,27 +6,30 @@ import numpy as np
 import pytest
 import torch
 
-from privot.data.records import Sensitive
+from privot.components.sharded_critics import Critics
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import QueryError
-from privot.families.critics import Critics
-from privot.privacy import replayed
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.replayed import MOST, WARM, Replayed
-from privot.runtime import Runtime, silent
+from privot.runtime import Runtime, graph_cache, silent
+from privot.runtime.graph_cache import MOST, WARM, Replayed
 
 pytestmark = pytest.mark.usefixtures("one_thread", "array_order")
 
-SHAPE, CLASSES, SHARDS = (1, 8, 8), 2, 6
+SHAPE = (1, 8, 8)
+CLASSES = 2
+SHARDS = 6
 
 
 def gate_for(ledger, compile, device="cpu"):
     images = np.random.default_rng(0).random((SHARDS * 7, *SHAPE), np.float32)
     box = Sensitive(images, np.arange(len(images)) // SHARDS % CLASSES, Spec(SHAPE, CLASSES))
     plan = Plan((Stage("poll", "poll", 0.0, 1),), Neighbours.REPLACE)
-    return Gate(box, plan, ledger, Budget(math.inf), runtime=Runtime(device, microbatch=16, compile=compile))
+    return Gate(
+        box, plan, ledger, Budget(math.inf), runtime=Runtime(device, microbatch=16, compile=compile)
+    )
 
 
 def lessons(gate, turns=WARM + 4):
@@ -37,7 +40,9 @@ def lessons(gate, turns=WARM + 4):
     team.begin(2, silent)
     for turn in range(turns):
         some = (2 * turn + torch.arange(5)) % SHARDS  # in portions of 4 and 1
-        team.learn(torch.rand(CLASSES, 3, *SHAPE, generator=draws, device=device), some, 2, 10 + turn)
+        team.learn(
+            torch.rand(CLASSES, 3, *SHAPE, generator=draws, device=device), some, 2, 10 + turn
+        )
     return {name: value.clone() for name, value in gate._shards[1].items()}
 
 
@@ -51,7 +56,10 @@ def test_buffers_change_no_state(ledger):
     assert plain["mean"].any()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: a captured lesson has nothing to be compared with")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU here: a captured lesson has nothing to be compared with",
+)
 def test_a_captured_lesson_changes_no_state(ledger):
     gate = gate_for(ledger, True, "cuda")
     assert same(lessons(gate_for(ledger, False, "cuda")), lessons(gate))
@@ -72,7 +80,8 @@ def test_a_new_split_forgets_the_old_one(ledger):
 
 
 def test_kinds_are_told_apart_by_shapes_and_numbers_and_are_not_many():
-    seen, again = [], Replayed(torch.device("cpu"))
+    seen = []
+    again = Replayed(torch.device("cpu"))
 
     def lesson(x, factor):
         seen.append((x.clone(), factor))
@@ -98,10 +107,11 @@ def test_what_cannot_be_captured_is_done_the_plain_way(monkeypatch):
     def capture(*args, **more):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(replayed.torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(replayed.torch.cuda, "graph", capture)
-    monkeypatch.setattr(replayed.torch.cuda, "graph_pool_handle", lambda: None)
-    total, again = torch.zeros(()), Replayed(torch.device("cuda"))
+    monkeypatch.setattr(graph_cache.torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(graph_cache.torch.cuda, "graph", capture)
+    monkeypatch.setattr(graph_cache.torch.cuda, "graph_pool_handle", lambda: None)
+    total = torch.zeros(())
+    again = Replayed(torch.device("cuda"))
     for turn in range(WARM + 5):
         again(total.add_, "it", torch.tensor(1.0))
         assert total == turn + 1

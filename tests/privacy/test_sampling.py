@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binom
 from unwritten import Unwritten
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError
 from privot.privacy.accounting import Neighbours
@@ -21,14 +21,18 @@ from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import SAMPLERS, Fixed, Full, Poisson, Shards
 from privot.runtime import Runtime
 
-COUNT, DRAWN = 8, 100_000
+COUNT = 8
+DRAWN = 100_000
 FALSE_ALARM = 1e-9
 
 
 def table(draws, count=COUNT):
     """[draws, units]: who was drawn. A unit is a record, or a shard."""
-    chosen, units = np.zeros((len(draws), count), bool), [np.asarray(each) for each in draws]
-    chosen[np.arange(len(units)).repeat([len(each) for each in units]), np.concatenate(units)] = True
+    chosen = np.zeros((len(draws), count), bool)
+    units = [np.asarray(each) for each in draws]
+    chosen[np.arange(len(units)).repeat([len(each) for each in units]), np.concatenate(units)] = (
+        True
+    )
     return chosen
 
 
@@ -42,9 +46,19 @@ def lawful(chosen, sampler):
     inside = np.triu_indices(units)  # the diagonal holds the marginals
     counts = [((chosen.T.astype(float) @ chosen)[inside], together[inside], len(chosen))]
     counts.append((np.bincount(chosen.sum(1), minlength=units + 1), sizes, len(chosen)))
-    first, second = chosen[: len(chosen) // 2 * 2].reshape(-1, 2, units).transpose(1, 0, 2).astype(float)  # disjoint, so independent
-    counts.append(((first.T @ second).ravel(), np.outer(np.diag(together), np.diag(together)).ravel(), len(first)))
-    pvalues = np.concatenate([2 * np.minimum(binom.cdf(seen, n, p), binom.sf(seen - 1, n, p)) for seen, p, n in counts])
+    first, second = (
+        chosen[: len(chosen) // 2 * 2].reshape(-1, 2, units).transpose(1, 0, 2).astype(float)
+    )  # disjoint, so independent
+    counts.append(
+        (
+            (first.T @ second).ravel(),
+            np.outer(np.diag(together), np.diag(together)).ravel(),
+            len(first),
+        )
+    )
+    pvalues = np.concatenate(
+        [2 * np.minimum(binom.cdf(seen, n, p), binom.sf(seen - 1, n, p)) for seen, p, n in counts]
+    )
     return bool(pvalues.min() * len(pvalues) > FALSE_ALARM)
 
 
@@ -54,7 +68,9 @@ def claimed(sampler):
     match sampler.event(1.0):
         case dpa.PoissonSampledDpEvent(sampling_probability=rate):
             return np.where(same, rate, rate**2), binom.pmf(np.arange(COUNT + 1), COUNT, rate)
-        case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=size, sample_size=drawn) if isinstance(sampler, Fixed):
+        case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=size, sample_size=drawn) if (
+            isinstance(sampler, Fixed)
+        ):
             pair = drawn * (drawn - 1) / (size * (size - 1))
             return np.where(same, drawn / size, pair), (np.arange(COUNT + 1) == drawn).astype(float)
         case dpa.SampledWithoutReplacementDpEvent(source_dataset_size=shards, sample_size=1):
@@ -70,16 +86,20 @@ class Buffered(Secret):
     def uniform(self, count, device="cpu"):
         if len(self.rest) < count:
             self.rest = super().uniform(1_000_000)
-        taken, self.rest = self.rest[:count], self.rest[count:]
+        taken = self.rest[:count]
+        self.rest = self.rest[count:]
         return taken
 
 
-SAMPLES = [Poisson(rate) for rate in (0.25, 0.03, 1.0)] + [Fixed(drawn, COUNT) for drawn in (3, 1, COUNT)]
+SAMPLES = [Poisson(rate) for rate in (0.25, 0.03, 1.0)] + [
+    Fixed(drawn, COUNT) for drawn in (3, 1, COUNT)
+]
 
 
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
 def test_law(sampler, trust):
-    secret, draws = Buffered(), DRAWN if sampler in (Poisson(0.25), Fixed(3, COUNT)) else DRAWN // 10
+    secret = Buffered()
+    draws = DRAWN if sampler in (Poisson(0.25), Fixed(3, COUNT)) else DRAWN // 10
     assert lawful(table([sampler.draw(COUNT, secret) for _ in range(draws)]), sampler)
     trust("G5", "draws of the stated law", draws, of=draws)
 
@@ -92,14 +112,21 @@ def by_turns(shards, rows):
 
 def rows_lawful(shards, count, rows):
     """The shards drawn for ``rows`` answers a call, one call after another, are uniform and independent within and between the calls."""
-    return all(lawful(table(each[:, None], count), Shards(count)) for each in (shards, by_turns(shards, rows)))
+    return all(
+        lawful(table(each[:, None], count), Shards(count))
+        for each in (shards, by_turns(shards, rows))
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 11])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_law_of_shards(count, rows):
     secret = Buffered()
-    assert rows_lawful(torch.cat([Shards(count).draw(rows, secret) for _ in range(DRAWN // 2 // rows)]).numpy(), count, rows)
+    assert rows_lawful(
+        torch.cat([Shards(count).draw(rows, secret) for _ in range(DRAWN // 2 // rows)]).numpy(),
+        count,
+        rows,
+    )
 
 
 # Wrong samplers: generators of draws, each beside the sampler that it pretends to be
@@ -138,7 +165,9 @@ def empty_skipped():
 def block_of_neighbours():
     rng = np.random.default_rng(0)
     while True:
-        yield (rng.integers(COUNT) + np.arange(2)) % COUNT  # marginals, sizes and sequence are right; pairs are not
+        yield (
+            rng.integers(COUNT) + np.arange(2)
+        ) % COUNT  # marginals, sizes and sequence are right; pairs are not
 
 
 @pytest.mark.parametrize(
@@ -154,10 +183,22 @@ def block_of_neighbours():
         (empty_skipped(), Poisson(0.25)),
         (block_of_neighbours(), Fixed(2, COUNT)),
     ],
-    ids=["epochs", "epochs as Poisson", "fixed size", "cycle", "cycled shards", "rate -10 %", "rate +10 %", "empty skipped", "blocks"],
+    ids=[
+        "epochs",
+        "epochs as Poisson",
+        "fixed size",
+        "cycle",
+        "cycled shards",
+        "rate -10 %",
+        "rate +10 %",
+        "empty skipped",
+        "blocks",
+    ],
 )
 def test_wrong_samplers_are_rejected(wrong, sampler, trust):
-    assert not lawful(table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "count", COUNT)), sampler)
+    assert not lawful(
+        table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "count", COUNT)), sampler
+    )
     trust("G5", "wrong samplers rejected", 1, of=1)
 
 
@@ -181,7 +222,10 @@ def lopsided(rng, calls, rows):
     return rng.choice(4, size=calls * rows, p=[0.28, 0.24, 0.24, 0.24])
 
 
-@pytest.mark.parametrize("wrong", [shared_by_a_call, the_same_in_every_call, never_twice_in_a_call, last_call_again, lopsided])
+@pytest.mark.parametrize(
+    "wrong",
+    [shared_by_a_call, the_same_in_every_call, never_twice_in_a_call, last_call_again, lopsided],
+)
 def test_wrong_routes_are_rejected(wrong, trust):
     """One draw for a whole batch, as in the literature, is the first of them."""
     rng = np.random.default_rng(0)
@@ -200,8 +244,20 @@ def test_the_gate_draws_afresh_for_every_answer(sampler):
     """Record i is one lit pixel, so a sum without noise tells who was drawn."""
     relation = sampler.neighbours[0]
     box = Sensitive(np.eye(COUNT).reshape(COUNT, 1, 2, 4), np.zeros(COUNT, int), Spec((1, 2, 4), 1))
-    gate = Gate(box, Plan((Stage("it", "sum", 0.0, 10**6, sampler),), relation), Unwritten(), Unwritten(), runtime=Runtime("cpu", 16))
-    chosen = torch.stack([gate.sum("it", lambda image, label: image.flatten(), bound=1.0) for _ in range(1500)]).round().bool()
+    gate = Gate(
+        box,
+        Plan((Stage("it", "sum", 0.0, 10**6, sampler),), relation),
+        Unwritten(),
+        Unwritten(),
+        runtime=Runtime("cpu", 16),
+    )
+    chosen = (
+        torch.stack(
+            [gate.sum("it", lambda image, label: image.flatten(), bound=1.0) for _ in range(1500)]
+        )
+        .round()
+        .bool()
+    )
     assert lawful(chosen.numpy(), sampler)
 
 
@@ -210,12 +266,18 @@ def test_the_gate_draws_a_shard_for_every_row(learning):
     """Each state is its shard's own number, so an answer without noise tells who was drawn; learning in between changes no draw."""
     box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1))
     plan = Plan((Stage("it", "route", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
-    gate, seen = Gate(box, plan, Unwritten(), Unwritten()), []
+    gate = Gate(box, plan, Unwritten(), Unwritten())
+    seen = []
     gate.split(4, {"own": torch.arange(4.0)})
     for _ in range(1500):
         if learning:
-            gate.update(lambda images, labels, state: {"own": state["own"] + images.sum()}, some=torch.arange(2))
-        seen.append(gate.route("it", lambda state, row: state["own"] + row, torch.zeros(5), bound=9.0))
+            gate.update(
+                lambda images, labels, state: {"own": state["own"] + images.sum()},
+                some=torch.arange(2),
+            )
+        seen.append(
+            gate.route("it", lambda state, row: state["own"] + row, torch.zeros(5), bound=9.0)
+        )
     assert rows_lawful(torch.cat(seen).long().numpy(), 4, 5)
 
 
@@ -231,13 +293,20 @@ def test_draws_cannot_be_seeded_from_outside():
 
 def test_routes_cannot_be_seeded_from_outside(tmp_path):
     box = Sensitive(np.zeros((64, 1, 1, 1)), np.zeros(64, int), Spec((1, 1, 1), 1))
-    plan, draws = Plan((Stage("it", "route", 0.0, 32, Shards(64)),), Neighbours.REPLACE), []
+    plan = Plan((Stage("it", "route", 0.0, 32, Shards(64)),), Neighbours.REPLACE)
+    draws = []
     for turn in range(5):
         torch.manual_seed(0)
         np.random.seed(0)
         gate = Gate(box, plan, Ledger(tmp_path / f"{turn}.jsonl"), Budget(math.inf))
         gate.split(64, {"own": torch.arange(64.0)})
-        draws.append(tuple(gate.route("it", lambda state, row: state["own"] + row, torch.zeros(32), bound=99.0).tolist()))
+        draws.append(
+            tuple(
+                gate.route(
+                    "it", lambda state, row: state["own"] + row, torch.zeros(32), bound=99.0
+                ).tolist()
+            )
+        )
     assert len(set(draws)) == 5
 
 
@@ -258,20 +327,38 @@ def test_poisson_of_few(count):
 
 def test_rate_is_never_exceeded(monkeypatch):
     """Uniforms lie on the lattice k 2^-53, k from 1: the chance of k 2^-53 <= rate is the rate, rounded down."""
-    monkeypatch.setattr(Secret, "uniform", lambda self, count: torch.tensor([0.25, 0.25 + 2**-53], dtype=torch.float64))
+    monkeypatch.setattr(
+        Secret,
+        "uniform",
+        lambda self, count: torch.tensor([0.25, 0.25 + 2**-53], dtype=torch.float64),
+    )
     assert Poisson(0.25).draw(2, Secret()).tolist() == [0]
 
 
 def test_shards_at_the_edge_of_the_lattice(monkeypatch):
     for value, shard in ((2.0**-53, 0), (1.0, 0), (1 - 2.0**-53, 6), (0.5, 3)):
-        monkeypatch.setattr(Secret, "uniform", lambda self, count, value=value: torch.full((count,), value, dtype=torch.float64))
+        monkeypatch.setattr(
+            Secret,
+            "uniform",
+            lambda self, count, value=value: torch.full((count,), value, dtype=torch.float64),
+        )
         assert Shards(7).draw(2, Secret()).tolist() == [shard, shard]
 
 
-@pytest.mark.parametrize("make", [
-    lambda: Poisson(0.0), lambda: Poisson(-0.1), lambda: Poisson(1.1), lambda: Poisson(math.nan), lambda: Fixed(0, 5), lambda: Fixed(6, 5),
-    lambda: Fixed(-1, 5), lambda: Shards(0), lambda: Shards(-3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Poisson(0.0),
+        lambda: Poisson(-0.1),
+        lambda: Poisson(1.1),
+        lambda: Poisson(math.nan),
+        lambda: Fixed(0, 5),
+        lambda: Fixed(6, 5),
+        lambda: Fixed(-1, 5),
+        lambda: Shards(0),
+        lambda: Shards(-3),
+    ],
+)
 def test_bad_numbers_are_refused(make):
     with pytest.raises(PlanError, match="needed"):
         make()
@@ -284,24 +371,48 @@ def test_events():
     assert Fixed(3, 9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 3, noise)
     assert Shards(9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 1, noise)
     for sampler in (Full(), Poisson(0.1), Fixed(3, 9), Shards(9)):
-        assert Stage("a", "answer", 0.0, 3, sampler).event() == dpa.NonPrivateDpEvent()  # a sample without noise is the records themselves
+        assert (
+            Stage("a", "answer", 0.0, 3, sampler).event() == dpa.NonPrivateDpEvent()
+        )  # a sample without noise is the records themselves
 
 
 def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
     """Rows in order of position lie further apart than one record can move them, and a sum over all shards has no draw at all."""
-    box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1, COUNT, (COUNT,)))
+    box = Sensitive(
+        np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1, COUNT, (COUNT,))
+    )
     allowed = set()
-    for verb, sampler, relation in itertools.product([*DRAWS, "shout"], [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)], Neighbours):
+    for verb, sampler, relation in itertools.product(
+        [*DRAWS, "shout"], [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)], Neighbours
+    ):
         try:
-            Gate(box, Plan((Stage("it", verb, 0.0, 1, sampler),), relation), Ledger(tmp_path / "none.jsonl"), Budget(math.inf))
+            Gate(
+                box,
+                Plan((Stage("it", verb, 0.0, 1, sampler),), relation),
+                Ledger(tmp_path / "none.jsonl"),
+                Budget(math.inf),
+            )
         except PlanError:
             continue
         allowed.add((verb, type(sampler).__name__, str(relation)))
     assert allowed == {
-        ("sum", "Full", "add-remove"), ("sum", "Full", "replace"), ("sum", "Poisson", "add-remove"), ("sum", "Fixed", "replace"),
-        ("rows", "Full", "replace"), ("rows", "Full", "local"), ("answer", "Full", "add-remove"), ("answer", "Full", "replace"),
-        ("answer", "Poisson", "add-remove"), ("answer", "Fixed", "replace"), ("sorted_blocks", "Full", "replace"),
-        ("route", "Shards", "replace"), ("poll", "Full", "replace"), ("poll", "Full", "client"), ("deal", "Full", "replace"),
-        ("deal", "Full", "client"), ("deal", "Shards", "replace"), ("privatize", "Full", "local"),
-    }  # fmt: skip
+        ("sum", "Full", "add-remove"),
+        ("sum", "Full", "replace"),
+        ("sum", "Poisson", "add-remove"),
+        ("sum", "Fixed", "replace"),
+        ("rows", "Full", "replace"),
+        ("rows", "Full", "local"),
+        ("answer", "Full", "add-remove"),
+        ("answer", "Full", "replace"),
+        ("answer", "Poisson", "add-remove"),
+        ("answer", "Fixed", "replace"),
+        ("sorted_blocks", "Full", "replace"),
+        ("route", "Shards", "replace"),
+        ("poll", "Full", "replace"),
+        ("poll", "Full", "client"),
+        ("deal", "Full", "replace"),
+        ("deal", "Full", "client"),
+        ("deal", "Shards", "replace"),
+        ("privatize", "Full", "local"),
+    }
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "shards"}

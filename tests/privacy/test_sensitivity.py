@@ -7,7 +7,7 @@ import pytest
 import torch
 from unwritten import Unwritten, clipping
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError, QueryError
 from privot.privacy import gate as gate_module
@@ -21,18 +21,38 @@ from privot.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices", "array_order")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-COUNT, SIDE, CLASSES, PAIRS, FEW = 8, 2, 2, 308, 77  # 7 kinds of pairs x 11 scales, four times or once
-SHAPE, DIM, SHARDS, ROWS = (1, SIDE, SIDE), SIDE * SIDE, 4, 40
+# 7 kinds of pairs x 11 scales, four times or once
+COUNT = 8
+SIDE = 2
+CLASSES = 2
+PAIRS = 308
+FEW = 77
+SHAPE = (1, SIDE, SIDE)
+DIM = SIDE * SIDE
+SHARDS = 4
+ROWS = 40
 SPEC = Spec(SHAPE, CLASSES, COUNT, (COUNT // 2, COUNT // 2))
-OPEN, HELD = Spec(SHAPE, CLASSES), Spec(SHAPE, CLASSES, owners=SHARDS)
+OPEN = Spec(SHAPE, CLASSES)
+HELD = Spec(SHAPE, CLASSES, owners=SHARDS)
 SPECS = {"sorted_blocks": SPEC, "rows": Spec(SHAPE, CLASSES, COUNT)}
 SCALES = [1e-200, 1e-20, 1e-3, 1.0, 1.0 + 2**-40, 1 - 2**-40, 10.0, 1e9, 1e150, 1e300, math.inf]
 EVEN = np.arange(COUNT) % CLASSES
 CASES = [
-    ("sum", ADD_REMOVE, False), ("sum", REPLACE, False), ("sum", ADD_REMOVE, True), ("sum", REPLACE, True), ("rows", REPLACE, False),
-    ("rows", LOCAL, False), ("answer", ADD_REMOVE, False), ("answer", REPLACE, False), ("sorted_blocks", REPLACE, False),
-    ("route", REPLACE, False), ("poll", REPLACE, False), ("deal", REPLACE, False), ("deal", CLIENT, False), ("poll", CLIENT, False),
-]  # fmt: skip
+    ("sum", ADD_REMOVE, False),
+    ("sum", REPLACE, False),
+    ("sum", ADD_REMOVE, True),
+    ("sum", REPLACE, True),
+    ("rows", REPLACE, False),
+    ("rows", LOCAL, False),
+    ("answer", ADD_REMOVE, False),
+    ("answer", REPLACE, False),
+    ("sorted_blocks", REPLACE, False),
+    ("route", REPLACE, False),
+    ("poll", REPLACE, False),
+    ("deal", REPLACE, False),
+    ("deal", CLIENT, False),
+    ("poll", CLIENT, False),
+]
 
 
 def spread(image, label, scale):
@@ -59,20 +79,30 @@ class Rig:
     """A gate whose box is changed between asks, so that thousands of data sets go through the real code quickly."""
 
     def __init__(self, ledger, verb, relation, per_class=False, noise=0.0, query=spread):
-        self.verb, self.relation, self.more = verb, relation, {"per_class": True} if per_class else {}
+        self.verb = verb
+        self.relation = relation
+        self.more = {"per_class": True} if per_class else {}
         self.query = total if verb == "answer" else query
         self.spec = HELD if verb == "deal" or relation is CLIENT else SPECS.get(verb, OPEN)
         stage = Stage("it", verb, noise, 10**6, Shards(SHARDS) if verb == "route" else Full())
         box = Sensitive(np.zeros((COUNT, *SHAPE)), EVEN, self.spec)
         wall = Budget(math.inf)
-        self.gate = Gate(box, Plan((stage,), relation), ledger, wall, runtime=Runtime("cpu", microbatch=COUNT + 1))
+        self.gate = Gate(
+            box,
+            Plan((stage,), relation),
+            ledger,
+            wall,
+            runtime=Runtime("cpu", microbatch=COUNT + 1),
+        )
 
     def ask(self, images, labels, scale=1.0, bound=1.0, frame=None, blocks=2):
         self.gate._data = Sensitive(images, labels, self.spec)
         if self.verb == "answer":
             return self.gate.answer("it", self.query, scale, bound=bound, shape=(DIM,))
         if self.verb == "sorted_blocks":
-            sums = self.gate.sorted_blocks("it", self.query, scale, frame=frame, blocks=blocks, radius=bound)
+            sums = self.gate.sorted_blocks(
+                "it", self.query, scale, frame=frame, blocks=blocks, radius=bound
+            )
             return sums * (COUNT // CLASSES // blocks)  # means again as the sums that got the noise
         if self.verb in ("route", "poll", "deal"):
             most = COUNT // SHARDS if self.spec is HELD else 0
@@ -81,16 +111,26 @@ class Rig:
             if self.verb == "poll":
                 return self.gate.poll("it", lambda state: state["sum"], bound=bound)
             if self.verb == "deal":
-                return self.gate.deal("it", lambda state, row: state["sum"] + row, torch.zeros(SHARDS, 3), bound=bound).flatten(0, 1)
-            self.gate._secret = Secret(7)  # neighbours are compared draw by draw; 40 rows see every shard
-            return self.gate.route("it", lambda state, row: state["sum"] + row, torch.zeros(ROWS), bound=bound)
+                return self.gate.deal(
+                    "it", lambda state, row: state["sum"] + row, torch.zeros(SHARDS, 3), bound=bound
+                ).flatten(0, 1)
+            self.gate._secret = Secret(
+                7
+            )  # neighbours are compared draw by draw; 40 rows see every shard
+            return self.gate.route(
+                "it", lambda state, row: state["sum"] + row, torch.zeros(ROWS), bound=bound
+            )
         return getattr(self.gate, self.verb)("it", self.query, scale, bound=bound, **self.more)
 
     def declared(self, monkeypatch, ledger, **ask):
         """What the gate scales its noise to: the deviation that it hands to `noisy` at multiplier 1."""
         seen = []
         with monkeypatch.context() as patch:
-            patch.setattr(gate_module, "noisy", lambda steps, std, grid, secret: (seen.append(std), steps * grid)[1])
+            patch.setattr(
+                gate_module,
+                "noisy",
+                lambda steps, std, grid, secret: (seen.append(std), steps * grid)[1],
+            )
             twin = Rig(ledger, self.verb, self.relation, bool(self.more), 1.0)
             twin.query = self.query
             twin.ask(np.full((COUNT, *SHAPE), 0.5), EVEN, **ask)
@@ -99,31 +139,46 @@ class Rig:
 
 def frame_of(rng, tight=True):
     frame = torch.from_numpy(rng.normal(size=(6, DIM)))
-    return torch.linalg.qr(frame).Q * math.sqrt(6 / DIM) if tight else frame  # [slices, dim], Q'Q = 1
+    return (
+        torch.linalg.qr(frame).Q * math.sqrt(6 / DIM) if tight else frame
+    )  # [slices, dim], Q'Q = 1
 
 
 def pairs(rng, count, relation, move_label=True):
     """Neighbouring data sets and a scale: random ones, and those that go for the bound."""
     for turn in range(count):
-        images, labels = rng.random((COUNT, *SHAPE)), EVEN.copy()
-        other, where, scale = rng.random(SHAPE), int(rng.integers(COUNT)), SCALES[turn % len(SCALES)]
+        images = rng.random((COUNT, *SHAPE))
+        labels = EVEN.copy()
+        other = rng.random(SHAPE)
+        where = int(rng.integers(COUNT))
+        scale = SCALES[turn % len(SCALES)]
         kind = turn // len(SCALES) % 7
         if kind == 1:  # from one side of the ball to the other, on its boundary
-            images[where], other = 1.0, np.zeros(SHAPE)
+            images[where] = 1.0
+            other = np.zeros(SHAPE)
         elif kind == 2:  # every other record is far to one side
-            images[:], other = 0.0, np.ones(SHAPE)
+            images[:] = 0.0
+            other = np.ones(SHAPE)
         elif kind == 3:  # one pixel against all
-            images[where], other = np.eye(SIDE), 1 - np.eye(SIDE)
+            images[where] = np.eye(SIDE)
+            other = 1 - np.eye(SIDE)
         elif kind == 4:  # at a rounding's distance from the middle
-            images[where], other = 0.5, np.nextafter(np.full(SHAPE, 0.5), 1)
+            images[where] = 0.5
+            other = np.nextafter(np.full(SHAPE, 0.5), 1)
         elif kind == 5:  # a record that decides on which side a sum lies, when it is replaced
-            images[:], images[where], other = 0.5, 1.0, np.zeros(SHAPE)
+            images[:] = 0.5
+            images[where] = 1.0
+            other = np.zeros(SHAPE)
         elif kind == 6:  # and when it is removed
-            images[:], images[where - 1], images[where], other = 0.5, 0.25, 1.0, np.zeros(SHAPE)
+            images[:] = 0.5
+            images[where - 1] = 0.25
+            images[where] = 1.0
+            other = np.zeros(SHAPE)
         if relation is ADD_REMOVE:
             yield images, labels, np.delete(images, where, 0), np.delete(labels, where), scale
         else:
-            changed, renamed = images.copy(), labels.copy()
+            changed = images.copy()
+            renamed = labels.copy()
             changed[where] = other
             if relation is CLIENT and turn % 3 == 0:
                 changed[where % SHARDS :: SHARDS] = other  # all that its owner holds
@@ -135,14 +190,22 @@ def pairs(rng, count, relation, move_label=True):
 def worst(monkeypatch, verb, relation, per_class=False, count=PAIRS, query=spread, seed=1):
     """The largest distance of two neighbours' answers, in units of the declared sensitivity; NaN counts as infinite."""
     ledger = Unwritten()
-    rng, rig = np.random.default_rng(seed), Rig(ledger, verb, relation, per_class, query=query)
-    largest, more = 0.0, {}
+    rng = np.random.default_rng(seed)
+    rig = Rig(ledger, verb, relation, per_class, query=query)
+    largest = 0.0
+    more = {}
     if verb == "sorted_blocks":
         more = {"frame": frame_of(rng), "blocks": 2}
     declared = rig.declared(monkeypatch, ledger, **more)
-    for images, labels, changed, renamed, scale in pairs(rng, count, relation, move_label=verb != "sorted_blocks"):
-        here, there = (rig.ask(*each, scale, **more) for each in ((images, labels), (changed, renamed)))
-        apart = (here - there).norm(dim=1).max() if verb in ("route", "deal") else (here - there).norm()  # each row is an answer
+    for images, labels, changed, renamed, scale in pairs(
+        rng, count, relation, move_label=verb != "sorted_blocks"
+    ):
+        here, there = (
+            rig.ask(*each, scale, **more) for each in ((images, labels), (changed, renamed))
+        )
+        apart = (
+            (here - there).norm(dim=1).max() if verb in ("route", "deal") else (here - there).norm()
+        )  # each row is an answer
         distance = float(apart) / declared
         largest = max(largest, math.inf if math.isnan(distance) else distance)
         if largest > 1 + 1e-6:
@@ -154,7 +217,12 @@ def within(monkeypatch, trust, case, count, seed):
     found = worst(monkeypatch, *case, count, seed=seed)
     assert found <= 1 + 1e-6
     assert found > 0.999  # pairs that stay far under the bound would prove nothing
-    trust("G2", "pairs of neighbours through the gate, none beyond the declared bound", count, of=count)
+    trust(
+        "G2",
+        "pairs of neighbours through the gate, none beyond the declared bound",
+        count,
+        of=count,
+    )
 
 
 @pytest.mark.parametrize(("verb", "relation", "per_class"), CASES)
@@ -177,7 +245,8 @@ def test_every_entry_of_the_table_was_measured():
 @pytest.mark.parametrize("blocks", [1, 2, 4])
 def test_sorted_blocks_bound_holds_and_is_reached(monkeypatch, ledger, blocks, tight):
     """A record that crosses the ball along the frame's longest direction, above others that it passes or not."""
-    rng, rig = np.random.default_rng(blocks), Rig(ledger, "sorted_blocks", REPLACE)
+    rng = np.random.default_rng(blocks)
+    rig = Rig(ledger, "sorted_blocks", REPLACE)
     largest = 0.0
     for turn in range(40):
         frame = frame_of(rng, tight)
@@ -226,7 +295,9 @@ def largest_entry(parts, bound):
 def nan_passes(parts, bound):
     parts = parts.detach().double()
     norms = parts.norm(dim=1, keepdim=True)
-    return parts * torch.where(norms > bound, bound / norms, 1.0)  # as in a well-known library: min(1, NaN) is 1
+    return parts * torch.where(
+        norms > bound, bound / norms, 1.0
+    )  # as in a well-known library: min(1, NaN) is 1
 
 
 def zero_divides(parts, bound):
@@ -236,14 +307,34 @@ def zero_divides(parts, bound):
 
 @pytest.mark.parametrize(
     ("planted", "verb", "relation"),
-    [(unclipped, "sum", REPLACE), (unclipped, "answer", REPLACE), (unclipped, "rows", LOCAL), (unclipped, "sorted_blocks", REPLACE),
-     (clipped_by_batch, "sum", REPLACE), (clipped_by_batch, "rows", REPLACE), (clipped_after_the_sum, "sum", ADD_REMOVE),
-     (wrong_axis, "sum", REPLACE), (wrong_axis, "answer", REPLACE), (largest_entry, "sum", ADD_REMOVE), (nan_passes, "sum", REPLACE),
-     (nan_passes, "rows", REPLACE), (zero_divides, "sum", REPLACE), (unclipped, "route", REPLACE), (unclipped, "poll", REPLACE),
-     (clipped_by_batch, "poll", REPLACE), (wrong_axis, "poll", REPLACE), (largest_entry, "route", REPLACE),
-     (nan_passes, "route", REPLACE), (nan_passes, "poll", REPLACE), (zero_divides, "route", REPLACE), (unclipped, "deal", CLIENT),
-     (largest_entry, "deal", CLIENT), (nan_passes, "deal", REPLACE), (clipped_by_batch, "poll", CLIENT)],
-)  # fmt: skip
+    [
+        (unclipped, "sum", REPLACE),
+        (unclipped, "answer", REPLACE),
+        (unclipped, "rows", LOCAL),
+        (unclipped, "sorted_blocks", REPLACE),
+        (clipped_by_batch, "sum", REPLACE),
+        (clipped_by_batch, "rows", REPLACE),
+        (clipped_after_the_sum, "sum", ADD_REMOVE),
+        (wrong_axis, "sum", REPLACE),
+        (wrong_axis, "answer", REPLACE),
+        (largest_entry, "sum", ADD_REMOVE),
+        (nan_passes, "sum", REPLACE),
+        (nan_passes, "rows", REPLACE),
+        (zero_divides, "sum", REPLACE),
+        (unclipped, "route", REPLACE),
+        (unclipped, "poll", REPLACE),
+        (clipped_by_batch, "poll", REPLACE),
+        (wrong_axis, "poll", REPLACE),
+        (largest_entry, "route", REPLACE),
+        (nan_passes, "route", REPLACE),
+        (nan_passes, "poll", REPLACE),
+        (zero_divides, "route", REPLACE),
+        (unclipped, "deal", CLIENT),
+        (largest_entry, "deal", CLIENT),
+        (nan_passes, "deal", REPLACE),
+        (clipped_by_batch, "poll", CLIENT),
+    ],
+)
 def test_planted_clips_are_caught(monkeypatch, trust, planted, verb, relation):
     monkeypatch.setattr(gate_module, "_clip", clipping(planted))
     assert worst(monkeypatch, verb, relation, count=FEW) > 1 + 1e-6
@@ -267,7 +358,9 @@ def test_planted_feature_norm_is_caught(monkeypatch):
 
 
 def test_planted_frame_norm_is_caught(monkeypatch):
-    monkeypatch.setattr(torch.linalg, "matrix_norm", lambda frame, order: torch.tensor(1.0))  # right for k = d alone
+    monkeypatch.setattr(
+        torch.linalg, "matrix_norm", lambda frame, order: torch.tensor(1.0)
+    )  # right for k = d alone
     assert worst(monkeypatch, "sorted_blocks", REPLACE, count=FEW) > 1 + 1e-6
 
 
@@ -276,7 +369,9 @@ def test_planted_rounding_outwards_is_caught(monkeypatch):
     monkeypatch.setattr(gate_module, "grid_for", lambda bound, std: 0.03)
     assert worst(monkeypatch, "sum", REPLACE, count=FEW) <= 1 + 1e-6
     real = gate_module._clip
-    monkeypatch.setattr(gate_module, "_steps", lambda *given: (away := real(*given)).sign() * away.abs().ceil())
+    monkeypatch.setattr(
+        gate_module, "_steps", lambda *given: (away := real(*given)).sign() * away.abs().ceil()
+    )
     assert worst(monkeypatch, "sum", REPLACE, count=FEW) > 1 + 1e-6
 
 
@@ -297,7 +392,9 @@ def softened(image, label, weights):
 
 
 def gradient(image, label, weights):
-    return torch.func.grad(lambda w: torch.nn.functional.cross_entropy((w @ image.flatten())[None], label[None]))(weights).flatten()
+    return torch.func.grad(
+        lambda w: torch.nn.functional.cross_entropy((w @ image.flatten())[None], label[None])
+    )(weights).flatten()
 
 
 QUERIES = [linear, normalised, softened, gradient]
@@ -305,10 +402,12 @@ QUERIES = [linear, normalised, softened, gradient]
 
 def others_moved(query, trials=100):
     """Whether any row but that of the changed record ever moved."""
-    rng, rig = np.random.default_rng(2), Rig(Unwritten(), "rows", REPLACE, query=query)
+    rng = np.random.default_rng(2)
+    rig = Rig(Unwritten(), "rows", REPLACE, query=query)
     weights = torch.from_numpy(rng.normal(size=(10, DIM))).float()
     for _ in range(trials):
-        images, where = rng.random((COUNT, *SHAPE), np.float32), int(rng.integers(COUNT))
+        images = rng.random((COUNT, *SHAPE), np.float32)
+        where = int(rng.integers(COUNT))
         changed = images.copy()
         changed[where] = rng.integers(2, size=SHAPE)
         same = torch.arange(COUNT) != where
@@ -340,7 +439,9 @@ def test_planted_batch_statistics_are_caught(monkeypatch):
 def test_batch_norm_that_remembers_is_refused_before_any_charge(ledger):
     layer = torch.nn.BatchNorm2d(1)
     with pytest.raises(RuntimeError, match="vmap"):
-        Rig(ledger, "rows", REPLACE, query=lambda image, label, scale: layer(image[None])).ask(np.zeros((COUNT, *SHAPE)), EVEN)
+        Rig(ledger, "rows", REPLACE, query=lambda image, label, scale: layer(image[None])).ask(
+            np.zeros((COUNT, *SHAPE)), EVEN
+        )
     assert ledger.entries() == []
 
 
@@ -374,19 +475,30 @@ def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
     images[3] = 1
     rig = Rig(ledger, verb, REPLACE, query=query)
     if verb == "answer":
-        rig.query = lambda records, scale: query(records.images, None, scale).view(COUNT, DIM).sum(0)
+        rig.query = lambda records, scale: (
+            query(records.images, None, scale).view(COUNT, DIM).sum(0)
+        )
     if verb in ("route", "poll"):
-        rig.query = lambda images, labels, state, scale: {"sum": torch.func.vmap(query)(images, labels, scale=scale).sum(0)}
+        rig.query = lambda images, labels, state, scale: {
+            "sum": torch.func.vmap(query)(images, labels, scale=scale).sum(0)
+        }
     answer = rig.ask(images, EVEN, frame=torch.eye(DIM, dtype=torch.float64), blocks=4)
-    quarter, zero = torch.full((DIM,), 0.25), torch.zeros(DIM)
+    quarter = torch.full((DIM,), 0.25)
+    zero = torch.zeros(DIM)
     if verb == "sum":
         assert torch.equal(answer, 7 * quarter.double())
     elif verb == "rows":
-        assert torch.equal(answer, torch.stack([zero if each == 3 else quarter for each in range(COUNT)]).double())
+        assert torch.equal(
+            answer, torch.stack([zero if each == 3 else quarter for each in range(COUNT)]).double()
+        )
     elif verb == "answer":
         assert torch.equal(answer, zero.double())
-    elif verb == "route":  # shards of two records each, of norm 1 together; the third of the four holds nothing
-        known = torch.stack([quarter * 0 if each == 3 else quarter * 2 for each in range(SHARDS)]).double()
+    elif (
+        verb == "route"
+    ):  # shards of two records each, of norm 1 together; the third of the four holds nothing
+        known = torch.stack(
+            [quarter * 0 if each == 3 else quarter * 2 for each in range(SHARDS)]
+        ).double()
         assert torch.allclose(answer, known[Shards(SHARDS).draw(ROWS, Secret(7))], atol=1e-6)
     elif verb == "poll":
         assert torch.allclose(answer, 6 * quarter.double(), atol=1e-5)
@@ -399,12 +511,16 @@ def test_an_empty_draw_answers_noise(ledger, verb):
     """No record is drawn at a rate of 1e-15; the answer has its shape and its noise."""
     name = "answer" if verb == "answer" else "sum"
     box = Sensitive(np.ones((COUNT, *SHAPE)), EVEN, OPEN)
-    gate = Gate(box, Plan((Stage("it", name, 2.0, 3, Poisson(1e-15)),), ADD_REMOVE), ledger, Budget(1e9))
+    gate = Gate(
+        box, Plan((Stage("it", name, 2.0, 3, Poisson(1e-15)),), ADD_REMOVE), ledger, Budget(1e9)
+    )
     if verb == "answer":
         answer = gate.answer("it", lambda records: torch.ones(2000), bound=1.0, shape=(2000,))
         std = 4.0
     else:
-        answer = gate.sum("it", lambda image, label: torch.ones(2000), bound=1.0, per_class=verb == "per_class")
+        answer = gate.sum(
+            "it", lambda image, label: torch.ones(2000), bound=1.0, per_class=verb == "per_class"
+        )
         std = 2.0
     assert answer.shape == ((CLASSES, 2000) if verb == "per_class" else (2000,))
     assert answer.std() == pytest.approx(std, rel=0.12)
@@ -412,9 +528,17 @@ def test_an_empty_draw_answers_noise(ledger, verb):
 
 
 FILLS = {
-    "black": 0.0, "white": 1.0, "grey": 0.5, "subnormal": 1e-40, "least": 5e-324, "tiny": 1e-20, "almost": 1 - 2**-24,
-    "pixel": np.array([[1.0, 0], [0, 0]]), "checks": np.eye(2), "ramp": np.linspace(0, 1, 4).reshape(2, 2),
-}  # fmt: skip
+    "black": 0.0,
+    "white": 1.0,
+    "grey": 0.5,
+    "subnormal": 1e-40,
+    "least": 5e-324,
+    "tiny": 1e-20,
+    "almost": 1 - 2**-24,
+    "pixel": np.array([[1.0, 0], [0, 0]]),
+    "checks": np.eye(2),
+    "ramp": np.linspace(0, 1, 4).reshape(2, 2),
+}
 PLACES = {"one": [3], "all": range(COUNT), "class": range(0, COUNT, 2), "but one": range(1, COUNT)}
 NASTY = [
     lambda image, label: 1 / image.flatten(),
@@ -430,11 +554,14 @@ NASTY = [
 def test_forty_kinds_of_records_keep_shape_and_finiteness(fill, places):
     images = np.random.default_rng(0).random((COUNT, *SHAPE))
     images[list(PLACES[places])] = FILLS[fill]
-    one, each = Spec(SHAPE, 1, COUNT, (COUNT,)), Sensitive(images, EVEN, SPEC)
+    one = Spec(SHAPE, 1, COUNT, (COUNT,))
+    each = Sensitive(images, EVEN, SPEC)
     single = Sensitive(images, np.zeros(COUNT, int), one)
     verbs = ("sum", "rows", "answer", "sorted_blocks", "poll")
     plan = Plan(tuple(Stage(verb, verb, 1.0, 10**5) for verb in verbs), REPLACE)
-    routes = Plan((Stage("route", "route", 0.0, 10**5, Shards(SHARDS)),), REPLACE)  # no noise: a sampled plan takes seconds to price
+    routes = Plan(
+        (Stage("route", "route", 0.0, 10**5, Shards(SHARDS)),), REPLACE
+    )  # no noise: a sampled plan takes seconds to price
     for box, classes in ((each, CLASSES), (single, 1)):
         gate = Gate(box, plan, Unwritten(), Budget(1e9), runtime=Runtime("cpu"))
         frame = torch.eye(DIM)
@@ -442,15 +569,35 @@ def test_forty_kinds_of_records_keep_shape_and_finiteness(fill, places):
         for query in NASTY:
             for door in (gate, router):
                 door.split(SHARDS, {"it": torch.zeros(SHARDS, DIM)})
-                door.update(lambda images, labels, state, q=query: {"it": q(images.sum(0), labels.sum()) - state["it"]})
+                door.update(
+                    lambda images, labels, state, q=query: {
+                        "it": q(images.sum(0), labels.sum()) - state["it"]
+                    }
+                )
             for answer, shape in (
-                (router.route("route", lambda state, row: state["it"] / row, torch.zeros(3), bound=1.0), (3, DIM)),
+                (
+                    router.route(
+                        "route", lambda state, row: state["it"] / row, torch.zeros(3), bound=1.0
+                    ),
+                    (3, DIM),
+                ),
                 (gate.poll("poll", lambda state: state["it"].exp(), bound=1.0), (DIM,)),
                 (gate.sum("sum", query, bound=1.0), (DIM,)),
                 (gate.sum("sum", query, bound=1.0, per_class=True), (classes, DIM)),
                 (gate.rows("rows", query, bound=1.0), (COUNT, DIM)),
-                (gate.answer("answer", lambda records, q=query: q(records.images.sum(0), 0), bound=1.0, shape=(DIM,)), (DIM,)),
-                (gate.sorted_blocks("sorted_blocks", query, frame=frame, blocks=2, radius=1.0), (classes, DIM, 2)),
+                (
+                    gate.answer(
+                        "answer",
+                        lambda records, q=query: q(records.images.sum(0), 0),
+                        bound=1.0,
+                        shape=(DIM,),
+                    ),
+                    (DIM,),
+                ),
+                (
+                    gate.sorted_blocks("sorted_blocks", query, frame=frame, blocks=2, radius=1.0),
+                    (classes, DIM, 2),
+                ),
             ):
                 assert answer.shape == shape
                 assert answer.isfinite().all()
@@ -478,12 +625,17 @@ def test_least_bound_still_holds(monkeypatch, ledger):
     changed[0] = 1
     declared = rig.declared(monkeypatch, ledger, bound=1.1e-30)
     for scale in (1e-29, 1e-160, 1e-170, 1e200):
-        distance = (rig.ask(images, EVEN, scale, bound=1.1e-30) - rig.ask(changed, EVEN, scale, bound=1.1e-30)).norm()
+        distance = (
+            rig.ask(images, EVEN, scale, bound=1.1e-30)
+            - rig.ask(changed, EVEN, scale, bound=1.1e-30)
+        ).norm()
         assert distance <= declared * (1 + 1e-6)
 
 
 def test_a_query_that_draws_is_refused(ledger):
     """Its randomness would be shared by the records of a portion, and nobody counts it."""
     with pytest.raises((RuntimeError, QueryError)):
-        Rig(ledger, "sum", REPLACE, query=lambda image, label, scale: torch.rand(3)).ask(np.ones((COUNT, *SHAPE)), EVEN)
+        Rig(ledger, "sum", REPLACE, query=lambda image, label, scale: torch.rand(3)).ask(
+            np.ones((COUNT, *SHAPE)), EVEN
+        )
     assert ledger.entries() == []

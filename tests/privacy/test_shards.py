@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError, PlanError, QueryError, ReleaseError
 from privot.privacy import gate as gate_module
@@ -24,8 +24,13 @@ from privot.runtime import Runtime
 pytestmark = pytest.mark.usefixtures("array_order")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-SHARDS, SIZE, OVER = 4, 3, 2  # 4 shards of 3 records, and 2 records left over
-COUNT, SHAPE, DIM = SHARDS * SIZE + OVER, (1, 2, 2), 4
+# 4 shards of 3 records, and 2 records left over
+SHARDS = 4
+SIZE = 3
+OVER = 2
+COUNT = SHARDS * SIZE + OVER
+SHAPE = (1, 2, 2)
+DIM = 4
 SPEC = Spec(SHAPE, 2, COUNT)
 
 
@@ -45,8 +50,13 @@ def box(images):
 
 def door(box, ledger, steps=10**6, noise=0.0, shards=SHARDS, polls=KEPT, wall=None, **more):
     """A gate with one stage of routes and one of polls, without noise unless told."""
-    stages = Stage("route", "route", noise, steps, Shards(shards)), Stage("poll", "poll", noise or 0.0, polls)
-    return Gate(box, Plan(stages, REPLACE), ledger, wall or Budget(math.inf), runtime=Runtime("cpu"), **more)
+    stages = (
+        Stage("route", "route", noise, steps, Shards(shards)),
+        Stage("poll", "poll", noise or 0.0, polls),
+    )
+    return Gate(
+        box, Plan(stages, REPLACE), ledger, wall or Budget(math.inf), runtime=Runtime("cpu"), **more
+    )
 
 
 def zeros(count=SHARDS, dim=DIM):
@@ -70,7 +80,11 @@ def kinds(ledger):
 
 
 def marks(ledger):
-    return [(each["first"], each["last"]) for each in ledger.entries() if each["kind"] == "ask" and each["stage"] == "route"]
+    return [
+        (each["first"], each["last"])
+        for each in ledger.entries()
+        if each["kind"] == "ask" and each["stage"] == "route"
+    ]
 
 
 # Which record lies where
@@ -82,7 +96,13 @@ def states(gate):
 
 def test_record_i_lies_in_shard_i_mod_count_and_the_rest_in_none(images, ledger):
     gate = door(box_of(images), ledger)
-    gate.split(SHARDS, {"seen": torch.zeros(SHARDS, SIZE, *SHAPE), "labels": torch.zeros(SHARDS, SIZE, dtype=torch.int64)})
+    gate.split(
+        SHARDS,
+        {
+            "seen": torch.zeros(SHARDS, SIZE, *SHAPE),
+            "labels": torch.zeros(SHARDS, SIZE, dtype=torch.int64),
+        },
+    )
     gate.update(lambda images, labels, state: {"seen": images, "labels": labels})
     for shard in range(SHARDS):
         own = torch.arange(shard, SHARDS * SIZE, SHARDS)
@@ -94,7 +114,11 @@ def test_record_i_lies_in_shard_i_mod_count_and_the_rest_in_none(images, ledger)
 def test_records_left_over_are_never_read(images, ledger, monkeypatch, where):
     read = []
     take = Sensitive._take
-    monkeypatch.setattr(Sensitive, "_take", lambda self, which, *more: (read.append(which), take(self, which, *more))[1])
+    monkeypatch.setattr(
+        Sensitive,
+        "_take",
+        lambda self, which, *more: (read.append(which), take(self, which, *more))[1],
+    )
     gate = door(box_of(images), ledger)
     gate.split(SHARDS, zeros())
     gate.update(learn)
@@ -109,12 +133,16 @@ def test_records_left_over_are_never_read(images, ledger, monkeypatch, where):
 
 def normalised(images, labels, state):
     """A batch norm in a critic: the batch is this shard."""
-    return {"it": torch.nn.functional.batch_norm(images, None, None, training=True).flatten(1).sum(0)}
+    return {
+        "it": torch.nn.functional.batch_norm(images, None, None, training=True).flatten(1).sum(0)
+    }
 
 
 def all_together(images, labels, state):
     """Sums, sorts and softmaxes over every axis there is."""
-    return {"it": torch.softmax(images.flatten().sort().values, 0)[:DIM] * images.sum() + labels.sum()}
+    return {
+        "it": torch.softmax(images.flatten().sort().values, 0)[:DIM] * images.sum() + labels.sum()
+    }
 
 
 def descended(images, labels, state):
@@ -141,11 +169,16 @@ def bits(value):
 
 def states_that_moved(ledger, query, trials=30):
     """For each pair of data sets that differ in one record: whether any state but that of its shard moved, and whether that one did."""
-    rng, others, own = np.random.default_rng(3), 0, 0
+    rng = np.random.default_rng(3)
+    others = 0
+    own = 0
     for turn in range(trials):
         images = rng.random((COUNT, *SHAPE), np.float32)
-        changed, where = images.copy(), int(rng.integers(SHARDS * SIZE))
-        changed[where] = (rng.random(SHAPE), 1, 0, np.nextafter(np.float32(0), np.float32(1)))[turn % 4]
+        changed = images.copy()
+        where = int(rng.integers(SHARDS * SIZE))
+        changed[where] = (rng.random(SHAPE), 1, 0, np.nextafter(np.float32(0), np.float32(1)))[
+            turn % 4
+        ]
         found = []
         for each in (images, changed):
             gate = door(box_of(each), ledger)
@@ -181,13 +214,22 @@ def test_planted_mixing_is_caught(monkeypatch, ledger):
     assert states_that_moved(ledger, normalised, 8)[0] > 0
 
 
-@pytest.mark.parametrize("query", [
-    lambda images, labels, state: {"it": images[:, None].expand(SHARDS, SIZE, *SHAPE).mean((0, 1)).flatten()},
-    lambda images, labels, state: {"it": images.view(SHARDS, SIZE, *SHAPE).mean((0, 1)).flatten()},
-    lambda images, labels, state: {"it": torch.zeros(SHARDS, DIM)},
-    lambda images, labels, state: {"it": images.mean()},  # of 4 shards, and 4 is also the length of a state: broadcast, it would mix them
-    lambda images, labels, state: {"it": images.flatten(1).mean(0)[:1]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "query",
+    [
+        lambda images, labels, state: {
+            "it": images[:, None].expand(SHARDS, SIZE, *SHAPE).mean((0, 1)).flatten()
+        },
+        lambda images, labels, state: {
+            "it": images.view(SHARDS, SIZE, *SHAPE).mean((0, 1)).flatten()
+        },
+        lambda images, labels, state: {"it": torch.zeros(SHARDS, DIM)},
+        lambda images, labels, state: {
+            "it": images.mean()
+        },  # of 4 shards, and 4 is also the length of a state: broadcast, it would mix them
+        lambda images, labels, state: {"it": images.flatten(1).mean(0)[:1]},
+    ],
+)
 def test_there_is_no_axis_of_shards_in_a_query(box, ledger, query):
     """One that thinks there is fails, or sees one shard's numbers in another order."""
     gate = door(box, ledger)
@@ -210,21 +252,34 @@ def test_some_are_updated_and_the_others_stay(images, ledger):
 @pytest.mark.parametrize("portion", [1, 4, 7, 1000])
 def test_portions_change_no_state(images, ledger, portion):
     """Shards go through a query a few at a time, by the room there is."""
-    gate, calls = door(box_of(images), ledger), []
+    gate = door(box_of(images), ledger)
+    calls = []
     gate._portion = portion
     gate.split(SHARDS, zeros())
     gate.update(lambda *of: (calls.append(1), learn(*of))[1])
     assert len(calls) == math.ceil(SHARDS / max(1, portion // SIZE))
-    assert torch.allclose(states(gate)["it"], torch.from_numpy(images[: SHARDS * SIZE]).view(SIZE, SHARDS, DIM).mean(0))
+    assert torch.allclose(
+        states(gate)["it"],
+        torch.from_numpy(images[: SHARDS * SIZE]).view(SIZE, SHARDS, DIM).mean(0),
+    )
     gate._secret = Secret(7)
-    assert torch.allclose(ask(gate, 9), states(gate)["it"][Shards(SHARDS).draw(9, Secret(7))].double(), atol=1e-4)
+    assert torch.allclose(
+        ask(gate, 9), states(gate)["it"][Shards(SHARDS).draw(9, Secret(7))].double(), atol=1e-4
+    )
 
 
 def test_public_arguments_and_states_are_the_caller_s_own(box, ledger):
     """What the caller handed in does not change with the secret."""
-    gate, given = door(box, ledger), zeros()
+    gate = door(box, ledger)
+    given = zeros()
     gate.split(SHARDS, given)
-    assert gate.update(lambda images, labels, state, factor: {"it": images.flatten(1).sum(0) * factor}, torch.tensor(2.0)) is None
+    assert (
+        gate.update(
+            lambda images, labels, state, factor: {"it": images.flatten(1).sum(0) * factor},
+            torch.tensor(2.0),
+        )
+        is None
+    )
     assert torch.equal(given["it"], zeros()["it"])
     assert (states(gate)["it"] > 0).all()
 
@@ -235,8 +290,12 @@ def test_answers_carry_no_graph(box, ledger):
     factor = torch.ones(3, requires_grad=True)
     gate.update(lambda images, labels, state, factor: {"it": state["it"] + factor.sum()}, factor)
     assert not states(gate)["it"].requires_grad
-    assert not gate.route("route", lambda state, row: state["it"] * row, factor, bound=9.0).requires_grad
-    assert not gate.poll("poll", lambda state, factor: state["it"] * factor.sum(), factor, bound=9.0).requires_grad
+    assert not gate.route(
+        "route", lambda state, row: state["it"] * row, factor, bound=9.0
+    ).requires_grad
+    assert not gate.poll(
+        "poll", lambda state, factor: state["it"] * factor.sum(), factor, bound=9.0
+    ).requires_grad
 
 
 # What comes out
@@ -244,21 +303,30 @@ def test_answers_carry_no_graph(box, ledger):
 
 def worst_states(rng):
     """Two states of one shard, as far from each other as anything can be."""
-    ends = [torch.full((DIM,), value) for value in (0.0, 1e-30, 1.0, -1.0, 3e38, -3e38, math.inf, -math.inf, math.nan)]
+    ends = [
+        torch.full((DIM,), value)
+        for value in (0.0, 1e-30, 1.0, -1.0, 3e38, -3e38, math.inf, -math.inf, math.nan)
+    ]
     mixed = [torch.tensor([math.nan, 1.0, 0.0, 0.0]), torch.tensor([math.inf, -math.inf, 1.0, 0.0])]
-    yield from itertools.product([*ends, *mixed, torch.from_numpy(rng.normal(size=DIM)).float()], repeat=2)
+    yield from itertools.product(
+        [*ends, *mixed, torch.from_numpy(rng.normal(size=DIM)).float()], repeat=2
+    )
 
 
 @pytest.mark.parametrize("bound", [1e-3, 1.0, 50.0])
 def test_any_two_states_of_one_shard_stay_within_the_bound(box, ledger, bound):
     """Every row that drew the shard moves by at most 2 bound, no other moves at all; a sum over shards moves by at most 2 bound."""
-    rng, gate = np.random.default_rng(0), door(box, ledger, polls=10**6)
+    rng = np.random.default_rng(0)
+    gate = door(box, ledger, polls=10**6)
     gate.split(SHARDS, {"it": torch.from_numpy(rng.normal(size=(SHARDS, DIM))).float()})
-    rows, shard, reached = 24, 1, 0.0
+    rows = 24
+    shard = 1
+    reached = 0.0
     drew = Shards(SHARDS).draw(rows, Secret(7)) == shard
     assert 0 < drew.sum() < rows
     for pair in worst_states(rng):
-        routed, polled = [], []
+        routed = []
+        polled = []
         for state in pair:
             states(gate)["it"][shard] = state
             gate._secret = Secret(7)  # the same draws
@@ -277,19 +345,35 @@ def test_poll_adds_up_all_shards(images, ledger):
     gate.split(SHARDS, zeros())
     gate.update(learn)
     parts = torch.from_numpy(images[: SHARDS * SIZE]).view(SIZE, SHARDS, DIM).mean(0).double()
-    assert torch.allclose(gate.poll("poll", lambda state, factor: state["it"] * factor, 2.0, bound=99.0), 2 * parts.sum(0), atol=1e-4)
+    assert torch.allclose(
+        gate.poll("poll", lambda state, factor: state["it"] * factor, 2.0, bound=99.0),
+        2 * parts.sum(0),
+        atol=1e-4,
+    )
     short = parts * (0.5 / parts.norm(dim=1, keepdim=True)).clamp(max=1)
-    assert torch.allclose(gate.poll("poll", lambda state: state["it"], bound=0.5), short.sum(0), atol=1e-5)
+    assert torch.allclose(
+        gate.poll("poll", lambda state: state["it"], bound=0.5), short.sum(0), atol=1e-5
+    )
 
 
 def test_rows_and_shapes(box, ledger):
     gate = door(box, ledger)
     gate.split(SHARDS, {"own": torch.arange(4.0), "net": torch.ones(SHARDS, 3, DIM)})
     points = torch.rand(7, DIM)
-    found = gate.route("route", lambda state, point, factor: state["net"] @ point * factor, points, torch.arange(7.0), bound=99.0)
+    found = gate.route(
+        "route",
+        lambda state, point, factor: state["net"] @ point * factor,
+        points,
+        torch.arange(7.0),
+        bound=99.0,
+    )
     assert found.shape == (7, 3)
-    assert torch.allclose(found, (points.sum(1) * torch.arange(7.0))[:, None].expand(7, 3).double(), atol=1e-4)
-    assert gate.route("route", lambda state, row: state["own"].sum(), torch.zeros(2), bound=9.0).shape == (2,)
+    assert torch.allclose(
+        found, (points.sum(1) * torch.arange(7.0))[:, None].expand(7, 3).double(), atol=1e-4
+    )
+    assert gate.route(
+        "route", lambda state, row: state["own"].sum(), torch.zeros(2), bound=9.0
+    ).shape == (2,)
     assert gate.poll("poll", lambda state: state["own"], bound=9.0).item() == 6.0
 
 
@@ -310,7 +394,9 @@ def test_shards_are_for_replaced_records_only(box, ledger, relation):
     assert nothing_charged(ledger)
 
 
-@pytest.mark.parametrize(("count", "given"), [(0, 0), (-1, 1), (COUNT + 1, COUNT + 1), (4, 3), (3, 4), (4, 5)])
+@pytest.mark.parametrize(
+    ("count", "given"), [(0, 0), (-1, 1), (COUNT + 1, COUNT + 1), (4, 3), (3, 4), (4, 5)]
+)
 def test_a_wrong_count_is_refused(box, ledger, count, given):
     with pytest.raises(PlanError, match="a state each"):
         door(box, ledger).split(count, zeros(given))
@@ -319,7 +405,12 @@ def test_a_wrong_count_is_refused(box, ledger, count, given):
 
 def test_before_the_split_there_is_nothing(box, ledger):
     gate = door(box, ledger)
-    for verb in (lambda: ask(gate), lambda: gate.poll("poll", learn, bound=1.0), lambda: gate.update(learn), gate.store):
+    for verb in (
+        lambda: ask(gate),
+        lambda: gate.poll("poll", learn, bound=1.0),
+        lambda: gate.update(learn),
+        gate.store,
+    ):
         with pytest.raises(PlanError, match="not split"):
             verb()
     gate.forget()  # nothing to forget, and no ticket to look for it
@@ -383,7 +474,9 @@ def test_errors_do_not_speak_and_close_the_gate(box, ledger, verb):
     gate = door(box, ledger)
     gate.split(SHARDS, zeros())
     with pytest.raises(QueryError, match="with ValueError") as caught:
-        gate.update(fails) if verb == "update" else ask(gate, query=fails) if verb == "route" else gate.poll("poll", fails, bound=1.0)
+        gate.update(fails) if verb == "update" else ask(
+            gate, query=fails
+        ) if verb == "route" else gate.poll("poll", fails, bound=1.0)
     assert "0.123" not in str(caught.value)
     assert caught.value.__context__ is None
     with pytest.raises(PlanError):
@@ -406,7 +499,8 @@ def test_a_call_uses_up_as_many_answers_as_it_has_rows(box, ledger):
 @pytest.mark.parametrize("steps", [KEPT, 100, 7 * MARKS + 3])
 def test_marks_cover_the_rows_before_a_state_is_read(box, ledger, steps):
     """Whatever the stride and the number of rows: when the query runs, the ledger on disk holds the charge and the marks."""
-    gate, gaps = door(box, ledger, steps=steps), []
+    gate = door(box, ledger, steps=steps)
+    gaps = []
     gate.split(SHARDS, zeros())
 
     def query(state, row):
@@ -418,12 +512,19 @@ def test_marks_cover_the_rows_before_a_state_is_read(box, ledger, steps):
     assert min(gaps) >= 0
     covered = marks(ledger)
     assert covered[0][0] == 0
-    assert all(after[0] == before[1] + 1 for before, after in itertools.pairwise(covered))  # none twice, none left out
+    assert all(
+        after[0] == before[1] + 1 for before, after in itertools.pairwise(covered)
+    )  # none twice, none left out
 
 
 def test_the_charge_comes_before_the_split(box, ledger, monkeypatch):
-    seen, take = [], Sensitive._take
-    monkeypatch.setattr(Sensitive, "_take", lambda self, *args: (seen.append(kinds(Ledger(ledger.path))), take(self, *args))[1])
+    seen = []
+    take = Sensitive._take
+    monkeypatch.setattr(
+        Sensitive,
+        "_take",
+        lambda self, *args: (seen.append(kinds(Ledger(ledger.path))), take(self, *args))[1],
+    )
     door(box, ledger).split(SHARDS, zeros())
     assert seen == [["reserve"]]
 
@@ -479,8 +580,15 @@ def test_two_gates_of_one_ticket_never_have_the_same_answer(box, ledger, tmp_pat
 def stored(box, ledger, tmp_path):
     """A run that learned, asked, stored and fell over: (its states, the vault's file)."""
     gate = door(box, ledger, folder=tmp_path / "run")
-    gate.split(SHARDS, {"it": torch.zeros(SHARDS, DIM), "age": torch.zeros(SHARDS, dtype=torch.int64)})
-    gate.update(lambda images, labels, state: {"it": learn(images, labels, state)["it"] / 3, "age": state["age"] + labels.sum()})
+    gate.split(
+        SHARDS, {"it": torch.zeros(SHARDS, DIM), "age": torch.zeros(SHARDS, dtype=torch.int64)}
+    )
+    gate.update(
+        lambda images, labels, state: {
+            "it": learn(images, labels, state)["it"] / 3,
+            "age": state["age"] + labels.sum(),
+        }
+    )
     ask(gate, 3)
     gate.store()
     (file,) = ledger.path.parent.glob("*.vault*")
@@ -494,7 +602,9 @@ def fresh():
 def test_states_come_back_to_the_bit(box, ledger, tmp_path, stored):
     gate = door(box, ledger, folder=tmp_path / "run")
     gate.split(SHARDS, fresh())
-    assert all(torch.equal(bits(states(gate)[name]), bits(value)) for name, value in stored[0].items())
+    assert all(
+        torch.equal(bits(states(gate)[name]), bits(value)) for name, value in stored[0].items()
+    )
     assert states(gate)["age"].dtype == torch.int64
     assert stored[0]["it"].any()
     assert kinds(ledger).count("reserve") == 1
@@ -503,12 +613,16 @@ def test_states_come_back_to_the_bit(box, ledger, tmp_path, stored):
 def test_the_last_store_counts(box, ledger, tmp_path, stored):
     gate = door(box, ledger, folder=tmp_path / "run")
     gate.split(SHARDS, fresh())
-    gate.update(lambda images, labels, state: {"it": state["it"] * math.inf, "age": state["age"] + 1})
+    gate.update(
+        lambda images, labels, state: {"it": state["it"] * math.inf, "age": state["age"] + 1}
+    )
     gate.store()
     again = door(box, ledger, folder=tmp_path / "run")
     again.split(SHARDS, fresh())
     assert torch.equal(states(again)["age"], stored[0]["age"] + 1)
-    assert torch.equal(bits(states(again)["it"]), bits(stored[0]["it"] * math.inf))  # what exploded comes back as it was
+    assert torch.equal(
+        bits(states(again)["it"]), bits(stored[0]["it"] * math.inf)
+    )  # what exploded comes back as it was
 
 
 def test_a_failed_update_closes_the_gate(box, ledger):
@@ -558,12 +672,16 @@ def test_forgetting_removes_it(box, ledger, tmp_path, stored):
     assert not states(gate)["it"].any()
 
 
-def test_a_crash_while_storing_leaves_the_last_whole_one(box, ledger, tmp_path, stored, monkeypatch):
+def test_a_crash_while_storing_leaves_the_last_whole_one(
+    box, ledger, tmp_path, stored, monkeypatch
+):
     gate = door(box, ledger, folder=tmp_path / "run")
     gate.split(SHARDS, fresh())
     gate.update(lambda images, labels, state: {"it": state["it"] + 1, "age": state["age"]})
     with monkeypatch.context() as patch:
-        patch.setattr(type(stored[1]), "replace", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            type(stored[1]), "replace", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             gate.store()
     again = door(box, ledger, folder=tmp_path / "run")
@@ -590,7 +708,9 @@ def flipped(file):
 
 
 def another_shape(file):
-    save_file({"it": torch.zeros(SHARDS, DIM + 1), "age": torch.zeros(SHARDS, dtype=torch.int64)}, file)
+    save_file(
+        {"it": torch.zeros(SHARDS, DIM + 1), "age": torch.zeros(SHARDS, dtype=torch.int64)}, file
+    )
 
 
 def another_name(file):
@@ -637,7 +757,13 @@ def test_a_run_that_did_not_crash_takes_up_nothing(box, tmp_path):
 def test_any_layout_can_be_stored(box, ledger, tmp_path):
     """Weights that a caller stacked and turned."""
     gate = door(box, ledger, folder=tmp_path / "run")
-    gate.split(SHARDS, {"it": torch.rand(DIM, SHARDS).T, "net": torch.rand(SHARDS, 3, 2, 2).contiguous(memory_format=torch.channels_last)})
+    gate.split(
+        SHARDS,
+        {
+            "it": torch.rand(DIM, SHARDS).T,
+            "net": torch.rand(SHARDS, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+        },
+    )
     gate.store()
     again = door(box, ledger, folder=tmp_path / "run")
     again.split(SHARDS, {"it": torch.zeros(SHARDS, DIM), "net": torch.zeros(SHARDS, 3, 2, 2)})

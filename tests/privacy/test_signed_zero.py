@@ -7,10 +7,10 @@ import pytest
 import torch
 from unwritten import Unwritten
 
-from privot.data.records import Sensitive
+from privot.components.client_critics import wish
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.families.owners import wish
-from privot.nets.critic import Critic
+from privot.nets.functional_critic import Critic
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.noise import Secret, noisy
@@ -37,14 +37,34 @@ def test_both_zeros_come_out_alike(total):
 @pytest.mark.parametrize("known", [True, False])
 def test_a_class_that_an_owner_has_no_record_of_leaves_no_sign(known):
     """Its slope is a slope times 0, whose zeros keep their signs."""
-    critic, eye = Critic((1, 8, 8), 2, 4), torch.eye(8)
+    critic = Critic((1, 8, 8), 2, 4)
+    eye = torch.eye(8)
     weights, along = critic.begin(1, draws := torch.Generator().manual_seed(0))
     box = Sensitive(np.zeros((4, 1, 8, 8), np.uint8), np.zeros(4, int), Spec((1, 8, 8), 2))
-    gate = Gate(box, Plan((Stage("slopes", "deal", 1.0, 9),), Neighbours.CLIENT), Unwritten(), Budget(math.inf))
-    gate.split(1, {"weights": torch.randn(weights.shape, generator=draws), "along": along, "known": torch.tensor([[known, True]])}, 4)
+    gate = Gate(
+        box,
+        Plan((Stage("slopes", "deal", 1.0, 9),), Neighbours.CLIENT),
+        Unwritten(),
+        Budget(math.inf),
+    )
+    gate.split(
+        1,
+        {
+            "weights": torch.randn(weights.shape, generator=draws),
+            "along": along,
+            "known": torch.tensor([[known, True]]),
+        },
+        4,
+    )
     gate._secret = Little()
-    raw = gate.deal("slopes", lambda state, image, label: wish(
-        state, image, label, full=True, known=True, critic=critic, down=eye, across=eye
-    ), torch.rand(1, 1, 1, 8, 8, generator=draws), torch.zeros(1, 1, dtype=torch.int64), bound=1.0)  # fmt: skip
+    raw = gate.deal(
+        "slopes",
+        lambda state, image, label: wish(
+            state, image, label, full=True, known=True, critic=critic, down=eye, across=eye
+        ),
+        torch.rand(1, 1, 1, 8, 8, generator=draws),
+        torch.zeros(1, 1, dtype=torch.int64),
+        bound=1.0,
+    )
     assert bool((raw != 0).any()) is known
     assert not torch.signbit(raw[raw == 0]).any()

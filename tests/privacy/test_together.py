@@ -7,21 +7,25 @@ import pytest
 import torch
 from unwritten import Unpriced, Unwritten
 
-from privot.data.records import Sensitive
+from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError, PrivotError, QueryError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Stage
-from privot.privacy.ranks import Alone, Several
 from privot.privacy.sampling import Shards
 from privot.runtime import Runtime
+from privot.runtime.process_group import Alone, Several
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHARDS, SIZE = 5, 2
-PLAN = Unpriced((Stage("route", "route", 0.7, 200, Shards(SHARDS)), Stage("poll", "poll", 0.7, 3)), Neighbours.REPLACE)
+SHARDS = 5
+SIZE = 2
+PLAN = Unpriced(
+    (Stage("route", "route", 0.7, 200, Shards(SHARDS)), Stage("poll", "poll", 0.7, 3)),
+    Neighbours.REPLACE,
+)
 
 
 class Wires:
@@ -31,7 +35,9 @@ class Wires:
         MAX = "max"
 
     def __init__(self, count):
-        self._gate, self._there, self._own = threading.Barrier(count, timeout=20), [None] * count, threading.local()
+        self._gate = threading.Barrier(count, timeout=20)
+        self._there = [None] * count
+        self._own = threading.local()
 
     def sit(self, rank):
         self._own.rank = rank
@@ -72,7 +78,8 @@ def box_of(count):
 
 def together(count, deed):
     """``deed(rank, ranks)`` in so many threads: what each gives back, or the error that it ends with."""
-    wires, found = Wires(count), [None] * count
+    wires = Wires(count)
+    found = [None] * count
 
     def one(rank):
         wires.sit(rank)
@@ -95,9 +102,15 @@ def gate_for(folder, rank, ranks, run=None, records=SHARDS * SIZE + 1):
     """With the leader's seed alone: a follower's noise would not be the leader's."""
     own = folder / run if run and not rank else None
     return Gate(
-        box_of(records), PLAN, Ledger(folder / f"{rank}.jsonl"), Unwritten(), runtime=Runtime("cpu", 7), insecure_seed=rank, ranks=ranks,
+        box_of(records),
+        PLAN,
+        Ledger(folder / f"{rank}.jsonl"),
+        Unwritten(),
+        runtime=Runtime("cpu", 7),
+        insecure_seed=rank,
+        ranks=ranks,
         folder=own,
-    )  # fmt: skip
+    )
 
 
 def start():
@@ -121,7 +134,12 @@ def worked(folder, rank, ranks, run=None):
     gate.update(learn, torch.tensor(3.0), some=torch.tensor([3]))  # some have nothing to do
     rows = torch.linspace(1, 2, 12) + rank
     public = [gate.route("route", tell, rows, bound=5.0) for _ in range(2)]
-    public += [gate.poll("poll", lambda state, factor: state["it"] * factor, torch.tensor(0.1 + rank), bound=2.0) for _ in range(2)]
+    public += [
+        gate.poll(
+            "poll", lambda state, factor: state["it"] * factor, torch.tensor(0.1 + rank), bound=2.0
+        )
+        for _ in range(2)
+    ]
     gate.store()
     states = {name: ranks.gathered(value, SHARDS) for name, value in gate._shards[1].items()}
     return public, states, (gate.left("route"), gate.left("poll"))
@@ -134,11 +152,17 @@ def test_threads_that_share_the_shards_give_the_answers_of_one(tmp_path, count):
     found = together(count, lambda rank, ranks: worked(tmp_path / "here", rank, ranks, "run"))
     assert left == (200 - 24, 1)
     for each in found:
-        assert all(torch.equal(here, there) for here, there in zip(alone, each[0], strict=True)), "everyone has the leader's answers"
+        assert all(torch.equal(here, there) for here, there in zip(alone, each[0], strict=True)), (
+            "everyone has the leader's answers"
+        )
         assert each[2] == left
     assert all(torch.equal(value, found[0][1][name]) for name, value in states.items())
     assert states["seen"].tolist() == [1, 2, 1, 3, 2]
-    written = sorted(path.name for path in (tmp_path / "here").iterdir() if path.is_file() and not path.name.endswith(".lock"))
+    written = sorted(
+        path.name
+        for path in (tmp_path / "here").iterdir()
+        if path.is_file() and not path.name.endswith(".lock")
+    )
     secret = ["0.jsonl.vault0-order.safetensors", "0.jsonl.vault0.safetensors"]
     assert written == ["0.jsonl", "0.jsonl.head", *secret], "the leader alone pays and stores"
 
@@ -152,18 +176,26 @@ def test_what_was_kept_comes_again_to_all_threads(tmp_path):
         gate = gate_for(tmp_path, rank, ranks, "run")
         gate.split(SHARDS, start())
         states = {name: ranks.gathered(value, SHARDS) for name, value in gate._shards[1].items()}
-        return [gate.poll("poll", lambda state: state["it"], bound=2.0) for _ in range(2)], states, gate.left("route")
+        return (
+            [gate.poll("poll", lambda state: state["it"], bound=2.0) for _ in range(2)],
+            states,
+            gate.left("route"),
+        )
 
     after = together(3, go_on)
     for each in after:
-        assert all(torch.equal(here, there) for here, there in zip(before[0][0][2:], each[0], strict=True))
+        assert all(
+            torch.equal(here, there) for here, there in zip(before[0][0][2:], each[0], strict=True)
+        )
         assert each[2] == 200 - 24, "rows that were asked before are gone for all"
     assert all(torch.equal(value, after[0][1][name]) for name, value in before[0][1].items())
     assert Ledger(tmp_path / "0.jsonl").entries() == paid
 
 
 def test_followers_without_a_folder_know_that_the_leader_stores_nothing(tmp_path):
-    assert [each[2] for each in together(2, lambda rank, ranks: worked(tmp_path, rank, ranks))] == [(200 - 24, 1)] * 2
+    assert [each[2] for each in together(2, lambda rank, ranks: worked(tmp_path, rank, ranks))] == [
+        (200 - 24, 1)
+    ] * 2
     assert not list(tmp_path.glob("*.vault*"))
 
 
@@ -187,7 +219,9 @@ def test_one_that_fails_ends_it_for_all(tmp_path):
             gate.poll("poll", lambda state: state["it"], bound=1.0)
 
 
-@pytest.mark.parametrize(("shards", "records", "said"), [(1, 11, "start fewer"), (SHARDS, 12, "the same records")])
+@pytest.mark.parametrize(
+    ("shards", "records", "said"), [(1, 11, "start fewer"), (SHARDS, 12, "the same records")]
+)
 def test_what_does_not_fit_is_refused_by_all_threads(tmp_path, shards, records, said):
     def deed(rank, ranks):
         here = records if rank else 11

@@ -25,8 +25,8 @@ from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.product import Product
 from privot.release import Guarantee, NoGuarantee, Release, verify
+from privot.release.artifact import Product
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
@@ -39,7 +39,9 @@ FILES = ("manifest.json", "manifest.sha256", "tensors.safetensors")
 def folders(tmp_path_factory):
     """A generator and a set, saved."""
     root = tmp_path_factory.mktemp("releases")
-    synthesize("digits", "merf", 5.0, settings=QUICK, out=root / "generator", ledger=root / "digits.jsonl")
+    synthesize(
+        "digits", "merf", 5.0, settings=QUICK, out=root / "generator", ledger=root / "digits.jsonl"
+    )
     small_set().save(root / "set")
     return root
 
@@ -62,7 +64,11 @@ def saved(request, folders, tmp_path):
 def sign(folder, edit=None):
     """Do what a forger does: edit the manifest, then write digests that fit."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"] = {"tensors.safetensors": hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()}
+    manifest["files"] = {
+        "tensors.safetensors": hashlib.sha256(
+            (folder / "tensors.safetensors").read_bytes()
+        ).hexdigest()
+    }
     if edit:
         edit(manifest)
     text = json.dumps(manifest)
@@ -89,7 +95,9 @@ def test_a_release_comes_back_as_it_was(saved):
 
 
 def test_folders_above_a_release_are_made(tmp_path):
-    assert Release.load(small_set().save(tmp_path / "this" / "year" / "out")).spec == Spec((1, 4, 4), 3)
+    assert Release.load(small_set().save(tmp_path / "this" / "year" / "out")).spec == Spec(
+        (1, 4, 4), 3
+    )
 
 
 def test_seeds_replay_and_differ(folders):
@@ -124,18 +132,38 @@ def test_a_set_gives_its_own_images_in_turn():
 
 
 def test_verify_proves_the_claim_again(folders, tmp_path):
-    sampled = Plan((Stage("flow", "sum", 2.0, 40, Poisson(0.01)), Stage("means", "sum", 9.0)), Neighbours.ADD_REMOVE)
+    sampled = Plan(
+        (Stage("flow", "sum", 2.0, 40, Poisson(0.01)), Stage("means", "sum", 9.0)),
+        Neighbours.ADD_REMOVE,
+    )
     small_set(sampled).save(tmp_path / "sampled")
     for place in (folders / "generator", folders / "set", tmp_path / "sampled"):
         result = verify(place)
         assert result["digests"] == "ok"
-        assert result["epsilon_from_events"] == pytest.approx(result["guarantee"]["epsilon"], rel=1e-6)
+        assert result["epsilon_from_events"] == pytest.approx(
+            result["guarantee"]["epsilon"], rel=1e-6
+        )
     assert verify(folders / "generator")["guarantee"]["epsilon"] == pytest.approx(5, rel=1e-6)
 
 
 def test_a_release_without_a_guarantee_says_so(tmp_path):
-    synthesize("digits", "merf", Budget(math.inf), settings=QUICK, out=tmp_path / "open", ledger=tmp_path / "a.jsonl")
-    synthesize("digits", "merf", 5.0, settings=QUICK, out=tmp_path / "seeded", ledger=tmp_path / "a.jsonl", insecure_seed=1)
+    synthesize(
+        "digits",
+        "merf",
+        Budget(math.inf),
+        settings=QUICK,
+        out=tmp_path / "open",
+        ledger=tmp_path / "a.jsonl",
+    )
+    synthesize(
+        "digits",
+        "merf",
+        5.0,
+        settings=QUICK,
+        out=tmp_path / "seeded",
+        ledger=tmp_path / "a.jsonl",
+        insecure_seed=1,
+    )
     for name in ("open", "seeded"):
         assert isinstance(Release.load(tmp_path / name).guarantee, NoGuarantee)
         result = verify(tmp_path / name)
@@ -146,11 +174,18 @@ def test_a_release_without_a_guarantee_says_so(tmp_path):
 def test_a_smaller_spread_draws_less_varied_images_of_the_same_generator(folders):
     release = Release.load(folders / "generator")
     labels = torch.zeros(200, dtype=torch.int64)
-    whole, narrow, hardly = (release.sample(200, labels, spread=spread)[0].std(0) for spread in (1.0, 0.5, 1e-6))
+    whole, narrow, hardly = (
+        release.sample(200, labels, spread=spread)[0].std(0) for spread in (1.0, 0.5, 1e-6)
+    )
     assert narrow.mean() < 0.8 * whole.mean()
     assert hardly.max() < 1e-4, "one image a class is left"
     assert torch.equal(release.sample(5)[0], release.sample(5, spread=1.0)[0])
-    for place, spread in (("generator", 0.0), ("generator", 1.1), ("generator", math.nan), ("set", 0.5)):
+    for place, spread in (
+        ("generator", 0.0),
+        ("generator", 1.1),
+        ("generator", math.nan),
+        ("set", 0.5),
+    ):
         with pytest.raises(ReleaseError, match="spread"):
             Release.load(folders / place).sample(3, spread=spread)
 
@@ -170,7 +205,11 @@ def test_a_generator_that_diverged_is_not_sampled(folders):
 @pytest.mark.parametrize("there", ["folder", "file", "dangling link"])
 def test_nothing_is_overwritten(folders, tmp_path, there):
     out = tmp_path / "out"
-    {"folder": out.mkdir, "file": out.touch, "dangling link": lambda: out.symlink_to(tmp_path / "nowhere")}[there]()
+    {
+        "folder": out.mkdir,
+        "file": out.touch,
+        "dangling link": lambda: out.symlink_to(tmp_path / "nowhere"),
+    }[there]()
     with pytest.raises(ReleaseError, match="there already"):
         Release.load(folders / "generator").save(out)
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
@@ -218,7 +257,9 @@ def test_a_process_that_dies_leaves_no_half_release(folders, tmp_path, monkeypat
         Release.load(tmp_path / "out")
     release.save(tmp_path / "out")
     assert verify(tmp_path / "out")
-    assert [each.name for each in tmp_path.iterdir()] == ["out"]  # what the dead one left is gone too
+    assert [each.name for each in tmp_path.iterdir()] == [
+        "out"
+    ]  # what the dead one left is gone too
 
 
 # Altered bytes
@@ -247,7 +288,15 @@ def test_every_flipped_byte_is_noticed(saved, every):
         assert flipped(saved, name, range(0, (saved / name).stat().st_size, every), generator) == []
     size = (saved / "tensors.safetensors").stat().st_size
     ends = {0, 7, 8, size - 1, size // 2}
-    assert flipped(saved, "tensors.safetensors", ends | set(generator.sample(range(size), min(size, 250 // every))), generator) == []
+    assert (
+        flipped(
+            saved,
+            "tensors.safetensors",
+            ends | set(generator.sample(range(size), min(size, 250 // every))),
+            generator,
+        )
+        == []
+    )
     assert verify(saved)
 
 
@@ -263,7 +312,11 @@ def test_not_even_the_end_of_a_line_may_change(saved, ending):
 def test_a_missing_or_misplaced_file_is_noticed(saved, name):
     whole = (saved / name).read_bytes()
     (saved / name).unlink()
-    for put in (lambda path: None, lambda path: path.mkdir(), lambda path: (path.rmdir(), path.touch())):
+    for put in (
+        lambda path: None,
+        lambda path: path.mkdir(),
+        lambda path: (path.rmdir(), path.touch()),
+    ):
         put(saved / name)
         with pytest.raises(ReleaseError):
             verify(saved)
@@ -311,7 +364,9 @@ FORGED = {
     "delta nan": put("guarantee", "delta", math.nan),
     "delta a list": put("guarantee", "delta", [1e-5]),
     "attack power halved": put("guarantee", "max_tpr", "0.01", lambda value: value / 2),
-    "attack power at one more rate": put("guarantee", "max_tpr", lambda value: {**value, "0.5": 0.5}),
+    "attack power at one more rate": put(
+        "guarantee", "max_tpr", lambda value: {**value, "0.5": 0.5}
+    ),
     "attack power of nothing": put("guarantee", "max_tpr", lambda value: {**value, "x": None}),
     "attack power that poses as the epsilon": lambda manifest: (
         manifest["guarantee"]["max_tpr"].update(epsilon=manifest["guarantee"]["epsilon"]),
@@ -340,8 +395,12 @@ FORGED = {
     "event": put("event", "GaussianDpEvent(noise_multiplier=100.0)"),
     "event missing": lambda manifest: manifest.pop("event"),
     "event empty": put("event", []),
-    "event and plan": both(put(*STAGE, "noise", 50.0), put("event", "GaussianDpEvent(noise_multiplier=50.0)")),
-    "event and plan without noise": both(put(*STAGE, "noise", 0), put("event", "NonPrivateDpEvent()")),
+    "event and plan": both(
+        put(*STAGE, "noise", 50.0), put("event", "GaussianDpEvent(noise_multiplier=50.0)")
+    ),
+    "event and plan without noise": both(
+        put(*STAGE, "noise", 0), put("event", "NonPrivateDpEvent()")
+    ),
     "spec with a class less": put("spec", "classes", lambda value: value - 1),
     "spec with classes as a fraction": put("spec", "classes", float),
     "spec with a larger shape": put("spec", "shape", [1, 16, 16]),
@@ -352,7 +411,9 @@ FORGED = {
     "format of tomorrow": put("format", 2),
     "a manifest that is a list": None,
     "files that leave the folder": put("files", {"../release/tensors.safetensors": "0" * 64}),
-    "files that climb": lambda manifest: manifest["files"].update({"../manifest.json": manifest["files"]["tensors.safetensors"]}),
+    "files that climb": lambda manifest: manifest["files"].update(
+        {"../manifest.json": manifest["files"]["tensors.safetensors"]}
+    ),
     "files by an absolute path": put("files", {"/etc/passwd": "0" * 64}),
     "files that are folders": put("files", {"..": "0" * 64}),
     "files with an empty name": put("files", {"": "0" * 64}),
@@ -381,7 +442,9 @@ GENERATOR = {
     "hidden layer beyond all": put("product", "arguments", "hidden", 10**30),
     "hidden layer as text": put("product", "arguments", "hidden", "200"),
     "code longer": put("product", "arguments", "code", 6),
-    "code for classes": both(put("product", "arguments", "code", 6), put("product", "arguments", "classes", 9)),
+    "code for classes": both(
+        put("product", "arguments", "code", 6), put("product", "arguments", "classes", 9)
+    ),
     "shape of another size": put("product", "arguments", "shape", [1, 7, 7]),
     "shape of a terabyte": put("product", "arguments", "shape", [1, 4096, 4096]),
     "spec with another class": put("spec", "classes", 11),
@@ -413,7 +476,10 @@ def tensors_of(folder, change):
         lambda found: {key: value.half() for key, value in found.items()},
         lambda found: {key: value[..., None] for key, value in found.items()},
         lambda found: {f"x{key}": value for key, value in found.items()},
-        lambda found: {"labels": torch.zeros(0, dtype=torch.int64), "images": torch.zeros(0, 1, 4, 4)},
+        lambda found: {
+            "labels": torch.zeros(0, dtype=torch.int64),
+            "images": torch.zeros(0, 1, 4, 4),
+        },
         lambda found: {"labels": torch.tensor([3]), "images": torch.zeros(1, 1, 4, 4)},
         lambda found: {"labels": torch.tensor([-1]), "images": torch.zeros(1, 1, 4, 4)},
         lambda found: {"labels": torch.tensor([0, 1]), "images": torch.zeros(1, 1, 4, 4)},
@@ -434,7 +500,11 @@ class Bomb:
 def test_a_pickle_is_never_opened(saved, monkeypatch):
     monkeypatch.chdir(saved)
     torch.save({"images": Bomb()}, saved / "zip.bin")
-    for data in (pickle.dumps(Bomb()), pickle.dumps({"images": Bomb()}, 0), (saved / "zip.bin").read_bytes()):
+    for data in (
+        pickle.dumps(Bomb()),
+        pickle.dumps({"images": Bomb()}, 0),
+        (saved / "zip.bin").read_bytes(),
+    ):
         (saved / "tensors.safetensors").write_bytes(data)
         sign(saved)
         for look in (Release.load, verify):
@@ -444,7 +514,11 @@ def test_a_pickle_is_never_opened(saved, monkeypatch):
 
 
 def test_a_manifest_too_deep_to_read_is_refused(saved):
-    for text in ("[" * 100_000, '{"format": 1, "files": ' + '{"a":' * 50_000, '{"format": ' + "9" * 5000 + "}"):
+    for text in (
+        "[" * 100_000,
+        '{"format": 1, "files": ' + '{"a":' * 50_000,
+        '{"format": ' + "9" * 5000 + "}",
+    ):
         (saved / "manifest.json").write_text(text)
         (saved / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
         with pytest.raises(ReleaseError):
@@ -486,34 +560,55 @@ def test_a_plan_of_extreme_numbers_ends_in_a_number_or_a_refusal(folders, tmp_pa
 def unharmed(folder, before, weights=False):
     """What a mutation that passes must not have changed: what is claimed, and that samples can be drawn."""
     release = Release.load(folder)
-    now, then = ({**asdict(each.guarantee), "max_tpr": None, **each.guarantee.max_tpr} for each in (release, before))
+    now, then = (
+        {**asdict(each.guarantee), "max_tpr": None, **each.guarantee.max_tpr}
+        for each in (release, before)
+    )
     assert now.keys() == then.keys()
     for key, value in then.items():
         assert now[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
     assert release.facts["event"] == before.facts["event"]
-    if release.manifest()["product"] == before.manifest()["product"] and release.spec == before.spec and not weights:
+    if (
+        release.manifest()["product"] == before.manifest()["product"]
+        and release.spec == before.spec
+        and not weights
+    ):
         return
     images, labels = release.sample(2 * release.spec.classes)
-    assert images.shape == (len(labels), *release.spec.shape) == (2 * before.spec.classes, *before.spec.shape)
+    assert (
+        images.shape
+        == (len(labels), *release.spec.shape)
+        == (2 * before.spec.classes, *before.spec.shape)
+    )
 
 
 @pytest.fixture
 def nothing_runs(monkeypatch):
     """Whatever could execute foreign code is recorded; it must not even be tried."""
     tried = []
-    for place in ("pickle.loads", "pickle.load", "pickle.Unpickler", "torch.load", "os.system", "subprocess.Popen"):
+    for place in (
+        "pickle.loads",
+        "pickle.load",
+        "pickle.Unpickler",
+        "torch.load",
+        "os.system",
+        "subprocess.Popen",
+    ):
         monkeypatch.setattr(place, lambda *_, place=place, **__: tried.append(place))
     yield
     assert tried == []
 
 
-MANY = pytest.mark.parametrize("count", [100, pytest.param(2400, marks=pytest.mark.slow)])  # of two kinds of damage to two kinds of release
+MANY = pytest.mark.parametrize(
+    "count", [100, pytest.param(2400, marks=pytest.mark.slow)]
+)  # of two kinds of damage to two kinds of release
 
 
 @MANY
 def test_random_bytes_do_no_harm(saved, nothing_runs, count, trust):
     """Mutations of each kind of release; two in three are signed again, so that the readers behind the digests see them."""
-    generator, before = random.Random(count), Release.load(saved)
+    generator = random.Random(count)
+    before = Release.load(saved)
     whole = {name: (saved / name).read_bytes() for name in FILES}
     passed = 0
     for turn in range(count):
@@ -533,21 +628,65 @@ def test_random_bytes_do_no_harm(saved, nothing_runs, count, trust):
             pass
         for each, data in whole.items():
             (saved / each).write_bytes(data)
-    assert passed < count / 2  # a changed pixel or weight, signed again, is another release; the rest is refused
-    trust("R2", "mutated releases refused, or harmless: no code, no crash, no other claim", count, of=count)
+    assert (
+        passed < count / 2
+    )  # a changed pixel or weight, signed again, is another release; the rest is refused
+    trust(
+        "R2",
+        "mutated releases refused, or harmless: no code, no crash, no other claim",
+        count,
+        of=count,
+    )
 
 
 JUNK = [
-    None, True, False, 0, -1, 1, 2, 1.5, -0.0, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**30, "", "x", "0", "replace", "add-remove",
-    "local", "Guarantee", "set", "generator", "../x", [], [[]], {}, {"kind": "full"}, [1, 8, 8], ["gaussian", 1.0], ["all"], {"a": [None]},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    1.5,
+    -0.0,
+    1e308,
+    5e-324,
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**30,
+    "",
+    "x",
+    "0",
+    "replace",
+    "add-remove",
+    "local",
+    "Guarantee",
+    "set",
+    "generator",
+    "../x",
+    [],
+    [[]],
+    {},
+    {"kind": "full"},
+    [1, 8, 8],
+    ["gaussian", 1.0],
+    ["all"],
+    {"a": [None]},
+]
 
 
 def everywhere(value, path=()):
     """Every place in a JSON value."""
     if path:
         yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, each in inside:
         yield from everywhere(each, (*path, key))
 
@@ -555,7 +694,8 @@ def everywhere(value, path=()):
 @MANY
 def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs, count, trust):
     """Edits of JSON values, with digests that fit: each is refused, or touches nothing that is claimed."""
-    generator, before = random.Random(count), Release.load(saved)
+    generator = random.Random(count)
+    before = Release.load(saved)
     original = json.loads((saved / "manifest.json").read_text())
     passed = 0
     for _ in range(count):
@@ -571,7 +711,9 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs, count, tru
                 case 1 if isinstance(holder[last], (int, float)):
                     holder[last] *= generator.choice((-1, 0.5, 2, 1 + 1e-3, 10))
                 case 2 if isinstance(holder, dict):
-                    holder[generator.choice(("x", "kind", "noise", "size"))] = generator.choice(JUNK)
+                    holder[generator.choice(("x", "kind", "noise", "size"))] = generator.choice(
+                        JUNK
+                    )
                 case _:
                     holder[last] = copy.deepcopy(generator.choice(JUNK))
             if not manifest:
@@ -586,12 +728,21 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs, count, tru
         except PrivotError:
             pass
     assert 0 < passed < 0.7 * count  # seeds, settings and versions are not part of any proof
-    trust("R2", "mutated releases refused, or harmless: no code, no crash, no other claim", count, of=count)
+    trust(
+        "R2",
+        "mutated releases refused, or harmless: no code, no crash, no other claim",
+        count,
+        of=count,
+    )
 
 
 def test_versions_are_recorded_even_of_what_is_missing(monkeypatch):
     monkeypatch.setattr("privot.synthesis.PACKAGES", ("torch", "no-such-package"))
-    assert synthesis.versions() == {"python": platform.python_version(), "torch": torch.__version__, "no-such-package": "not installed"}
+    assert synthesis.versions() == {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "no-such-package": "not installed",
+    }
 
 
 def test_the_folder_may_be_named_in_any_way(saved, monkeypatch):

@@ -12,14 +12,22 @@ from privot import resize
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError, SettingError
 from privot.methods import make
-from privot.preflight import preflight
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
 from privot.release import Release, verify
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
+from privot.synthesis.preflight import preflight
 
-QUICK = {"per_class": 3, "nets": 12, "trained": 2, "width": 4, "steps": 4, "lessons": 1, "soft": 0.5}
+QUICK = {
+    "per_class": 3,
+    "nets": 12,
+    "trained": 2,
+    "width": 4,
+    "steps": 4,
+    "lessons": 1,
+    "soft": 0.5,
+}
 CPU = Runtime("cpu")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +36,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
     root = tmp_path_factory.mktemp("origin")
-    synthesize("digits", budget=5.0, settings=QUICK, out=root / "release", ledger=root / "book.jsonl", seed=3, runtime=CPU)
+    synthesize(
+        "digits",
+        budget=5.0,
+        settings=QUICK,
+        out=root / "release",
+        ledger=root / "book.jsonl",
+        seed=3,
+        runtime=CPU,
+    )
     return root / "release"
 
 
@@ -40,7 +56,11 @@ def copied(origin, tmp_path):
 def sign(folder, edit=lambda manifest: None):
     """Change the manifest, and make every digest fit again."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"] = {"tensors.safetensors": hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()}
+    manifest["files"] = {
+        "tensors.safetensors": hashlib.sha256(
+            (folder / "tensors.safetensors").read_bytes()
+        ).hexdigest()
+    }
     edit(manifest)
     text = json.dumps(manifest, indent=1)
     (folder / "manifest.json").write_text(text)
@@ -48,7 +68,8 @@ def sign(folder, edit=lambda manifest: None):
 
 
 def test_all_that_is_claimed_stays(origin, tmp_path):
-    before, book = Release.load(origin), (origin.parent / "book.jsonl").read_bytes()
+    before = Release.load(origin)
+    book = (origin.parent / "book.jsonl").read_bytes()
     resize(origin, 5, out=tmp_path / "five", runtime=CPU)
     after = Release.load(tmp_path / "five")
     assert verify(tmp_path / "five")["epsilon_from_events"] == verify(origin)["epsilon_from_events"]
@@ -67,13 +88,19 @@ def test_all_that_is_claimed_stays(origin, tmp_path):
 
 def test_a_resized_release_can_be_resized_again(origin, tmp_path):
     resize(origin, 5, out=tmp_path / "five", runtime=CPU)
-    back, direct = resize(tmp_path / "five", 2, runtime=CPU), resize(Release.load(origin), 2, runtime=CPU)
-    assert torch.equal(back.product.tensors["images"], direct.product.tensors["images"])  # all comes of what was kept, and of the seed
-    assert back.facts["resized"]["from"] == (tmp_path / "five" / "manifest.sha256").read_text().strip()
+    back = resize(tmp_path / "five", 2, runtime=CPU)
+    direct = resize(Release.load(origin), 2, runtime=CPU)
+    assert torch.equal(
+        back.product.tensors["images"], direct.product.tensors["images"]
+    )  # all comes of what was kept, and of the seed
+    assert (
+        back.facts["resized"]["from"] == (tmp_path / "five" / "manifest.sha256").read_text().strip()
+    )
 
 
 def test_how_it_is_made_may_change_and_what_was_asked_may_not(origin):
-    plain, coarse = resize(origin, 2, runtime=CPU), resize(origin, 2, settings={"detail": 0.3}, runtime=CPU)
+    plain = resize(origin, 2, runtime=CPU)
+    coarse = resize(origin, 2, settings={"detail": 0.3}, runtime=CPU)
     assert not torch.equal(plain.product.tensors["images"], coarse.product.tensors["images"])
     assert (coarse.facts["settings"]["detail"], coarse.guarantee) == (0.3, plain.guarantee)
     for asked in ({"noise": 0.1}, {"nets": 24}, {"neighbours": "replace"}):
@@ -85,15 +112,29 @@ def test_the_kept_answers_are_what_it_is_made_of(origin):
     """Other answers, other images; and the images of the release itself have no part in it."""
     release = Release.load(origin)
     plain = resize(release, 2, runtime=CPU).product.tensors["images"]
-    for name, moved in (("images", False), ("kept.means", True), ("kept.random.target", True), ("kept.trained1.target", True)):
+    for name, moved in (
+        ("images", False),
+        ("kept.means", True),
+        ("kept.random.target", True),
+        ("kept.trained1.target", True),
+    ):
         other = Release.load(origin)
         other.product.tensors[name] = other.product.tensors[name].flip(0).contiguous()
-        assert torch.equal(resize(other, 2, runtime=CPU).product.tensors["images"], plain) is not moved, name
+        assert (
+            torch.equal(resize(other, 2, runtime=CPU).product.tensors["images"], plain) is not moved
+        ), name
 
 
 def test_without_a_guarantee_it_stays_without(tmp_path):
     budget = Budget(float("inf"))
-    synthesize("digits", budget=budget, settings=QUICK, out=tmp_path / "open", ledger=tmp_path / "a.jsonl", runtime=CPU)
+    synthesize(
+        "digits",
+        budget=budget,
+        settings=QUICK,
+        out=tmp_path / "open",
+        ledger=tmp_path / "a.jsonl",
+        runtime=CPU,
+    )
     resize(tmp_path / "open", 2, out=tmp_path / "two", runtime=CPU)
     assert verify(tmp_path / "two")["guarantee"] == verify(tmp_path / "open")["guarantee"]
     assert "reason" in verify(tmp_path / "two")["guarantee"]
@@ -101,19 +142,36 @@ def test_without_a_guarantee_it_stays_without(tmp_path):
 
 def test_what_kept_nothing_is_refused(tmp_path):
     bare = {**QUICK, "keep": False}
-    synthesize("digits", budget=5.0, settings=bare, out=tmp_path / "bare", ledger=tmp_path / "a.jsonl", runtime=CPU)
+    synthesize(
+        "digits",
+        budget=5.0,
+        settings=bare,
+        out=tmp_path / "bare",
+        ledger=tmp_path / "a.jsonl",
+        runtime=CPU,
+    )
     with pytest.raises(ReleaseError, match="keep=false"):
         resize(tmp_path / "bare", 2, out=tmp_path / "out", runtime=CPU)
     synthesize(
-        "digits", "merf", 5.0, settings={"features": 50, "steps": 2}, out=tmp_path / "merf", ledger=tmp_path / "a.jsonl", runtime=CPU
+        "digits",
+        "merf",
+        5.0,
+        settings={"features": 50, "steps": 2},
+        out=tmp_path / "merf",
+        ledger=tmp_path / "a.jsonl",
+        runtime=CPU,
     )
-    with pytest.raises(ReleaseError, match="merf makes no sets of another size; private-set or sliced-flow does"):
+    with pytest.raises(
+        ReleaseError, match="merf makes no sets of another size; private-set or sliced-flow does"
+    ):
         resize(tmp_path / "merf", 2, out=tmp_path / "out", runtime=CPU)
     assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_overwritten_and_that_is_said_before_the_work(origin, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(make("private-set")), "again", lambda *_: pytest.fail("the work was begun"))
+    monkeypatch.setattr(
+        type(make("private-set")), "again", lambda *_: pytest.fail("the work was begun")
+    )
     (tmp_path / "out").mkdir()
     with pytest.raises(ReleaseError, match="there already"):
         resize(origin, 2, out=tmp_path / "out", runtime=CPU)
@@ -164,9 +222,20 @@ def test_a_manifest_that_does_not_fit_is_refused(copied, tmp_path, name):
 
 
 KEPT = (
-    "means", "random.centre", "random.target", "random.plane", "random.hole", "random.colour", "random.conv0", "random.gain1",
-    "trained1.centre", "trained1.target", "trained1.plane", "trained1.conv1", "trained1.bias0",
-)  # fmt: skip
+    "means",
+    "random.centre",
+    "random.target",
+    "random.plane",
+    "random.hole",
+    "random.colour",
+    "random.conv0",
+    "random.gain1",
+    "trained1.centre",
+    "trained1.target",
+    "trained1.plane",
+    "trained1.conv1",
+    "trained1.bias0",
+)
 CHANGES = {
     "missing": None,
     "shorter": lambda value: value[: len(value) // 2],
@@ -212,7 +281,8 @@ def test_the_caution_names_the_smallest_class_and_what_would_do():
     method = make("private-set", QUICK)
     [said] = preflight(UNEVEN, method, Budget(0.1), "cpu")["cautions"]
     assert "class dog is the smallest, with 100 records" in said
-    epsilon, records = float(said.split("epsilon ")[1].split()[0]), int(said.split("classes of ")[1].split()[0].replace(",", ""))
+    epsilon = float(said.split("epsilon ")[1].split()[0])
+    records = int(said.split("classes of ")[1].split()[0].replace(",", ""))
     assert preflight(UNEVEN, method, Budget(epsilon), "cpu")["cautions"] == []
     assert preflight(UNEVEN, method, Budget(0.9 * epsilon), "cpu")["cautions"] != []
     for size, cautions in ((records, 0), (round(0.9 * records), 1)):
@@ -221,12 +291,21 @@ def test_the_caution_names_the_smallest_class_and_what_would_do():
 
 
 def test_a_class_that_is_declared_empty_is_named():
-    cautions = preflight(Spec((1, 8, 8), 3, 1000, (500, 0, 500)), make("private-set", QUICK), Budget(5.0), "cpu")["cautions"]
-    assert cautions == ["class 1 is declared to have no records: all that is released of it is noise"]
+    cautions = preflight(
+        Spec((1, 8, 8), 3, 1000, (500, 0, 500)), make("private-set", QUICK), Budget(5.0), "cpu"
+    )["cautions"]
+    assert cautions == [
+        "class 1 is declared to have no records: all that is released of it is noise"
+    ]
 
 
 def test_synthesize_says_it_before_the_ledger_is_charged(tmp_path):
-    book, seen = Ledger(tmp_path / "book.jsonl"), []
+    book = Ledger(tmp_path / "book.jsonl")
+    seen = []
     more = {"settings": QUICK, "ledger": book, "runtime": CPU}
-    synthesize("digits", budget=0.1, notice=lambda text: seen.append((text, book.entries())), **more)
-    assert [(text.split(" is")[0], lines) for text, lines in seen] == [("signal to noise per class", [])]
+    synthesize(
+        "digits", budget=0.1, notice=lambda text: seen.append((text, book.entries())), **more
+    )
+    assert [(text.split(" is")[0], lines) for text, lines in seen] == [
+        ("signal to noise per class", [])
+    ]

@@ -17,7 +17,9 @@ from privot.report import compare
 
 def subject(name, release=None, readings=(), count=12):
     images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Subject(name, images, torch.arange(count) % 3, 3, ("cat", "dog", "ship"), release), tuple(readings)
+    return Subject(
+        name, images, torch.arange(count) % 3, 3, ("cat", "dog", "ship"), release
+    ), tuple(readings)
 
 
 def facts(page):
@@ -25,26 +27,41 @@ def facts(page):
 
 
 def bests(page):
-    return {row["name"]: [bool(cell and cell["best"]) for cell in row["cells"]] for row in facts(page)["measures"]}
+    return {
+        row["name"]: [bool(cell and cell["best"]) for cell in row["cells"]]
+        for row in facts(page)["measures"]
+    }
 
 
 def test_the_best_is_bold_by_the_reading_s_own_word(tmp_path):
     low = {"better": "lower"}
     one = subject("one", hand(), [reading(value=0.8), reading("fid", 20.0, **low)])
-    two = subject("two", hand(claim=NONE), [reading(value=0.9), reading("fid", 30.0, **low), reading("is", 3.0)])
+    two = subject(
+        "two",
+        hand(claim=NONE),
+        [reading(value=0.9), reading("fid", 30.0, **low), reading("is", 3.0)],
+    )
     page = compare([one, two], tmp_path / "out")
-    assert bests(page) == {"cnn_accuracy": [False, True], "fid": [True, False], "is": [False, False]}
+    assert bests(page) == {
+        "cnn_accuracy": [False, True],
+        "fid": [True, False],
+        "is": [False, False],
+    }
     assert page.read_text().count('<span class="best">') == 2
 
 
 @pytest.mark.parametrize("public", [True, False])
 def test_what_may_not_be_published_is_the_user_s_alone(tmp_path, public):
     page = compare([subject("one", hand(), [reading(publishable=public)])], tmp_path / "out")
-    assert (page.stat().st_mode & 0o777 == 0o600, page.parent.stat().st_mode & 0o777 == 0o700) == (not public, not public)
+    assert (page.stat().st_mode & 0o777 == 0o600, page.parent.stat().st_mode & 0o777 == 0o700) == (
+        not public,
+        not public,
+    )
 
 
 def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
-    one, two = subject("one", None, [reading(value=0.8)]), subject("two", None, [reading(value=0.9, ruler="another")])
+    one = subject("one", None, [reading(value=0.8)])
+    two = subject("two", None, [reading(value=0.9, ruler="another")])
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {"cnn_accuracy": [False, False]}
     assert "different rulers" in page.read_text()
@@ -55,21 +72,41 @@ def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
 
 def test_each_says_what_it_promises(tmp_path):
     sound = hand()
-    page = compare([subject("one", sound), subject("two", hand(claim=NoGuarantee("seeded"))), subject("three")], tmp_path / "out")
-    assert [each["verdict"] for each in facts(page)["subjects"]][1:] == ["No guarantee: seeded", "foreign: no certificate"]
+    page = compare(
+        [
+            subject("one", sound),
+            subject("two", hand(claim=NoGuarantee("seeded"))),
+            subject("three"),
+        ],
+        tmp_path / "out",
+    )
+    assert [each["verdict"] for each in facts(page)["subjects"]][1:] == [
+        "No guarantee: seeded",
+        "foreign: no certificate",
+    ]
     assert facts(page)["subjects"][0]["epsilon"] == sound.guarantee.epsilon
     other = hand(replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE))
-    for two, words in ((other, "different neighbours (add-remove, replace)"), (hand(delta=1e-6), "different delta (1e-6, 1e-5)")):
+    for two, words in (
+        (other, "different neighbours (add-remove, replace)"),
+        (hand(delta=1e-6), "different delta (1e-6, 1e-5)"),
+    ):
         mixed = compare([subject("one", sound), subject("two", two)], tmp_path / "out").read_text()
         assert mixed.count("do not compare directly") == 1
         assert words in mixed
-    assert "do not compare directly" not in compare([subject("one", sound)] * 2, tmp_path / "out").read_text()
+    assert (
+        "do not compare directly"
+        not in compare([subject("one", sound)] * 2, tmp_path / "out").read_text()
+    )
 
 
 def test_a_promise_that_nothing_proves_is_not_compared(tmp_path):
     sound = hand()
     false = replace(sound, guarantee=replace(sound.guarantee, epsilon=0.01))
-    for release in (false, replace(sound, facts={}), replace(sound, facts={**sound.facts, "event": "none"})):
+    for release in (
+        false,
+        replace(sound, facts={}),
+        replace(sound, facts={**sound.facts, "event": "none"}),
+    ):
         with pytest.raises(ReleaseError, match=r"^the liar: "):
             compare([subject("sound", sound), subject("the liar", release)], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -77,7 +114,8 @@ def test_a_promise_that_nothing_proves_is_not_compared(tmp_path):
 
 @pytest.mark.parametrize("other", [{"samples": 100}, {"count": 9999}])
 def test_readings_of_different_numbers_have_no_best(tmp_path, other):
-    one, two = subject("one", None, [reading(value=0.8)]), subject("two", None, [reading(value=0.9, **other)])
+    one = subject("one", None, [reading(value=0.8)])
+    two = subject("two", None, [reading(value=0.9, **other)])
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {"cnn_accuracy": [False, False]}
     assert "different numbers of images or records: not comparable" in page.read_text()
@@ -86,24 +124,43 @@ def test_readings_of_different_numbers_have_no_best(tmp_path, other):
 
 def test_warnings_prices_and_odd_characters_of_readings(tmp_path):
     ruler = "LeNet \ud800; through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
-    page = compare([subject("one", None, [reading(warning="few samples", ruler=ruler, reference="scans\ud800")])], tmp_path / "out")
+    page = compare(
+        [
+            subject(
+                "one", None, [reading(warning="few samples", ruler=ruler, reference="scans\ud800")]
+            )
+        ],
+        tmp_path / "out",
+    )
     assert "few samples" in page.read_text()
     assert "epsilon of its own on the test data" in page.read_text()
     assert facts(page)["subjects"][0]["readings"][0]["reference"] == "scans"
 
 
 def test_the_chart_holds_those_with_epsilon_and_accuracy(tmp_path):
-    sound, accuracy = hand(), [reading()]
+    sound = hand()
+    accuracy = [reading()]
     known = [subject("one", sound, accuracy), subject("two", hand(GAUSSIAN.scaled(0.2)), accuracy)]
-    page = compare([*known, subject("no accuracy", sound), subject("foreign", None, accuracy)], tmp_path / "out")
+    page = compare(
+        [*known, subject("no accuracy", sound), subject("foreign", None, accuracy)],
+        tmp_path / "out",
+    )
     assert re.findall(r'<text class="name"[^>]*>(.*?)</text>', page.read_text()) == ["1", "2"]
     assert re.findall(r"<li><bdi>(.*?)</bdi>", page.read_text()) == ["one", "two"]
     assert "<svg" not in compare([subject("foreign", None, accuracy)], tmp_path / "out").read_text()
 
 
 def test_internal_numbers_mark_the_page(tmp_path):
-    assert "not for publication" in compare([subject("one", None, [reading(publishable=False)])], tmp_path / "out").read_text()
-    assert "not for publication" not in compare([subject("one", None, [reading()])], tmp_path / "out").read_text()
+    assert (
+        "not for publication"
+        in compare(
+            [subject("one", None, [reading(publishable=False)])], tmp_path / "out"
+        ).read_text()
+    )
+    assert (
+        "not for publication"
+        not in compare([subject("one", None, [reading()])], tmp_path / "out").read_text()
+    )
 
 
 def test_nothing_foreign_is_overwritten(tmp_path):
@@ -117,5 +174,8 @@ def test_nothing_foreign_is_overwritten(tmp_path):
 
 def test_many_large_outputs_stay_a_small_page(tmp_path):
     images = torch.rand(100, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    page = compare([(Subject(f"s{turn}", images, torch.arange(100) % 10, 10), ()) for turn in range(6)], tmp_path / "out")
+    page = compare(
+        [(Subject(f"s{turn}", images, torch.arange(100) % 10, 10), ()) for turn in range(6)],
+        tmp_path / "out",
+    )
     assert page.stat().st_size < 3e6

@@ -8,17 +8,17 @@ import pytest
 import torch
 from specimens import GAUSSIAN, facts, hand, text
 
-from privot.attacks import controls
-from privot.data.records import Public, Sensitive
+from privot.attacks.membership import controls
+from privot.data.dataset import Public, Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
-from privot.measures import similarity
-from privot.nets.alexnet import Lpips
-from privot.nets.convolutional import initialise
-from privot.product import Product
+from privot.measures import image_similarity
+from privot.measures.networks.lpips import Lpips
+from privot.nets.generators.conv import initialise
 from privot.release import Guarantee, Release
-from privot.report import Owner, nearest, write
-from privot.report.pictures import uri
+from privot.release.artifact import Product
+from privot.report import Owner, nearest_records, write
+from privot.report.images import uri
 
 SPEC = Spec((1, 8, 8), 10)
 PLANTED = 5  # classes whose released image is a record
@@ -36,8 +36,8 @@ def eyes(monkeypatch):
     net = initialise(Lpips(), torch.Generator().manual_seed(0)).requires_grad_(False)
     for head in net.heads:
         head.fill_(1.0)
-    monkeypatch.setattr(similarity, "weights", lambda: (Path("features"), Path("heads")))
-    monkeypatch.setattr(similarity, "_loaded", lambda features, heads, device: net.to(device))
+    monkeypatch.setattr(image_similarity, "weights", lambda: (Path("features"), Path("heads")))
+    monkeypatch.setattr(image_similarity, "_loaded", lambda features, heads, device: net.to(device))
 
 
 @pytest.fixture(scope="module")
@@ -47,36 +47,45 @@ def planted():
     places = [int((records.labels == label).nonzero()[0]) for label in range(PLANTED)]
     fresh = [int((other.labels == label).nonzero()[0]) for label in range(PLANTED, 10)]
     images = torch.cat([records.images[places], other.images[fresh]])
-    release = Release(Product.set(images, torch.arange(10)), Guarantee.of(GAUSSIAN, 1e-5), SPEC, KNOWN)
-    return release, Sensitive(records.images.numpy(), records.labels.numpy(), SPEC, name="digits"), places
+    release = Release(
+        Product.set(images, torch.arange(10)), Guarantee.of(GAUSSIAN, 1e-5), SPEC, KNOWN
+    )
+    return (
+        release,
+        Sensitive(records.images.numpy(), records.labels.numpy(), SPEC, name="digits"),
+        places,
+    )
 
 
 # The search
 
 
 def test_the_nearest_records_are_found_in_any_portion(monkeypatch):
-    monkeypatch.setitem(nearest.PORTION, "pixels", 7)
+    monkeypatch.setitem(nearest_records.PORTION, "pixels", 7)
     images = np.random.default_rng(0).random((40, 1, 4, 4), np.float32)
     data = Public(images, np.arange(40) % 2, Spec((1, 4, 4), 2))
     queries = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     queries[4] = torch.from_numpy(images[33])
     apart = (queries[:, None] - torch.from_numpy(images)).flatten(2).norm(dim=2).double()
-    found = nearest.neighbours(queries, data, 3)
+    found = nearest_records.neighbours(queries, data, 3)
     values, places = apart.sort()
     assert torch.equal(found.places, places[:, :3])
     torch.testing.assert_close(found.distances, values[:, :3], rtol=1e-5, atol=1e-6)
     assert (found.distances[4, 0], found.places[4, 0]) == (0, 33)
     among = torch.tensor([3, 8, 20, 21])
-    assert torch.equal(nearest.neighbours(queries, data, 9, among=among).places, among[apart[:, among].argsort()])
+    assert torch.equal(
+        nearest_records.neighbours(queries, data, 9, among=among).places,
+        among[apart[:, among].argsort()],
+    )
 
 
 def test_a_record_is_not_its_own_neighbour_but_its_twin_is(monkeypatch):
-    monkeypatch.setitem(nearest.PORTION, "pixels", 7)
+    monkeypatch.setitem(nearest_records.PORTION, "pixels", 7)
     images = np.random.default_rng(0).random((40, 1, 4, 4), np.float32)
     images[12] = images[33]
     data = Public(images, np.arange(40) % 2, Spec((1, 4, 4), 2))
     itself = torch.tensor([33, 12, 5])
-    found = nearest.neighbours(torch.from_numpy(images[itself]), data, 39, itself=itself)
+    found = nearest_records.neighbours(torch.from_numpy(images[itself]), data, 39, itself=itself)
     assert found.places[:2, 0].tolist() == [12, 33]
     assert (found.distances[:2, 0] == 0).all()
     assert (found.distances[2] > 0).all()
@@ -90,7 +99,7 @@ def test_a_copy_is_found_among_near_copies():
     for place in range(5):
         images[place, 0, place, 0] -= 1e-3
     data = Public(images.numpy(), np.zeros(6, int), Spec((1, 64, 64), 1))
-    found = nearest.neighbours(images[5:], data)
+    found = nearest_records.neighbours(images[5:], data)
     assert (found.places.item(), found.distances.item()) == (5, 0)
 
 
@@ -99,15 +108,24 @@ def test_a_copy_is_found_among_near_copies():
 
 def test_copies_are_found_by_both_rulers(planted, eyes):
     release, data, places = planted
-    found, drawn = nearest.study(release, data, "cpu")
+    found, drawn = nearest_records.study(release, data, "cpu")
     assert len(drawn) == len(found["shown"]) == 20
     real = data._take(slice(None)).images
     for turn, (each, shown) in enumerate(zip(found["shown"], drawn, strict=True)):
-        assert [record["by"] for record in each["real"]] == ["nearest by L2", "second", "nearest by LPIPS"]
+        assert [record["by"] for record in each["real"]] == [
+            "nearest by L2",
+            "second",
+            "nearest by LPIPS",
+        ]
         first, second, seen = each["real"]
-        assert first["l2"] <= second["l2"] <= seen["l2"] or seen["record"] in (first["record"], second["record"])
+        assert first["l2"] <= second["l2"] <= seen["l2"] or seen["record"] in (
+            first["record"],
+            second["record"],
+        )
         assert seen["lpips"] <= min(first["lpips"], second["lpips"])
-        assert [record["image"] for record in shown["real"]] == [uri(real[record["record"]]) for record in each["real"]]
+        assert [record["image"] for record in shown["real"]] == [
+            uri(real[record["record"]]) for record in each["real"]
+        ]
         label = turn % 10
         if label < PLANTED:
             assert first["record"] == seen["record"] == places[label]
@@ -120,21 +138,33 @@ def test_copies_are_found_by_both_rulers(planted, eyes):
     assert found["lpips"] == {"searched": 400, "nearest_in_pixels": 0}
 
 
-def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(planted, eyes, monkeypatch):
+def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(
+    planted, eyes, monkeypatch
+):
     release, whole = planted[:2]
     records = whole._take(slice(0, 120))
     data = Public(records.images.numpy(), records.labels.numpy(), SPEC)
-    monkeypatch.setitem(nearest.PORTION, "lpips", 50)
-    monkeypatch.setattr(nearest, "SHORT", 3)
+    monkeypatch.setitem(nearest_records.PORTION, "lpips", 50)
+    monkeypatch.setattr(nearest_records, "SHORT", 3)
     images = release.sample(10, torch.arange(10))[0]
     close = (images[:, None] - records.images).flatten(2).norm(dim=2).argsort()[:, :3].unique()
     fresh = range(PLANTED, 10)
-    apart = torch.stack([similarity.lpips(images[each].expand(120, -1, -1, -1), records.images) for each in fresh])
+    apart = torch.stack(
+        [
+            image_similarity.lpips(images[each].expand(120, -1, -1, -1), records.images)
+            for each in fresh
+        ]
+    )
     for limit, among in ((120, torch.arange(120)), (119, close)):
-        monkeypatch.setattr(nearest, "WHOLE", limit)
-        found = nearest.study(release, data, "cpu")[0]
-        assert [found["shown"][each]["real"][2]["record"] for each in fresh] == among[apart[:, among].argmin(1)].tolist()
-        assert found["lpips"] == {"searched": len(among), "nearest_in_pixels": 0 if limit == 120 else 3}
+        monkeypatch.setattr(nearest_records, "WHOLE", limit)
+        found = nearest_records.study(release, data, "cpu")[0]
+        assert [found["shown"][each]["real"][2]["record"] for each in fresh] == among[
+            apart[:, among].argmin(1)
+        ].tolist()
+        assert found["lpips"] == {
+            "searched": len(among),
+            "nearest_in_pixels": 0 if limit == 120 else 3,
+        }
 
 
 def test_a_near_copy_is_not_called_a_copy(eyes):
@@ -142,30 +172,39 @@ def test_a_near_copy_is_not_called_a_copy(eyes):
     images = release.product.tensors["images"].clone()
     images[:, 0, 0, 0] = (images[:, 0, 0, 0] - 3e-6).clamp(min=0)
     data = Public(images.numpy(), release.product.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
-    found = nearest.study(release, data, "cpu")[0]
+    found = nearest_records.study(release, data, "cpu")[0]
     assert found["copies"] == 0
     assert all(0 < each["real"][0]["l2"] < 1e-5 for each in found["shown"])
 
 
 def test_a_copy_in_another_layout_of_memory_is_one(eyes):
     release = hand(shape=(3, 32, 32))
-    images = np.ascontiguousarray(release.product.tensors["images"].numpy().transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    images = np.ascontiguousarray(
+        release.product.tensors["images"].numpy().transpose(0, 2, 3, 1)
+    ).transpose(0, 3, 1, 2)
     data = Public(images, release.product.tensors["labels"].numpy(), Spec((3, 32, 32), 3))
     assert not data._take(slice(None)).images.is_contiguous()
-    for each in nearest.study(release, data, "cpu")[0]["shown"]:
-        assert (each["real"][0]["l2"], each["real"][0]["lpips"], each["real"][2]["lpips"]) == (0, 0, 0)
+    for each in nearest_records.study(release, data, "cpu")[0]["shown"]:
+        assert (each["real"][0]["l2"], each["real"][0]["lpips"], each["real"][2]["lpips"]) == (
+            0,
+            0,
+            0,
+        )
 
 
 def test_one_record_has_no_second_and_no_neighbour(eyes):
     data = Public(np.zeros((1, 1, 8, 8), np.uint8), np.array([0]), Spec((1, 8, 8), 1))
-    found = nearest.study(hand(), data)[0]
+    found = nearest_records.study(hand(), data)[0]
     assert found["real to real"] == []
-    assert [each["by"] for each in found["shown"][0]["real"]] == ["nearest by L2", "nearest by LPIPS"]
+    assert [each["by"] for each in found["shown"][0]["real"]] == [
+        "nearest by L2",
+        "nearest by LPIPS",
+    ]
 
 
 def test_records_of_another_shape_are_refused(planted):
     with pytest.raises(ReleaseError, match=r"real records are \[1, 8, 8\]"):
-        nearest.study(hand(shape=(1, 4, 4)), planted[1])
+        nearest_records.study(hand(shape=(1, 4, 4)), planted[1])
 
 
 # The page
@@ -178,10 +217,13 @@ def sources(folder, name):
 def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
     release, data, places = planted
     write(release, tmp_path / "out", name="toy", owner=Owner(data))
-    inside, public = tmp_path / "out-internal", tmp_path / "out"
+    inside = tmp_path / "out-internal"
+    public = tmp_path / "out"
     shown = facts(inside, "internal.json")["nearest"]["shown"]
     records = {record["record"] for each in shown for record in each["real"]}
-    pictures = {uri(image) for image in data._take(torch.tensor(sorted(records - set(places)))).images}
+    pictures = {
+        uri(image) for image in data._take(torch.tensor(sorted(records - set(places)))).images
+    }
     assert len(pictures) > 10
     assert pictures <= sources(inside, "internal.html")
     assert not pictures & sources(public, "report.html")
@@ -189,15 +231,20 @@ def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
     for label in ("sample", "nearest by L2", "second", "nearest by LPIPS"):
         assert page.count(f"<b>{label}</b>") == 20
     seen = text(inside, "internal.html")
-    for words in ("100 of 200 samples are exact copies", "a copy: L2 0", "LPIPS was searched among all records", "proves no privacy"):
+    for words in (
+        "100 of 200 samples are exact copies",
+        "a copy: L2 0",
+        "LPIPS was searched among all records",
+        "proves no privacy",
+    ):
         assert words in seen
     for path in public.iterdir():
         assert not re.search("LPIPS|nearest|copies|real record", text(public, path.name)), path.name
 
 
 def test_the_page_says_how_far_lpips_looked(planted, eyes, tmp_path, monkeypatch):
-    monkeypatch.setattr(nearest, "WHOLE", 100)
-    monkeypatch.setattr(nearest, "SHORT", 7)
+    monkeypatch.setattr(nearest_records, "WHOLE", 100)
+    monkeypatch.setattr(nearest_records, "SHORT", 7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     write(planted[0], tmp_path / "out", name="toy", owner=Owner(planted[1]))
     seen = text(tmp_path / "out-internal", "internal.html")
@@ -210,15 +257,22 @@ def test_the_page_says_how_far_lpips_looked(planted, eyes, tmp_path, monkeypatch
 def test_without_weights_the_page_has_no_such_column_and_says_why(planted, nowhere, damaged):
     if damaged:
         (nowhere / "data" / "weights").mkdir(parents=True)
-        for name in similarity.WEIGHTS:
+        for name in image_similarity.WEIGHTS:
             (nowhere / "data" / "weights" / name).write_bytes(b"no tensors")
     write(planted[0], nowhere / "out", name="toy", owner=Owner(planted[1]))
     found = facts(inside := nowhere / "out-internal", "internal.json")["nearest"]
     assert found["lpips"]["searched"] == 0
-    assert all([record["by"] for record in each["real"]] == ["nearest by L2", "second"] for each in found["shown"])
+    assert all(
+        [record["by"] for record in each["real"]] == ["nearest by L2", "second"]
+        for each in found["shown"]
+    )
     assert all("lpips" not in record for each in found["shown"] for record in each["real"])
     page = (inside / "internal.html").read_text()
     assert page.count("<b>second</b>") == 20
     assert "<b>nearest by LPIPS</b>" not in page
-    why = r"\S+ and \S+: not the weights of LPIPS" if damaged else f"LPIPS needs the weights {' and '.join(similarity.WEIGHTS)}"
+    why = (
+        r"\S+ and \S+: not the weights of LPIPS"
+        if damaged
+        else f"LPIPS needs the weights {' and '.join(image_similarity.WEIGHTS)}"
+    )
     assert re.search(f"The nearest by LPIPS are not shown. {why}", text(inside, "internal.html"))

@@ -9,20 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specimens import GAUSSIAN, attack, hand
 
+from privot.audit.result import Attack, read
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.release import Guarantee
-from privot.report.attack import Attack, read
 from privot.report.charts import growth, sandwich
-from privot.report.page import sampler, short
-from privot.report.spending import RATES, by_step, curve, remembering
+from privot.report.formatting import clean, down, number, percent, up
+from privot.report.html import sampler, short
+from privot.report.privacy_curves import RATES, by_step, curve, remembering
 from privot.report.statement import statement
 from privot.report.utility import beside, published
-from privot.report.words import clean, down, number, percent, up
 
-SAMPLED = Plan((Stage("warm up", "sum", 20.0), Stage("steps", "sum", 3.0, 60, Poisson(0.02))), Neighbours.ADD_REMOVE)
+SAMPLED = Plan(
+    (Stage("warm up", "sum", 20.0), Stage("steps", "sum", 3.0, 60, Poisson(0.02))),
+    Neighbours.ADD_REMOVE,
+)
 
 
 # Words
@@ -62,27 +65,49 @@ def test_a_lower_bound_is_never_rounded_up(value):
 
 
 def test_whole_numbers_without_end_are_shown():
-    assert [number(10**400), number(-(10**400)), short(10**400), up(10**400)] == [f"{more} than {sign}1e300" for more, sign in (
-        ("more", ""), ("less", "-"), ("more", ""), ("more", ""),
-    )]  # fmt: skip
+    assert [number(10**400), number(-(10**400)), short(10**400), up(10**400)] == [
+        f"{more} than {sign}1e300"
+        for more, sign in (
+            ("more", ""),
+            ("less", "-"),
+            ("more", ""),
+            ("more", ""),
+        )
+    ]
     assert number(10**20) == "1e20"
 
 
 def test_numbers_that_are_none_are_said_so():
-    assert [number(each) for each in (math.inf, math.nan, True, None)] == ["infinite", "unknown", "true", "(none)"]
+    assert [number(each) for each in (math.inf, math.nan, True, None)] == [
+        "infinite",
+        "unknown",
+        "true",
+        "(none)",
+    ]
 
 
 def test_every_sampler_has_words():
     kinds = (Full(), Poisson(0.01), Fixed(50, 60000), Shards(1000))
     said = [sampler({"kind": type(each).__name__.lower(), **vars(each)}) for each in kinds]
-    assert said == ["all", "each with probability 0.01", "50 of 60,000, without replacement", "one secret shard of 1,000"]
+    assert said == [
+        "all",
+        "each with probability 0.01",
+        "50 of 60,000, without replacement",
+        "one secret shard of 1,000",
+    ]
     assert sampler({"kind": "odd"}) == '{"kind": "odd"}'
 
 
 def test_a_large_epsilon_is_called_what_it_is():
     plan = Plan((Stage("means", "sum", 0.3),), Neighbours.REPLACE)
     for claim, weak in ((Guarantee.of(plan, 1e-5), True), (Guarantee.of(GAUSSIAN, 1e-5), False)):
-        assert any("promises little" in each for each in statement(claim, Spec((1, 8, 8), 2))["promise"]) is weak
+        assert (
+            any(
+                "promises little" in each
+                for each in statement(claim, Spec((1, 8, 8), 2))["promise"]
+            )
+            is weak
+        )
 
 
 def test_declared_class_sizes_keep_the_label():
@@ -117,7 +142,11 @@ def test_epsilon_grows_to_the_claim(plan):
         "epsilon": pytest.approx(claim.epsilon),
     }
     first = replace(plan, stages=plan.stages[:1]).cost().epsilon(1e-5)
-    assert steps[0] == {"stage": plan.stages[0].name, "steps": 1, "epsilon": pytest.approx(first, rel=1e-5)}
+    assert steps[0] == {
+        "stage": plan.stages[0].name,
+        "steps": 1,
+        "epsilon": pytest.approx(first, rel=1e-5),
+    }
     half = steps[len(steps) // 2]
     part = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], steps=half["steps"] - 1)))
     assert half["epsilon"] == pytest.approx(part.cost().epsilon(1e-5), rel=1e-3)
@@ -126,9 +155,15 @@ def test_epsilon_grows_to_the_claim(plan):
 
 @pytest.mark.parametrize("stages", [1, 2, 5, 12, 40])
 def test_few_accounts_are_made_however_long_the_plan(stages, monkeypatch):
-    plan = Plan(tuple(Stage(f"s{place}", "sum", 50.0, 1000) for place in range(stages)), Neighbours.REPLACE)
-    claim, asked, cost = Guarantee.of(plan, 1e-5), [], Plan.cost
-    monkeypatch.setattr(Plan, "cost", lambda self, roughly=False: asked.append(1) or cost(self, roughly))
+    plan = Plan(
+        tuple(Stage(f"s{place}", "sum", 50.0, 1000) for place in range(stages)), Neighbours.REPLACE
+    )
+    claim = Guarantee.of(plan, 1e-5)
+    asked = []
+    cost = Plan.cost
+    monkeypatch.setattr(
+        Plan, "cost", lambda self, roughly=False: asked.append(1) or cost(self, roughly)
+    )
     steps = by_step(plan, claim)
     assert len(asked) < len(steps) <= 12
     assert steps[-1]["steps"] == 1000 * stages
@@ -142,13 +177,19 @@ def test_one_step_needs_no_account():
 # Attacks
 
 TOLD = {
-    "auc": 0.53, "ceiling": (0.8, 0.9), "curve": ((0.01, 1.0), (0.02, 1.0)), "control": "finds all of a control", "caution": "few shadows",
-    "verdict": "proves little", "refuted": True,
-}  # fmt: skip
+    "auc": 0.53,
+    "ceiling": (0.8, 0.9),
+    "curve": ((0.01, 1.0), (0.02, 1.0)),
+    "control": "finds all of a control",
+    "caution": "few shadows",
+    "verdict": "proves little",
+    "refuted": True,
+}
 
 
 def test_an_attack_comes_back_from_json(tmp_path):
-    plain, whole = attack(), replace(attack(), **TOLD)
+    plain = attack()
+    whole = replace(attack(), **TOLD)
     (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(plain), asdict(whole)]}))
     assert read(tmp_path / "attacks.json") == [plain, whole]
     short = {key: each for key, each in asdict(plain).items() if key not in TOLD}
@@ -156,14 +197,31 @@ def test_an_attack_comes_back_from_json(tmp_path):
     assert read(tmp_path / "attacks.json") == [plain]
 
 
-@pytest.mark.parametrize("other", [{"method": "mean"}, {"settings": {"noise": 1.0}}, {"claimed": 2.0}, {"claimed": None}, {"claimed": "1"}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "mean"},
+        {"settings": {"noise": 1.0}},
+        {"claimed": 2.0},
+        {"claimed": None},
+        {"claimed": "1"},
+    ],
+)
 def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, other):
     release = hand(settings={"noise": None})
-    audited = {"method": "handmade", "settings": {"noise": None}, "claimed": release.guarantee.epsilon * 1.0001}
+    audited = {
+        "method": "handmade",
+        "settings": {"noise": None},
+        "claimed": release.guarantee.epsilon * 1.0001,
+    }
     found = Attack("audit", (), (), (), 0.95, True, verdict="proves nothing")
-    (tmp_path / "verdict.json").write_text(json.dumps({"audited": audited, "attacks": [asdict(found)]}))
+    (tmp_path / "verdict.json").write_text(
+        json.dumps({"audited": audited, "attacks": [asdict(found)]})
+    )
     assert read(tmp_path / "verdict.json", release) == [found]
-    (tmp_path / "verdict.json").write_text(json.dumps({"audited": audited | other, "attacks": [asdict(found)]}))
+    (tmp_path / "verdict.json").write_text(
+        json.dumps({"audited": audited | other, "attacks": [asdict(found)]})
+    )
     with pytest.raises(ReleaseError, match="audit"):
         read(tmp_path / "verdict.json", release)
     with pytest.raises(ReleaseError, match="1 to 200 numbers"):  # neither rates nor a verdict
@@ -173,13 +231,32 @@ def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, othe
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"name": 3}, {"publishable": 1}, {"publishable": "no"}, {"fpr": [0.1]}, {"fpr": [True, 0.1]}, {"tpr": ["0.1", 0.2]},
-        {"tpr": [0.1, 1.5]}, {"lower": [0.5, 0.5]}, {"lower": 0.1}, {"confidence": 1}, {"confidence": None}, {"extra": 1},
-        {"fpr": [], "tpr": [], "lower": []}, {"auc": 1.5}, {"auc": "0.5"}, {"ceiling": [0.5]}, {"ceiling": [0.5, 2.0]},
-        {"curve": [[0.5], []]}, {"curve": 3}, {"control": 1}, {"refuted": 0}, {"verdict": None}, {"tpr": [math.nan, 0.2]},
+        {"name": 3},
+        {"publishable": 1},
+        {"publishable": "no"},
+        {"fpr": [0.1]},
+        {"fpr": [True, 0.1]},
+        {"tpr": ["0.1", 0.2]},
+        {"tpr": [0.1, 1.5]},
+        {"lower": [0.5, 0.5]},
+        {"lower": 0.1},
+        {"confidence": 1},
+        {"confidence": None},
+        {"extra": 1},
+        {"fpr": [], "tpr": [], "lower": []},
+        {"auc": 1.5},
+        {"auc": "0.5"},
+        {"ceiling": [0.5]},
+        {"ceiling": [0.5, 2.0]},
+        {"curve": [[0.5], []]},
+        {"curve": 3},
+        {"control": 1},
+        {"refuted": 0},
+        {"verdict": None},
+        {"tpr": [math.nan, 0.2]},
         {"fpr": [0.1] * 201, "tpr": [0.1] * 201, "lower": [0.1] * 201},
     ],
-)  # fmt: skip
+)
 def test_an_attack_of_the_wrong_kind_is_refused(wrong):
     assert Attack.from_json(asdict(attack())) == attack()
     with pytest.raises(ReleaseError, match="attack"):
@@ -200,7 +277,10 @@ def test_a_measured_rate_of_zero_accuses_nobody():
 
 
 def test_rates_of_zero_are_drawn_on_the_edge():
-    found = {**asdict(attack(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))), "above": [False, False]}
+    found = {
+        **asdict(attack(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))),
+        "above": [False, False],
+    }
     assert "nan" not in str(sandwich(None, [found]))
 
 
@@ -215,16 +295,33 @@ def test_published_figures_are_shares_and_scores():
         assert ("delta not known" in row["source"]) is (row["data"] == "celeba")
         for name, value in row["figures"].items():
             assert 0 < value <= 1 if name.endswith("accuracy") else 0 < value < 500
-    best = {row["method"]: row["figures"] for row in known["figures"] if (row["data"], row["source"]) == ("mnist", "GS-WGAN, Table 1")}
+    best = {
+        row["method"]: row["figures"]
+        for row in known["figures"]
+        if (row["data"], row["source"]) == ("mnist", "GS-WGAN, Table 1")
+    }
     assert best["GS-WGAN"] == {
-        "is": 9.23, "fid": 61.34, "mlp_accuracy": 0.79, "cnn_accuracy": 0.8, "avg_accuracy": 0.6, "calibrated_accuracy": 0.69,
-    }  # fmt: skip
+        "is": 9.23,
+        "fid": 61.34,
+        "mlp_accuracy": 0.79,
+        "cnn_accuracy": 0.8,
+        "avg_accuracy": 0.6,
+        "calibrated_accuracy": 0.69,
+    }
 
 
-@pytest.mark.parametrize(("epsilon", "closest"), [(0.01, 0.2), (0.4, 0.2), (0.5, 1), (3, 1), (4, 10), (1e4, 10), (math.inf, math.inf)])
+@pytest.mark.parametrize(
+    ("epsilon", "closest"),
+    [(0.01, 0.2), (0.4, 0.2), (0.5, 1), (3, 1), (4, 10), (1e4, 10), (math.inf, math.inf)],
+)
 def test_the_closest_epsilon_is_shown(epsilon, closest):
     assert {row["epsilon"] for row in beside("mnist", epsilon, ["cnn_accuracy"])} == {closest}
 
 
 def test_nothing_stands_beside_what_nobody_published():
-    assert beside("scans", 1.0, ["fid"]) == beside("mnist", 1.0, ["my_measure"]) == beside("mnist", None, ["fid"]) == []
+    assert (
+        beside("scans", 1.0, ["fid"])
+        == beside("mnist", 1.0, ["my_measure"])
+        == beside("mnist", None, ["fid"])
+        == []
+    )

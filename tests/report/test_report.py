@@ -13,10 +13,10 @@ from privot.errors import ReleaseError
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson
-from privot.product import Product
 from privot.release import Release
+from privot.release.artifact import Product
 from privot.report import Attack, Owner, write
-from privot.report.pictures import uri
+from privot.report.images import uri
 from privot.synthesis import synthesize
 
 PUBLIC = ("report.html", "report.json", "registry.yaml", "README.md")
@@ -27,7 +27,14 @@ INTERNAL = ("internal.html", "internal.json")
 def saved(tmp_path_factory):
     """A small release of the digits in its folder, and its ledger."""
     root = tmp_path_factory.mktemp("digits")
-    synthesize("digits", "merf", 2.0, settings={"features": 100, "steps": 5}, out=root / "release", ledger=root / "digits.jsonl")
+    synthesize(
+        "digits",
+        "merf",
+        2.0,
+        settings={"features": 100, "steps": 5},
+        out=root / "release",
+        ledger=root / "digits.jsonl",
+    )
     return root
 
 
@@ -37,15 +44,25 @@ def saved(tmp_path_factory):
 def test_the_facts_are_those_of_the_release(saved, tmp_path):
     release = Release.load(saved / "release")
     write(release, tmp_path / "out", name="digits", readings=[reading()])
-    manifest, said = json.loads((saved / "release" / "manifest.json").read_text()), facts(tmp_path / "out")
-    assert said["guarantee"] == {key: value for key, value in manifest["guarantee"].items() if key != "kind"}
-    assert said["verdict"] == {"kind": "Guarantee", "line": "(epsilon 2, delta 1e-5)-differential privacy of one record"}
+    manifest = json.loads((saved / "release" / "manifest.json").read_text())
+    said = facts(tmp_path / "out")
+    assert said["guarantee"] == {
+        key: value for key, value in manifest["guarantee"].items() if key != "kind"
+    }
+    assert said["verdict"] == {
+        "kind": "Guarantee",
+        "line": "(epsilon 2, delta 1e-5)-differential privacy of one record",
+    }
     assert said["plan"] == manifest["plan"]
     assert said["ledger"] == manifest["ledger"]
     assert said["method"]["settings"].keys() == manifest["settings"].keys()
     assert said["method"]["citation"].startswith("@inproceedings")
     assert said["provenance"]["versions"] == manifest["versions"]
-    assert (said["data"]["name"], said["data"]["size"], said["data"]["classes"]) == ("digits", 1438, 10)
+    assert (said["data"]["name"], said["data"]["size"], said["data"]["classes"]) == (
+        "digits",
+        1438,
+        10,
+    )
     digests = said["provenance"]["digests"]
     assert digests["manifest.json"] == (saved / "release" / "manifest.sha256").read_text().strip()
     assert digests["tensors.safetensors"] == manifest["files"]["tensors.safetensors"]
@@ -53,7 +70,10 @@ def test_the_facts_are_those_of_the_release(saved, tmp_path):
     assert {rate: power[float(rate)] for rate in manifest["guarantee"]["max_tpr"]} == pytest.approx(
         manifest["guarantee"]["max_tpr"], rel=1e-5
     )
-    assert said["utility"]["readings"][0].items() >= {"value": 0.9, "name": "cnn_accuracy", "count": 10000}.items()
+    assert (
+        said["utility"]["readings"][0].items()
+        >= {"value": 0.9, "name": "cnn_accuracy", "count": 10000}.items()
+    )
 
 
 def test_the_page_tells_its_story_in_order(saved, tmp_path):
@@ -63,7 +83,16 @@ def test_the_page_tells_its_story_in_order(saved, tmp_path):
         re.findall(r"<h2>(.*?)(?:<small>.*)?</h2>", path.read_text())
         for path in (tmp_path / "out" / "report.html", tmp_path / "out-internal" / "internal.html")
     ]
-    story = ["Samples", "What is promised", "Attack power", "Epsilon by step", "Use", "Method", "Ledger", "Provenance"]
+    story = [
+        "Samples",
+        "What is promised",
+        "Attack power",
+        "Epsilon by step",
+        "Use",
+        "Method",
+        "Ledger",
+        "Provenance",
+    ]
     assert heads[0] == story
     assert heads[1] == [*story[:5], "Nearest real records", *story[5:]]
     seen = text(tmp_path / "out")
@@ -80,17 +109,29 @@ def test_the_page_tells_its_story_in_order(saved, tmp_path):
 
 
 def test_every_relation_is_explained(tmp_path):
-    for relation, words in (("add-remove", "one record more"), ("replace", "one record of the first"), ("local", "on its own")):
+    for relation, words in (
+        ("add-remove", "one record more"),
+        ("replace", "one record of the first"),
+        ("local", "on its own"),
+    ):
         plan = Plan((Stage("means", "sum", 4.0),), Neighbours(relation))
         write(hand(plan), tmp_path / relation, name="toy")
         assert words in text(tmp_path / relation)
-        model = yaml((tmp_path / relation / "registry.yaml").read_text())["deployment"]["deployment_model"]["model_name"]
+        model = yaml((tmp_path / relation / "registry.yaml").read_text())["deployment"][
+            "deployment_model"
+        ]["model_name"]
         assert model == ("Local" if relation == "local" else "Central")
 
 
 def test_no_guarantee_prints_no_promise(tmp_path):
     release = hand(claim=NONE, ledger={"head": "00", "spent_epsilon": 3.0})
-    write(release, tmp_path / "out", name="toy", readings=[reading(), reading("fid", 50.0)], attacks=[attack(lower=(0.01, 0.12))])
+    write(
+        release,
+        tmp_path / "out",
+        name="toy",
+        readings=[reading(), reading("fid", 50.0)],
+        attacks=[attack(lower=(0.01, 0.12))],
+    )
     assert facts(tmp_path / "out")["curve"] is None
     assert not facts(tmp_path / "out")["broken"]
     assert "No guarantee: no noise was added" in text(tmp_path / "out")
@@ -104,12 +145,23 @@ def test_no_guarantee_prints_no_promise(tmp_path):
 
 @pytest.mark.parametrize(
     "claim",
-    [{"epsilon": 0.1}, {"max_tpr": {"0.01": 0.011}}, {"unit": "one person"}, {"accountant": "mine"}, {"delta": "x"}, {"max_tpr": 3}],
+    [
+        {"epsilon": 0.1},
+        {"max_tpr": {"0.01": 0.011}},
+        {"unit": "one person"},
+        {"accountant": "mine"},
+        {"delta": "x"},
+        {"max_tpr": 3},
+    ],
 )
 def test_a_claim_that_the_events_do_not_prove_gets_no_page(tmp_path, claim):
     release = hand()
     with pytest.raises(ReleaseError, match=r"toy: (claims|its guarantee is not sound)"):
-        write(replace(release, guarantee=replace(release.guarantee, **claim)), tmp_path / "out", name="toy")
+        write(
+            replace(release, guarantee=replace(release.guarantee, **claim)),
+            tmp_path / "out",
+            name="toy",
+        )
     with pytest.raises(ReleaseError, match="no plan"):
         write(replace(release, facts={}), tmp_path / "out", name="toy")
     assert list(tmp_path.iterdir()) == []
@@ -125,24 +177,41 @@ def test_events_that_are_not_those_of_the_plan_get_no_page(tmp_path, claim, even
 
 def test_an_infinite_epsilon_is_no_guarantee(tmp_path):
     with pytest.raises(ReleaseError, match=r"toy: .*infinite"):
-        write(hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE)), tmp_path / "out", name="toy")
+        write(
+            hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE)),
+            tmp_path / "out",
+            name="toy",
+        )
 
 
 def test_without_a_plan_nothing_is_said_of_noise(tmp_path):
     bare = replace(hand(claim=NONE), facts={"data": "mnist"})
     write(bare, tmp_path / "bare", name="toy", readings=[reading()])
     assert facts(tmp_path / "bare")["utility"]["published"] == []
-    write(hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE), NONE), tmp_path / "free", name="toy", readings=[reading()])
+    write(
+        hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE), NONE),
+        tmp_path / "free",
+        name="toy",
+        readings=[reading()],
+    )
     assert "without noise" in text(tmp_path / "free")
 
 
 @pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
 def test_a_hostile_release_gets_a_page_or_one_line(tmp_path, claim):
     huge = 10**400
-    plan = Plan((Stage("a\ud800", "sum\udfff", 8.0), Stage("b\ud800", "sum", 20.0, 40)), Neighbours.REPLACE)
+    plan = Plan(
+        (Stage("a\ud800", "sum\udfff", 8.0), Stage("b\ud800", "sum", 20.0, 40)), Neighbours.REPLACE
+    )
     release = hand(plan, claim, ledger={"head": "\ud800", "spent_epsilon": huge}, seed=huge)
     release = replace(release, spec=replace(release.spec, size=huge))
-    write(release, tmp_path / "out", name="a\ud800", readings=[reading(samples=huge, count=huge)], owner=Owner())
+    write(
+        release,
+        tmp_path / "out",
+        name="a\ud800",
+        readings=[reading(samples=huge, count=huge)],
+        owner=Owner(),
+    )
     assert "more than 1e300" in text(tmp_path / "out")
     assert [each["name"] for each in facts(tmp_path / "out")["plan"]["stages"]] == ["a", "b"]
     sampled = Stage("steps", "sum", 0.0, huge, Fixed(5, huge))
@@ -155,23 +224,42 @@ def test_a_hostile_release_gets_a_page_or_one_line(tmp_path, claim):
 
 def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
     price = "through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
-    found = [reading(ruler=f"LeNet, {'many words, ' * 20}; {price}"), reading("fid", 50.0, ruler="2015 | network", warning="few samples")]
+    found = [
+        reading(ruler=f"LeNet, {'many words, ' * 20}; {price}"),
+        reading("fid", 50.0, ruler="2015 | network", warning="few samples"),
+    ]
     write(hand(), tmp_path / "out", name="toy", readings=found)
     for name in ("report.html", "README.md"):
         seen = text(tmp_path / "out", name)
-        assert seen.count("paid, with an epsilon of its own on the test data") == seen.count(price) == 1
+        assert (
+            seen.count("paid, with an epsilon of its own on the test data")
+            == seen.count(price)
+            == 1
+        )
         assert "few samples" in seen
-    assert r"2015 \| network; **warning**: few samples |" in (tmp_path / "out" / "README.md").read_text()
-    assert [each["paid"] for each in facts(tmp_path / "out")["utility"]["readings"]] == [True, False]
+    assert (
+        r"2015 \| network; **warning**: few samples |"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
+    assert [each["paid"] for each in facts(tmp_path / "out")["utility"]["readings"]] == [
+        True,
+        False,
+    ]
 
 
 def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
     write(hand(), tmp_path / "out", name="toy")
     for words in (
-        "memory use and power", "ledger and its backups", "constants of the promise", "several records", "after looking at the data",
-        "Whether loading succeeded", "Numbers measured on sensitive data", "under another name or path",
+        "memory use and power",
+        "ledger and its backups",
+        "constants of the promise",
+        "several records",
+        "after looking at the data",
+        "Whether loading succeeded",
+        "Numbers measured on sensitive data",
+        "under another name or path",
         "Whether public data that a method learned from holds sensitive records",
-    ):  # fmt: skip
+    ):
         assert words in text(tmp_path / "out")
         assert words in text(tmp_path / "out", "README.md")
 
@@ -185,7 +273,9 @@ def test_measured_numbers_are_not_flattered(tmp_path):
     assert re.search(r"50 %\s*50 %\s*49\.9 %", seen)
     assert "delta 1.001e-5)-differential" in seen
     assert "1e-5" not in seen.replace("1.001e-5", "")
-    assert "replace-one where runs of several relations meet" in seen  # as releases did that do not say for whom the sum holds
+    assert (
+        "replace-one where runs of several relations meet" in seen
+    )  # as releases did that do not say for whom the sum holds
 
 
 def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
@@ -197,18 +287,26 @@ def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
         assert ("Spent in all" in seen, "not the data set's own ledger" in seen) == (own, not own)
 
 
-@pytest.mark.parametrize("junk", [None, True, -1, 1e308, "x", "\x00", [], [[]], {}, {"a": [None]}], ids=repr)
+@pytest.mark.parametrize(
+    "junk", [None, True, -1, 1e308, "x", "\x00", [], [[]], {}, {"a": [None]}], ids=repr
+)
 def test_junk_in_a_manifest_is_shown_or_left_out(tmp_path, junk):
     known = dict.fromkeys(("method", "settings", "data", "seed", "ledger", "versions"), junk)
     write(hand(**known), tmp_path / "out", name="toy")
     assert "Provenance" in text(tmp_path / "out")
-    write(replace(hand(claim=NONE), facts=dict.fromkeys((*known, "plan", "event"), junk)), tmp_path / "out", name="toy")
+    write(
+        replace(hand(claim=NONE), facts=dict.fromkeys((*known, "plan", "event"), junk)),
+        tmp_path / "out",
+        name="toy",
+    )
     assert "No guarantee" in text(tmp_path / "out")
 
 
 def test_published_figures_of_the_same_data_stand_beside(tmp_path):
     write(hand(), tmp_path / "a", name="toy", readings=[reading(), reading("is", 5.0)])
-    assert facts(tmp_path / "a")["utility"]["readings"][0]["real_data"] == pytest.approx(0.99, abs=0.005)
+    assert facts(tmp_path / "a")["utility"]["readings"][0]["real_data"] == pytest.approx(
+        0.99, abs=0.005
+    )
     assert "Published figures on the same data, at epsilon 1" in text(tmp_path / "a")
     assert "SoK: Privacy-Preserving Data Synthesis" in text(tmp_path / "a")
     assert "not strictly comparable" in text(tmp_path / "a")
@@ -221,30 +319,64 @@ def test_published_figures_of_the_same_data_stand_beside(tmp_path):
 
 def test_the_public_face_is_the_same_for_any_data(tmp_path):
     """privacy: two owners, two sets of records, other internal numbers, another ledger: not a byte of the public face differs."""
-    release, faces = hand(), []
+    release = hand()
+    faces = []
     for turn, seed in enumerate((None, 1, 2)):
         book = Ledger(tmp_path / f"{seed}.jsonl")
         book.limit(Budget(10.0 + turn))
         owner = None if seed is None else Owner(box(seed, 40 + seed), book)
-        secret = [] if seed is None else [reading("fid", 10.0 * seed, publishable=False), reading("recall", seed / 7, publishable=False)]
-        leaks = [] if seed is None else [attack(f"secret {seed}", lower=(0.01, 0.12) if seed == 1 else (0.0, 0.0), publishable=False)]
-        write(release, tmp_path / f"out{turn}", name="toy", readings=[*secret, reading()], attacks=[*leaks, attack()], owner=owner)
+        secret = (
+            []
+            if seed is None
+            else [
+                reading("fid", 10.0 * seed, publishable=False),
+                reading("recall", seed / 7, publishable=False),
+            ]
+        )
+        leaks = (
+            []
+            if seed is None
+            else [
+                attack(
+                    f"secret {seed}",
+                    lower=(0.01, 0.12) if seed == 1 else (0.0, 0.0),
+                    publishable=False,
+                )
+            ]
+        )
+        write(
+            release,
+            tmp_path / f"out{turn}",
+            name="toy",
+            readings=[*secret, reading()],
+            attacks=[*leaks, attack()],
+            owner=owner,
+        )
         faces.append([(tmp_path / f"out{turn}" / name).read_bytes() for name in PUBLIC])
     assert faces[0] == faces[1] == faces[2]
-    internal = [(tmp_path / f"out{turn}-internal" / "internal.html").read_bytes() for turn in (1, 2)]
+    internal = [
+        (tmp_path / f"out{turn}-internal" / "internal.html").read_bytes() for turn in (1, 2)
+    ]
     assert internal[0] != internal[1]
 
 
 def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
-    book, data = Ledger(tmp_path / "box.jsonl"), box(3)
+    book = Ledger(tmp_path / "box.jsonl")
+    data = box(3)
     book.limit(Budget(10.0))
     book.reserve(GAUSSIAN, "by hand")
-    numbers = {"readings": [reading("secret_fid", 12.5, publishable=False)], "attacks": [attack("secret attack", publishable=False)]}
+    numbers = {
+        "readings": [reading("secret_fid", 12.5, publishable=False)],
+        "attacks": [attack("secret attack", publishable=False)],
+    }
     done = write(hand(), tmp_path / "out", name="toy", **numbers, owner=Owner(data, book))
     assert [path.name for path in done.files] == [*PUBLIC, *INTERNAL]
     assert done.left_out == 0
     assert [path.parent.name for path in done.files] == ["out"] * 4 + ["out-internal"] * 2
-    public, internal = ("".join(text(path.parent, path.name) for path in paths) for paths in (done.files[:4], done.files[4:]))
+    public, internal = (
+        "".join(text(path.parent, path.name) for path in paths)
+        for paths in (done.files[:4], done.files[4:])
+    )
     for words in (
         "Internal: not for publication",
         "Nearest real records",
@@ -255,7 +387,10 @@ def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
         assert words in internal
         assert words not in public
     real = {uri(image) for image in data._take(slice(None)).images}
-    shown = [set(re.findall(r'src="(data:[^"]+)"', path.read_text())) for path in (done.files[0], done.files[4])]
+    shown = [
+        set(re.findall(r'src="(data:[^"]+)"', path.read_text()))
+        for path in (done.files[0], done.files[4])
+    ]
     assert not real & shown[0]
     assert real & shown[1]
     assert write(hand(), tmp_path / "out", name="toy", **numbers).left_out == 2
@@ -285,14 +420,19 @@ def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "plan", [GAUSSIAN, Plan((Stage("steps", "sum", 4.0, 4, Poisson(0.1)),), Neighbours.ADD_REMOVE)], ids=["gauss", "pld"]
+    "plan",
+    [GAUSSIAN, Plan((Stage("steps", "sum", 4.0, 4, Poisson(0.1)),), Neighbours.ADD_REMOVE)],
+    ids=["gauss", "pld"],
 )
 def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
-    release, rates = hand(plan), (0.003, 0.2)
+    release = hand(plan)
+    rates = (0.003, 0.2)
     bound = [plan.cost().tpr(rate) for rate in rates]
     for factor, broken in ((0.999, False), (1.001, True)):
         lower = (bound[0] * 0.5, bound[1] * factor)
-        found = [attack(fpr=rates, tpr=(bound[0] * 2, bound[1] * 1.2), lower=lower)]  # estimates may lie above, their bounds may not
+        found = [
+            attack(fpr=rates, tpr=(bound[0] * 2, bound[1] * 1.2), lower=lower)
+        ]  # estimates may lie above, their bounds may not
         done = write(release, tmp_path / "out", name="toy", attacks=found)
         assert done.broken is broken
         assert facts(tmp_path / "out")["broken"] is broken
@@ -303,12 +443,24 @@ def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
         record = yaml((tmp_path / "out" / "registry.yaml").read_text())
         assert ("privacy_loss" in record["deployment"]) is not broken
         assert ("do not submit" in record["deployment"]["administrative"]["notes"]) is broken
-        assert ("differential privacy" in record["deployment"]["basic"]["description"]) is not broken
+        assert (
+            "differential privacy" in record["deployment"]["basic"]["description"]
+        ) is not broken
 
 
 def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
-    words = {"control": "AUC 0.99 <b>on</b> a control", "caution": "class shares differ", "verdict": "proves a true-positive rate of 0.1"}
-    found = replace(attack(), auc=0.531, ceiling=(0.77, 0.88), curve=((0.01, 0.3, 1.0), (0.011, 0.31, 1.0)), **words)
+    words = {
+        "control": "AUC 0.99 <b>on</b> a control",
+        "caution": "class shares differ",
+        "verdict": "proves a true-positive rate of 0.1",
+    }
+    found = replace(
+        attack(),
+        auc=0.531,
+        ceiling=(0.77, 0.88),
+        curve=((0.01, 0.3, 1.0), (0.011, 0.31, 1.0)),
+        **words,
+    )
     assert not write(hand(), tmp_path / "out", name="toy", attacks=[found, attack("bare")]).broken
     seen = text(tmp_path / "out")
     for each in ("0.531", "88 %", "class shares differ", words["verdict"], "AUC 0.99"):
@@ -320,15 +472,28 @@ def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
 
 
 def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
-    found = Attack("audit of the whole method: one run", (), (), (), 0.95, True, verdict="proves epsilon of at least 9", refuted=True)
+    found = Attack(
+        "audit of the whole method: one run",
+        (),
+        (),
+        (),
+        0.95,
+        True,
+        verdict="proves epsilon of at least 9",
+        refuted=True,
+    )
     assert write(hand(), tmp_path / "out", name="toy", attacks=[found]).broken
     assert "Implementation broken" in text(tmp_path / "out")
     assert "proves epsilon of at least 9" in text(tmp_path / "out")
-    assert not write(hand(), tmp_path / "out", name="toy", attacks=[replace(found, refuted=False)]).broken
+    assert not write(
+        hand(), tmp_path / "out", name="toy", attacks=[replace(found, refuted=False)]
+    ).broken
 
 
 def _tags(folder):
-    return [f"- {each}" for each in yaml((folder / "README.md").read_text().split("---\n")[1])["tags"]]
+    return [
+        f"- {each}" for each in yaml((folder / "README.md").read_text().split("---\n")[1])["tags"]
+    ]
 
 
 def test_an_internal_attack_lets_no_clean_page_stand(tmp_path):
@@ -350,7 +515,12 @@ def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "README.md").write_text("mine")
     with pytest.raises(ReleaseError, match="something else"):
-        write(hand(), tmp_path / "out", name="toy", attacks=[attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)])
+        write(
+            hand(),
+            tmp_path / "out",
+            name="toy",
+            attacks=[attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)],
+        )
     assert (tmp_path / "out" / "README.md").read_text() == "mine"
 
 
@@ -359,7 +529,12 @@ def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
 
 def with_strip(strip):
     made = hand()
-    return replace(made, product=Product.set(made.product.tensors["images"], made.product.tensors["labels"], kept={"strip": strip}))
+    return replace(
+        made,
+        product=Product.set(
+            made.product.tensors["images"], made.product.tensors["labels"], kept={"strip": strip}
+        ),
+    )
 
 
 def test_a_flow_shows_its_particles_on_their_way(tmp_path):
@@ -373,7 +548,17 @@ def test_a_flow_shows_its_particles_on_their_way(tmp_path):
     assert "On their way" not in text(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("shape", [(8, 2, 8, 8), (8, 2, 3, 8, 8), (1, 2, 1, 8, 8), (500, 2, 1, 8, 8), (0, 2, 1, 8, 8), (8, 0, 1, 8, 8)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (8, 2, 8, 8),
+        (8, 2, 3, 8, 8),
+        (1, 2, 1, 8, 8),
+        (500, 2, 1, 8, 8),
+        (0, 2, 1, 8, 8),
+        (8, 0, 1, 8, 8),
+    ],
+)
 def test_what_is_no_strip_is_left_out(tmp_path, shape):
     write(with_strip(torch.zeros(shape)), tmp_path / "out", name="toy")
     assert "On their way" not in text(tmp_path / "out")

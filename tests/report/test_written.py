@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from specimens import NONE, beside, box, facts, hand, reading, text, yaml
 
-from privot.data.records import Public
+from privot.data.dataset import Public
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.report import Owner, write
@@ -20,20 +20,37 @@ from privot.report import Owner, write
 REGISTRY = {
     "": {"url_slug", "status", "tier", "deployment"},
     "deployment": {
-        "basic", "dp_variant", "privacy_loss", "deployment_model", "accounting", "implementation", "administrative",
+        "basic",
+        "dp_variant",
+        "privacy_loss",
+        "deployment_model",
+        "accounting",
+        "implementation",
+        "administrative",
     },
     "basic": {
-        "name", "data_curators", "description", "intended_use", "data_product_type", "data_product_region", "publication_date",
+        "name",
+        "data_curators",
+        "description",
+        "intended_use",
+        "data_product_type",
+        "data_product_region",
+        "publication_date",
         "data_product_sector",
     },
     "dp_variant": {"variant_name", "data_domain", "unprotected_quantities"},
-    "privacy_loss": {"privacy_unit", "privacy_unit_details", "privacy_parameters", "privacy_parameters_details"},
+    "privacy_loss": {
+        "privacy_unit",
+        "privacy_unit_details",
+        "privacy_parameters",
+        "privacy_parameters_details",
+    },
     "privacy_parameters": {"epsilon", "delta", "rho"},
     "deployment_model": {"model_name", "actors", "release_type", "data_source_type", "access_type"},
     "accounting": {"post_processing", "composition"},
     "implementation": {"preprocessing_and_hyperparameter_tuning", "mechanisms", "justification"},
     "administrative": {"registry_authors", "sources", "notes"},
-}  # fmt: skip
+}
 
 
 # The records for others
@@ -56,8 +73,13 @@ def test_the_registry_record_has_the_registry_s_keys(tmp_path, claim):
     assert record["deployment"]["basic"]["data_product_type"] == "Synthetic data"
     assert re.fullmatch(r"[a-z0-9-]+", record["url_slug"])
     if claim is None:
-        assert record["deployment"]["privacy_loss"]["privacy_parameters"] == {"epsilon": release.guarantee.epsilon, "delta": 1e-5}
-        assert "delta: 1.0e-05" in (tmp_path / "out" / "registry.yaml").read_text()  # a word to readers of YAML 1.1 without its point
+        assert record["deployment"]["privacy_loss"]["privacy_parameters"] == {
+            "epsilon": release.guarantee.epsilon,
+            "delta": 1e-5,
+        }
+        assert (
+            "delta: 1.0e-05" in (tmp_path / "out" / "registry.yaml").read_text()
+        )  # a word to readers of YAML 1.1 without its point
 
 
 def test_the_card_has_front_matter_and_obeys_no_name(tmp_path):
@@ -95,10 +117,16 @@ def test_the_internal_face_is_for_its_owner_alone(tmp_path, mask):
         done = write(hand(), tmp_path / "out", name="toy", owner=Owner(box(0)))
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (*done.files, tmp_path / "out", beside(tmp_path / "out"))}
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in (*done.files, tmp_path / "out", beside(tmp_path / "out"))
+    }
     assert (modes.pop("out"), modes.pop("out-internal")) == (0o777 & ~mask, 0o700)
     assert set(modes.values()) == {0o666 & ~mask, 0o600}
-    assert {name for name, mode in modes.items() if mode == 0o600} == {"internal.html", "internal.json"}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {
+        "internal.html",
+        "internal.json",
+    }
 
 
 def test_a_foreign_folder_beside_is_refused_before_anything_is_written(tmp_path):
@@ -118,8 +146,13 @@ def test_neighbours_of_the_folder_are_left_alone(tmp_path):
     before = sorted(str(each) for each in tmp_path.rglob("*"))
     for _ in range(2):
         write(hand(), tmp_path / "out", name="toy", owner=Owner())
-    assert sorted(str(each) for each in tmp_path.rglob(".*")) == [each for each in before if not each.endswith(".txt")]
-    assert all((tmp_path / name / "mine.txt").exists() for name in (".out.part", ".out.old", ".out-internal.part"))
+    assert sorted(str(each) for each in tmp_path.rglob(".*")) == [
+        each for each in before if not each.endswith(".txt")
+    ]
+    assert all(
+        (tmp_path / name / "mine.txt").exists()
+        for name in (".out.part", ".out.old", ".out-internal.part")
+    )
 
 
 def test_what_only_looks_like_a_report_is_refused(tmp_path):
@@ -140,7 +173,8 @@ def test_what_only_looks_like_a_report_is_refused(tmp_path):
 
 
 def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path, monkeypatch):
-    out, real = tmp_path / "out", {"write_bytes": Path.write_bytes, "replace": Path.replace}
+    out = tmp_path / "out"
+    real = {"write_bytes": Path.write_bytes, "replace": Path.replace}
 
     def fails(place, turn):
         left = [turn]
@@ -179,8 +213,16 @@ def test_a_class_without_images_has_an_empty_row(tmp_path):
     release = hand()
     keep = release.product.tensors["labels"] != 1
     tensors = {key: value[keep] for key, value in release.product.tensors.items()}
-    write(replace(release, product=replace(release.product, tensors=tensors)), tmp_path / "out", name="toy", owner=Owner(box(0)))
-    assert re.search(r"<bdi>dog</bdi></span><div class=\"strip\"><small>none", (tmp_path / "out" / "report.html").read_text())
+    write(
+        replace(release, product=replace(release.product, tensors=tensors)),
+        tmp_path / "out",
+        name="toy",
+        owner=Owner(box(0)),
+    )
+    assert re.search(
+        r"<bdi>dog</bdi></span><div class=\"strip\"><small>none",
+        (tmp_path / "out" / "report.html").read_text(),
+    )
 
 
 def test_records_of_another_shape_are_refused(tmp_path):
@@ -202,7 +244,9 @@ def test_readings_survive_as_they_were_given(tmp_path):
     given = [reading("fid", 50.0, error=float("nan"), better="lower", warning="few samples")]
     write(hand(), tmp_path / "out", name="toy", readings=given)
     (found,) = facts(tmp_path / "out")["utility"]["readings"]
-    wanted = {key: value for key, value in asdict(given[0]).items() if key not in ("error", "seconds")}
+    wanted = {
+        key: value for key, value in asdict(given[0]).items() if key not in ("error", "seconds")
+    }
     assert found.items() >= wanted.items()
     assert found["error"] == "nan"
     assert "few samples" in text(tmp_path / "out")

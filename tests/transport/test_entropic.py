@@ -10,48 +10,68 @@ import pytest
 import torch
 
 import privot.transport.entropic as solver
-from privot.transport.absolute import city_block, distances, signs
+from privot.transport.anderson import Extrapolation
+from privot.transport.costs import city_block, distances, signs
 from privot.transport.entropic import entropic, likelihood, settle, sweeps
-from privot.transport.extrapolation import Extrapolation
 from privot.transport.sinkhorn import squared_euclidean, transport
-from privot.transport.sweeping import STRIDE, Logarithms, Products
+from privot.transport.sinkhorn_iterations import STRIDE, Logarithms, Products
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cloud(count, dim, seed=0, scale=1.0, dtype=torch.float64):
-    return (scale * torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
+    return (
+        scale
+        * torch.randn(
+            count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+    ).to(dtype)
 
 
-@pytest.mark.parametrize(("cost", "peer"), [(squared_euclidean, "sqeuclidean"), (city_block, "cityblock")])
+@pytest.mark.parametrize(
+    ("cost", "peer"), [(squared_euclidean, "sqeuclidean"), (city_block, "cityblock")]
+)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0, 20.0])
 def test_values_and_gradients_are_those_of_pots_envelope_solver(cost, peer, temperature):
     ot = pytest.importorskip("ot", reason="POT is not installed: pip install 'privot[measures]'")
-    x, y = cloud(60, 4).requires_grad_(), cloud(80, 4, 1, 2.0)
+    x = cloud(60, 4).requires_grad_()
+    y = cloud(80, 4, 1, 2.0)
     found = entropic(cost(x, y), temperature, tolerance=1e-11)
     (mine,) = torch.autograd.grad(found, x)
     gaps = x[:, None] - y
     table = gaps.square().sum(-1) if peer == "sqeuclidean" else gaps.abs().sum(-1)
-    theirs = ot.solve(table, reg=temperature, reg_type="KL", grad="envelope", max_iter=5000, tol=1e-10).value
+    theirs = ot.solve(
+        table, reg=temperature, reg_type="KL", grad="envelope", max_iter=5000, tol=1e-10
+    ).value
     (wanted,) = torch.autograd.grad(theirs, x)
     assert float(found.detach()) == pytest.approx(float(theirs.detach()), rel=1e-6)
     torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
-    "loss", [lambda cost: entropic(cost, 1.5, tolerance=1e-13), lambda cost: likelihood(cost, 1.5)], ids=["eot", "nll"]
+    "loss",
+    [lambda cost: entropic(cost, 1.5, tolerance=1e-13), lambda cost: likelihood(cost, 1.5)],
+    ids=["eot", "nll"],
 )
 @pytest.mark.parametrize("cost", [squared_euclidean, city_block])
 def test_gradients_are_those_of_finite_differences(loss, cost):
     y = cloud(7, 3, 1)
-    assert torch.autograd.gradcheck(lambda x: loss(cost(x, y)), cloud(5, 3).requires_grad_(), eps=1e-6, atol=1e-7)
+    assert torch.autograd.gradcheck(
+        lambda x: loss(cost(x, y)), cloud(5, 3).requires_grad_(), eps=1e-6, atol=1e-7
+    )
 
 
 def test_many_problems_at_once_are_each_alone():
-    cost = torch.stack([squared_euclidean(cloud(9, 2, seed), cloud(11, 2, seed + 5)) for seed in range(3)]).requires_grad_()
+    cost = torch.stack(
+        [squared_euclidean(cloud(9, 2, seed), cloud(11, 2, seed + 5)) for seed in range(3)]
+    ).requires_grad_()
     together = entropic(cost, 0.7, tolerance=1e-12)
-    torch.testing.assert_close(together, torch.stack([entropic(each, 0.7, tolerance=1e-12) for each in cost]))
-    torch.testing.assert_close(likelihood(cost, 0.7), torch.stack([likelihood(each, 0.7) for each in cost]))
+    torch.testing.assert_close(
+        together, torch.stack([entropic(each, 0.7, tolerance=1e-12) for each in cost])
+    )
+    torch.testing.assert_close(
+        likelihood(cost, 0.7), torch.stack([likelihood(each, 0.7) for each in cost])
+    )
     together.sum().backward()
     torch.testing.assert_close(cost.grad.sum(-1), torch.full((3, 9), 1 / 9, dtype=torch.float64))
     torch.testing.assert_close(cost.grad.sum(-2), torch.full((3, 11), 1 / 11, dtype=torch.float64))
@@ -59,7 +79,8 @@ def test_many_problems_at_once_are_each_alone():
 
 @pytest.mark.parametrize("spread", [1.0, 100.0, 3000.0, 100_000.0])
 def test_single_precision_holds_however_the_cost_compares_with_the_temperature(spread):
-    x, y = cloud(50, 3, dtype=torch.float32), cloud(50, 3, 1, dtype=torch.float32)
+    x = cloud(50, 3, dtype=torch.float32)
+    y = cloud(50, 3, 1, dtype=torch.float32)
     cost = squared_euclidean(x, y)
     cost = cost * (spread / cost.max())
     found = settle(cost, 1.0, tolerance=1e-4, most=4000)
@@ -69,7 +90,9 @@ def test_single_precision_holds_however_the_cost_compares_with_the_temperature(s
     if spread <= 100:
         assert float(found.error) <= 1e-4
         torch.testing.assert_close(plan.sum(1), torch.full((50,), 1 / 50), rtol=1e-3, atol=0)
-        assert float(entropic(cost, 1.0)) == pytest.approx(float(transport(cost.double(), 1.0, iterations=400)), rel=1e-3)
+        assert float(entropic(cost, 1.0)) == pytest.approx(
+            float(transport(cost.double(), 1.0, iterations=400)), rel=1e-3
+        )
 
 
 def test_what_passes_the_range_of_the_numbers_goes_on_by_logarithms():
@@ -84,7 +107,10 @@ def test_the_number_of_sweeps_follows_from_epsilon_alone(epsilon):
     """The worst that a pure epsilon allows: costs whose columns change by epsilon from row to row, in any pattern."""
     draws = torch.Generator().manual_seed(0)
     for _ in range(20):
-        cost = epsilon * torch.randint(2, (30, 30), generator=draws).double() + 5 * torch.rand(30, generator=draws).double()
+        cost = (
+            epsilon * torch.randint(2, (30, 30), generator=draws).double()
+            + 5 * torch.rand(30, generator=draws).double()
+        )
         assert float(settle(cost, 1.0, sweeps(epsilon, most=10_000)).error) < 2e-6
 
 
@@ -105,7 +131,8 @@ def slow(number):
     """Problems of many shapes whose temperature is a large to a small part of the cost."""
     draws = torch.Generator().manual_seed(number)
     n, m = (int(each) for each in torch.randint(10, 80, (2,), generator=draws))
-    x, y = cloud(n, 1 + number % 3, number), cloud(m, 1 + number % 3, 100 + number, 1.5) + 0.5
+    x = cloud(n, 1 + number % 3, number)
+    y = cloud(m, 1 + number % 3, 100 + number, 1.5) + 0.5
     cost = (squared_euclidean if number % 4 else city_block)(x, y)
     return cost / cost.mean() / (1.0, 0.3, 0.1, 0.03, 0.01)[number % 5]
 
@@ -119,13 +146,18 @@ def test_extrapolated_sweeps_end_where_plain_ones_do_and_are_never_more(dtype, m
     wanted = [settle(cost, 1.0, tolerance=tolerance, most=20_000) for cost in costs]
     for cost, one, other in zip(costs, mine, wanted, strict=True):
         assert one.sweeps <= other.sweeps
-        assert float(one.error) <= max(tolerance, 1e-6 * float(cost.max()) if dtype == torch.float32 else 0)
+        assert float(one.error) <= max(
+            tolerance, 1e-6 * float(cost.max()) if dtype == torch.float32 else 0
+        )
         gap = (one.first.mean() + one.second.mean()) - (other.first.mean() + other.second.mean())
         assert abs(float(gap)) <= (1e-8 if dtype == torch.float64 else 1e-3)
     assert sum(one.sweeps for one in mine) < 0.4 * sum(other.sweeps for other in wanted)
 
 
-@pytest.mark.parametrize("astray", [lambda end: end + 1000 * torch.randn_like(end), lambda end: end / 0, lambda end: 1.5 * end])
+@pytest.mark.parametrize(
+    "astray",
+    [lambda end: end + 1000 * torch.randn_like(end), lambda end: end / 0, lambda end: 1.5 * end],
+)
 @pytest.mark.parametrize("way", [Products, Logarithms])
 def test_a_wrong_extrapolation_is_taken_back_and_costs_little(astray, way, monkeypatch):
     cost = slow(3)
@@ -159,15 +191,20 @@ def test_costs_of_hundreds_of_temperatures_are_settled_in_single_precision(way):
     torch.testing.assert_close(rows, torch.ones_like(rows), rtol=1e-5, atol=0)
     reduced = scaled - found.taken[0][:, None] - found.taken[1]
     assert float(solver._swept(way(reduced), torch.zeros(100), None, 1e-5, 50)[0].error) <= 1e-5
-    assert float(Logarithms(scaled).stride(torch.zeros(100), 100).error) > 1e-5  # what it would be without
+    assert (
+        float(Logarithms(scaled).stride(torch.zeros(100), 100).error) > 1e-5
+    )  # what it would be without
 
 
 def test_steps_that_are_linear_lead_to_their_end_at_once():
-    step, end = torch.diag(torch.tensor([0.9, 0.6, -0.5], dtype=torch.float64)), cloud(3, 1)[:, 0]
-    steps, x = Extrapolation(end), torch.zeros(3, dtype=torch.float64)
+    step = torch.diag(torch.tensor([0.9, 0.6, -0.5], dtype=torch.float64))
+    end = cloud(3, 1)[:, 0]
+    steps = Extrapolation(end)
+    x = torch.zeros(3, dtype=torch.float64)
     assert steps.ahead() is None
     for _ in range(4):
-        before, x = x, end + step @ (x - end)
+        before = x
+        x = end + step @ (x - end)
         (told,) = steps.look(before, x, x.sum())
         assert told == pytest.approx(float(x.sum()))
     torch.testing.assert_close(steps.ahead(), end, rtol=1e-5, atol=1e-5)
@@ -184,7 +221,8 @@ def test_the_likelihood_is_a_lower_bound():
 @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
 def test_a_gaussian_shrinks_by_half_the_temperature(times):
     """One dimension: the best variance is t^2 - lambda / 2, which is the clean one if lambda is twice the noise's variance."""
-    noise, clean = 1.0, 1.0
+    noise = 1.0
+    clean = 1.0
     ranks = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
     shape = torch.special.ndtri(ranks)[:, None]
     y = math.sqrt(clean + noise) * shape
@@ -207,12 +245,19 @@ def quantiles(law, places, count):
 
 
 @pytest.mark.parametrize(
-    ("cost", "temperature", "least"), [(squared_euclidean, 2 * 0.3**2, 0.012), (city_block, 0.2, 0.002)], ids=["gaussian", "laplace"]
+    ("cost", "temperature", "least"),
+    [(squared_euclidean, 2 * 0.3**2, 0.012), (city_block, 0.2, 0.002)],
+    ids=["gaussian", "laplace"],
 )
-def test_two_bumps_come_back_from_their_noise_at_its_temperature_and_no_other(cost, temperature, least):
+def test_two_bumps_come_back_from_their_noise_at_its_temperature_and_no_other(
+    cost, temperature, least
+):
     """Free weights on a line: the row sums of the gradient are the next weights, which is expectation and maximisation."""
-    line, fine = torch.linspace(-1.5, 1.5, 31, dtype=torch.float64), torch.linspace(-4, 4, 8001, dtype=torch.float64)
-    clean = torch.exp(-(((line + 0.6) / 0.15) ** 2) / 2) + 0.6 * torch.exp(-(((line - 0.5) / 0.2) ** 2) / 2)
+    line = torch.linspace(-1.5, 1.5, 31, dtype=torch.float64)
+    fine = torch.linspace(-4, 4, 8001, dtype=torch.float64)
+    clean = torch.exp(-(((line + 0.6) / 0.15) ** 2) / 2) + 0.6 * torch.exp(
+        -(((line - 0.5) / 0.2) ** 2) / 2
+    )
     clean /= clean.sum()
     noise = torch.exp(-cost(line[:, None], fine[:, None]) / temperature)
     sent = quantiles(clean @ (noise / noise.sum(1, keepdim=True)), fine, 500)
@@ -222,7 +267,9 @@ def test_two_bumps_come_back_from_their_noise_at_its_temperature_and_no_other(co
         weights = torch.full_like(clean, 1 / 31)
         for _ in range(steps):
             # weights p are a part of the cost: sum p exp(-c/t) = mean exp(-(c - t log(31 p))/t)
-            shifted = (table - times * temperature * (31 * weights).clamp(min=1e-300).log()[:, None]).requires_grad_()
+            shifted = (
+                table - times * temperature * (31 * weights).clamp(min=1e-300).log()[:, None]
+            ).requires_grad_()
             (gradient,) = torch.autograd.grad(likelihood(shifted, times * temperature), shifted)
             weights = gradient.sum(1)
         return float((weights.cumsum(0) - clean.cumsum(0)).abs().sum() * (line[1] - line[0]))  # W1
@@ -237,13 +284,17 @@ def test_two_bumps_come_back_from_their_noise_at_its_temperature_and_no_other(co
 @pytest.mark.parametrize("dim", [1, 2, 16, 17, 60])
 @pytest.mark.parametrize("noise", [0.0, 0.3, 5.0])
 def test_the_city_block_cost_is_that_of_its_formula(dim, noise):
-    x = torch.rand(23, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    x = torch.rand(
+        23, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
     y = (x.detach()[torch.arange(31) % 23] + cloud(31, dim, 2, noise)).requires_grad_()
     weights = cloud(23, 31, 3)
     wanted = torch.cdist(x, y, p=1)
     torch.testing.assert_close(city_block(x, y), wanted)
     for one, other in zip(
-        torch.autograd.grad(city_block(x, y), (x, y), weights), torch.autograd.grad(wanted, (x, y), weights), strict=True
+        torch.autograd.grad(city_block(x, y), (x, y), weights),
+        torch.autograd.grad(wanted, (x, y), weights),
+        strict=True,
     ):
         torch.testing.assert_close(one, other)
     single = distances(x.detach().float(), y.detach().float())
@@ -251,15 +302,21 @@ def test_the_city_block_cost_is_that_of_its_formula(dim, noise):
 
 
 def test_equal_coordinates_pull_nowhere_and_ranges_may_be_points():
-    x, y = torch.zeros(5, 40), cloud(6, 40, 1, dtype=torch.float32)
+    x = torch.zeros(5, 40)
+    y = cloud(6, 40, 1, dtype=torch.float32)
     x[:, ::2] = torch.rand(5, 20, generator=torch.Generator().manual_seed(0))
-    y[0], y[1, :3], weights = x[2], 0.0, torch.rand(5, 6, generator=torch.Generator().manual_seed(1))
+    y[0] = x[2]
+    y[1, :3] = 0.0
+    weights = torch.rand(5, 6, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(distances(x, y), torch.cdist(x, y, p=1))
-    torch.testing.assert_close(signs(x, y, weights), ((x[:, None] - y).sign() * weights[..., None]).sum(1))
+    torch.testing.assert_close(
+        signs(x, y, weights), ((x[:, None] - y).sign() * weights[..., None]).sum(1)
+    )
 
 
 def test_batches_of_points_have_batches_of_costs():
-    x, y = cloud(2 * 5, 20).view(2, 5, 20), cloud(7, 20, 1)
+    x = cloud(2 * 5, 20).view(2, 5, 20)
+    y = cloud(7, 20, 1)
     torch.testing.assert_close(city_block(x, y), torch.cdist(x, y, p=1))
 
 
@@ -304,17 +361,26 @@ torch.testing.assert_close(short.plan(cost), counted.plan(cost))
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here to interpret the kernels")
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="no Triton here to interpret the kernels"
+)
 def test_the_kernels_are_right_in_tritons_interpreter():
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_what_a_cpu_does():
-    x, y = torch.rand(100, 30), 2 * cloud(120, 30, 1, dtype=torch.float32)
+    x = torch.rand(100, 30)
+    y = 2 * cloud(120, 30, 1, dtype=torch.float32)
     for cost in (squared_euclidean, city_block):
-        values, gradients = [], []
+        values = []
+        gradients = []
         for device, count in (("cpu", None), ("cuda", None), ("cuda", 60)):
             moving = x.detach().clone().to(device).requires_grad_()
             lost = entropic(cost(moving, y.to(device)), 4.0, count)

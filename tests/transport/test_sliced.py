@@ -27,11 +27,18 @@ from privot.transport.sliced import (
 from privot.transport.sorting import monotone, ordered, rank
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+    ),
+]
 
 
 def cloud(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def directions(count, dim, seed=0, dtype=torch.float64):
@@ -50,7 +57,10 @@ def test_a_stack_of_bases_is_a_tight_frame(dim, bases):
     frame = frames(dim, bases)
     assert frame.shape == (bases * dim, dim)
     torch.testing.assert_close(frame.T @ frame, bases * torch.eye(dim, dtype=torch.float64))
-    torch.testing.assert_close(frame.view(bases, dim, dim) @ frame.view(bases, dim, dim).mT, torch.eye(dim).double().expand(bases, -1, -1))
+    torch.testing.assert_close(
+        frame.view(bases, dim, dim) @ frame.view(bases, dim, dim).mT,
+        torch.eye(dim).double().expand(bases, -1, -1),
+    )
 
 
 def test_bases_are_uniform_over_rotations_and_reflections():
@@ -73,7 +83,9 @@ def written_out(points, frame, targets, rate):
     moves = torch.zeros_like(points)
     for direction, wanted in zip(frame, targets, strict=True):
         projected = points @ direction
-        for place, point in enumerate(sorted(range(len(points)), key=lambda each: float(projected[each]))):
+        for place, point in enumerate(
+            sorted(range(len(points)), key=lambda each: float(projected[each]))
+        ):
             moves[point] += (wanted[place] - projected[point]) * direction
     return points + rate * points.shape[1] / len(frame) * moves
 
@@ -82,13 +94,18 @@ def written_out(points, frame, targets, rate):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_step_is_that_of_its_formula(dtype, device, bits):
-    points, frame = cloud(23, 5), directions(11, 5)
+    points = cloud(23, 5)
+    frame = directions(11, 5)
     targets = cloud(11, 23, seed=2).sort(-1).values
     found = step(points.to(device, dtype), frame.to(device), targets.to(device), 0.7, bits)
     assert found.dtype == dtype
     wanted = written_out(points, frame, targets, 0.7)
-    if device == "cuda" and dtype == torch.float32:  # TF32 moves a projection by some 1e-3, and a pair nearer than that changes places
-        assert float((found.double().cpu() - wanted).square().mean()) < 0.01 * float((wanted - points).square().mean())
+    if (
+        device == "cuda" and dtype == torch.float32
+    ):  # TF32 moves a projection by some 1e-3, and a pair nearer than that changes places
+        assert float((found.double().cpu() - wanted).square().mean()) < 0.01 * float(
+            (wanted - points).square().mean()
+        )
     else:
         tolerance = 1e-12 if dtype == torch.float64 else 1e-5
         torch.testing.assert_close(found.double().cpu(), wanted, rtol=tolerance, atol=tolerance)
@@ -96,18 +113,22 @@ def test_a_step_is_that_of_its_formula(dtype, device, bits):
 
 @pytest.mark.parametrize("bits", [16, 32])
 def test_on_a_basis_each_coordinate_lands_on_its_quantile(bits):
-    points, basis = cloud(501, 6, dtype=torch.float32), frames(6, 1).float()
+    points = cloud(501, 6, dtype=torch.float32)
+    basis = frames(6, 1).float()
     targets = cloud(6, 501, seed=3, dtype=torch.float32).sort(-1).values
     moved = step(points, basis, targets, 1.0, bits)
     torch.testing.assert_close((basis @ moved.T).sort(-1).values, targets, rtol=1e-4, atol=1e-4)
     assert float(measured_step(moved, basis, targets, 1.0, bits)[1]) < 1e-8
-    torch.testing.assert_close(step(moved, basis, targets, 1.0, bits), moved, rtol=1e-4, atol=1e-4)  # and stays there
+    torch.testing.assert_close(
+        step(moved, basis, targets, 1.0, bits), moved, rtol=1e-4, atol=1e-4
+    )  # and stays there
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("parts", [40, 8])
 def test_many_classes_at_once_are_each_on_its_own(parts, device):
-    points, frame = cloud(3, 40, 4).to(device), frames(4, 2).to(device)
+    points = cloud(3, 40, 4).to(device)
+    frame = frames(4, 2).to(device)
     targets = cloud(3, 8, parts, seed=4).sort(-1).values.to(device)
     together, left = measured_step(points, frame, targets, 0.5)
     torch.testing.assert_close(together, step(points, frame, targets, 0.5))
@@ -118,10 +139,13 @@ def test_many_classes_at_once_are_each_on_its_own(parts, device):
 
 
 def test_sixteen_bits_give_every_target_out_and_cost_next_to_nothing():
-    values, targets = cloud(7, 3000, dtype=torch.float32), cloud(7, 3000, seed=5, dtype=torch.float32).sort(-1).values
+    values = cloud(7, 3000, dtype=torch.float32)
+    targets = cloud(7, 3000, seed=5, dtype=torch.float32).sort(-1).values
     exact, quick = (assigned(values, targets, bits) for bits in (32, 16))
     assert (quick.sort(-1).values == targets).all()
-    assert 0 < int((exact != quick).sum()) < 0.2 * exact.numel()  # some ties, else this says nothing
+    assert (
+        0 < int((exact != quick).sum()) < 0.2 * exact.numel()
+    )  # some ties, else this says nothing
     spread = values.gather(-1, rank(values, 16)).diff()
     assert float((-spread).max() / (values.amax() - values.amin())) < 1 / 32_767
     costs = [float((values - each).square().mean()) for each in (exact, quick)]
@@ -130,7 +154,15 @@ def test_sixteen_bits_give_every_target_out_and_cost_next_to_nothing():
 
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize(
-    "row", [[0.0, 0.0, 0.0], [1e30, -1e30, 0.0], [1e-40, 0.0, -1e-40], [1e6, 1e6 + 1, 1e6 - 1], [-0.0, 0.0, -1.0], [3.0]]
+    "row",
+    [
+        [0.0, 0.0, 0.0],
+        [1e30, -1e30, 0.0],
+        [1e-40, 0.0, -1e-40],
+        [1e6, 1e6 + 1, 1e6 - 1],
+        [-0.0, 0.0, -1.0],
+        [3.0],
+    ],
 )
 def test_ranks_of_awkward_rows(row, bits):
     values = torch.tensor([row])
@@ -150,7 +182,9 @@ def test_threads_change_nothing():
 
 
 def test_quantiles_are_read_between_blocks():
-    line = torch.arange(5, dtype=torch.float64) * 2 + 1  # block means of the points 0 ... 10 spread evenly
+    line = (
+        torch.arange(5, dtype=torch.float64) * 2 + 1
+    )  # block means of the points 0 ... 10 spread evenly
     torch.testing.assert_close(stretch(line, 50), (torch.arange(50, dtype=torch.float64) + 0.5) / 5)
     torch.testing.assert_close(stretch(line, 2), torch.tensor([2.5, 7.5], dtype=torch.float64))
     assert stretch(line, 5).data_ptr() == line.data_ptr()
@@ -161,12 +195,16 @@ def test_quantiles_are_read_between_blocks():
 
 def test_a_flow_finds_a_law_from_its_blocks():
     """Two far lumps, seen through block means alone; what is left is the block that straddles the gap between them."""
-    dim, draw = 3, torch.Generator().manual_seed(0)
-    law = torch.randn(4000, dim, generator=draw) * 0.3 + torch.where(torch.rand(4000, 1, generator=draw) < 0.5, -2.0, 2.0)
+    dim = 3
+    draw = torch.Generator().manual_seed(0)
+    law = torch.randn(4000, dim, generator=draw) * 0.3 + torch.where(
+        torch.rand(4000, 1, generator=draw) < 0.5, -2.0, 2.0
+    )
     frame = haar(dim, 12, draw).float()
     targets = ordered(frame @ law.T).view(len(frame), 50, 80).mean(-1)
     points = torch.randn(1000, dim, generator=draw)
-    start, judge = points, directions(200, dim, dtype=torch.float32)
+    start = points
+    judge = directions(200, dim, dtype=torch.float32)
     for turn in range(60):
         basis = turn % 12 * dim
         points = step(points, frame[basis : basis + dim], targets[basis : basis + dim], 0.5)
@@ -186,7 +224,9 @@ def test_a_step_leaves_the_precision_of_products_alone():
 
 # counting instead of sorting
 
-TRITON = importlib.util.find_spec("triton") and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1")
+TRITON = importlib.util.find_spec("triton") and (
+    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+)
 counting = pytest.mark.skipif(not TRITON, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -195,44 +235,64 @@ def by_counting(values, targets, bins):
     """The formula of fused_sliced, a row at a time, in float32 where the bin of a value depends on it."""
     gaps = np.empty_like(values)
     for row, (value, wanted) in enumerate(zip(values, targets, strict=True)):
-        least, most = value.min(), value.max()
-        where = (value - least) * (np.float32(bins - 1) / np.maximum(most - least, np.float32(1e-30))) + np.float32(0.5)
+        least = value.min()
+        most = value.max()
+        where = (value - least) * (
+            np.float32(bins - 1) / np.maximum(most - least, np.float32(1e-30))
+        ) + np.float32(0.5)
         own = where.astype(np.int64).clip(0, bins - 1)
         counts = np.bincount(own, minlength=bins)
-        at = (counts.cumsum()[own] - counts[own] + (where - own).clip(0, 1) * (counts[own] - 1) + 0.5) * len(wanted) / len(value) - 0.5
+        at = (
+            counts.cumsum()[own] - counts[own] + (where - own).clip(0, 1) * (counts[own] - 1) + 0.5
+        ) * len(wanted) / len(value) - 0.5
         first = at.astype(np.int64).clip(0, max(len(wanted) - 2, 0))
-        one, two = wanted[first], wanted[np.minimum(first + 1, len(wanted) - 1)]
+        one = wanted[first]
+        two = wanted[np.minimum(first + 1, len(wanted) - 1)]
         gaps[row] = one + (at - first) * (two - one) - value
     return gaps
 
 
 @counting
-@pytest.mark.parametrize(("count", "parts"), [(300, 300), (3000, 50), (5000, 5000), (3000, 1), (10, 20), (1, 1), (2, 1), (1, 7)])
+@pytest.mark.parametrize(
+    ("count", "parts"),
+    [(300, 300), (3000, 50), (5000, 5000), (3000, 1), (10, 20), (1, 1), (2, 1), (1, 7)],
+)
 def test_counted_gaps_are_those_of_the_formula_and_nearly_those_of_ranks(count, parts):
-    from privot.transport.fused_sliced import BINS, counted
+    from privot.transport.kernels.sliced import BINS, counted
 
-    values, targets = cloud(2, 3, count, dtype=torch.float32), cloud(2, 3, parts, seed=1, dtype=torch.float32).sort(-1).values
+    values = cloud(2, 3, count, dtype=torch.float32)
+    targets = cloud(2, 3, parts, seed=1, dtype=torch.float32).sort(-1).values
     found = counted(values.to(PLACE), targets.to(PLACE)).cpu()
     assert (found == counted(values.to(PLACE), targets.to(PLACE)).cpu()).all()
     wanted = by_counting(values.view(6, -1).numpy(), targets.view(6, -1).numpy(), BINS)
     far = int(((found.view(6, -1) - torch.from_numpy(wanted)).abs() > 1e-3).sum())
-    assert far <= max(2, 0.005 * found.numel())  # a value on the edge of two bins, which another rounding puts in the other
+    assert far <= max(
+        2, 0.005 * found.numel()
+    )  # a value on the edge of two bins, which another rounding puts in the other
     by_rank = assigned(values, targets) - values
-    assert float((found - by_rank).square().mean()) <= (0.05 if count > 10 else 0.001) ** 2 * float(by_rank.square().mean())
+    assert float((found - by_rank).square().mean()) <= (0.05 if count > 10 else 0.001) ** 2 * float(
+        by_rank.square().mean()
+    )
 
 
 @counting
 def test_equal_values_are_counted_in_the_middle():
-    from privot.transport.fused_sliced import counted
+    from privot.transport.kernels.sliced import counted
 
     values = torch.full((1, 100), 2.0, device=PLACE)
-    torch.testing.assert_close(counted(values, torch.tensor([[1.0, 3.0]], device=PLACE)), torch.zeros_like(values), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        counted(values, torch.tensor([[1.0, 3.0]], device=PLACE)),
+        torch.zeros_like(values),
+        rtol=0,
+        atol=1e-5,
+    )
     counted(values * math.nan, torch.tensor([[1.0, 3.0]], device=PLACE))  # writes nowhere else
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_twelve_bits_step_as_sixteen_do(device):
-    points, frame = cloud(2, 6000, 5, dtype=torch.float32).to(device), frames(5, 3).to(device)
+    points = cloud(2, 6000, 5, dtype=torch.float32).to(device)
+    frame = frames(5, 3).to(device)
     targets = cloud(2, 15, 40, seed=7, dtype=torch.float32).sort(-1).values.to(device)
     few, more = (step(points, frame, targets, 0.7, bits) for bits in (12, 16))
     assert float((few - more).square().mean()) < 1e-4 * float((more - points).square().mean())
@@ -246,7 +306,8 @@ def problem(seed):
     n, dim, slices = (int(rng.integers(1, top)) for top in (60, 12, 20))
     m = n if rng.random() < 0.3 else int(rng.integers(1, 60))
     scale = 10 ** rng.uniform(-2, 2)
-    x, y = cloud(n, dim, seed=2 * seed) * scale, cloud(m, dim, seed=2 * seed + 1) * scale + rng.normal()
+    x = cloud(n, dim, seed=2 * seed) * scale
+    y = cloud(m, dim, seed=2 * seed + 1) * scale + rng.normal()
     return x, y, directions(slices, dim, seed), float(rng.choice([1, 1.5, 2, 3]))
 
 
@@ -254,8 +315,13 @@ def test_distances_are_those_of_pot(trust):
     ot = pytest.importorskip("ot", reason="POT is not installed: pip install 'privot[measures]'")
     for seed in range(200):
         x, y, frame, p = problem(seed)
-        for mine, name in ((sliced_distance(x, y, frame, p), "sliced"), (max_sliced_distance(x, y, frame, p, ascents=0), "max_sliced")):
-            theirs = getattr(ot, f"{name}_wasserstein_distance")(x.numpy(), y.numpy(), projections=frame.T.numpy(), p=p)
+        for mine, name in (
+            (sliced_distance(x, y, frame, p), "sliced"),
+            (max_sliced_distance(x, y, frame, p, ascents=0), "max_sliced"),
+        ):
+            theirs = getattr(ot, f"{name}_wasserstein_distance")(
+                x.numpy(), y.numpy(), projections=frame.T.numpy(), p=p
+            )
             assert float(mine) == pytest.approx(float(theirs), rel=1e-6, abs=1e-9), (seed, name)
     trust("N1", "random problems whose sliced distances are those of POT to 1e-6", 200, of=200)
 
@@ -265,36 +331,53 @@ def test_float32_is_as_good_as_it_can_be():
         x, y, frame, p = problem(seed)
         found = sliced_distance(x.float(), y.float(), frame, p)
         assert found.dtype == torch.float32
-        assert float(found) == pytest.approx(float(sliced_distance(x, y, frame, p)), rel=1e-4, abs=1e-5)
+        assert float(found) == pytest.approx(
+            float(sliced_distance(x, y, frame, p)), rel=1e-4, abs=1e-5
+        )
 
 
 def test_batches_of_clouds():
-    x, y, frame = cloud(3, 10, 4), cloud(3, 15, 4, seed=1), directions(6, 4)
+    x = cloud(3, 10, 4)
+    y = cloud(3, 15, 4, seed=1)
+    frame = directions(6, 4)
     found = sliced_distance(x, y, frame)
-    torch.testing.assert_close(found, torch.stack([sliced_distance(*pair, frame) for pair in zip(x, y, strict=True)]))
+    torch.testing.assert_close(
+        found, torch.stack([sliced_distance(*pair, frame) for pair in zip(x, y, strict=True)])
+    )
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize("count", [6, 9])
 def test_gradients_of_distances(count, p):
-    x, y, frame = cloud(6, 3).requires_grad_(), cloud(count, 3, seed=1).requires_grad_(), directions(4, 3)
+    x = cloud(6, 3).requires_grad_()
+    y = cloud(count, 3, seed=1).requires_grad_()
+    frame = directions(4, 3)
     assert torch.autograd.gradcheck(lambda x, y: sliced_distance(x, y, frame, p), (x, y))
-    assert torch.autograd.gradcheck(lambda x, y: max_sliced_distance(x, y, frame, p, ascents=0), (x, y))
-    assert torch.autograd.gradgradcheck(lambda x: sliced_distance(x, y.detach(), frame, p).pow(p), (x,))
+    assert torch.autograd.gradcheck(
+        lambda x, y: max_sliced_distance(x, y, frame, p, ascents=0), (x, y)
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda x: sliced_distance(x, y.detach(), frame, p).pow(p), (x,)
+    )
 
 
 def test_gradient_at_the_worst_direction_of_all():
     """Climbed to the top the direction itself adds nothing: the gradient with it held is that of differences."""
-    x, y = cloud(6, 2).requires_grad_(), (cloud(6, 2, seed=1) + 1).requires_grad_()
+    x = cloud(6, 2).requires_grad_()
+    y = (cloud(6, 2, seed=1) + 1).requires_grad_()
     fan = torch.linspace(0, math.pi, 100).double()
     frame = torch.stack([fan.cos(), fan.sin()], 1)
-    assert torch.autograd.gradcheck(lambda x, y: max_sliced_distance(x, y, frame, ascents=40), (x, y), atol=1e-5, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        lambda x, y: max_sliced_distance(x, y, frame, ascents=40), (x, y), atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("parts", [7, 3])
 @pytest.mark.parametrize("p", [1, 2])
 def test_gradient_of_the_loss_to_targets(p, parts):
-    points, frame, targets = cloud(2, 7, 3).requires_grad_(), directions(5, 3), cloud(2, 5, parts, seed=1).sort(-1).values
+    points = cloud(2, 7, 3).requires_grad_()
+    frame = directions(5, 3)
+    targets = cloud(2, 5, parts, seed=1).sort(-1).values
     assert torch.autograd.gradcheck(lambda x: target_loss(x, frame, targets, p), (points,))
     if parts == 7:
         loss = target_loss(points[0], frame, targets[0], p)
@@ -303,7 +386,9 @@ def test_gradient_of_the_loss_to_targets(p, parts):
 
 
 def test_gradient_in_float32_is_that_in_float64():
-    x, y, frame = cloud(300, 5), cloud(200, 5, seed=1), directions(8, 5)
+    x = cloud(300, 5)
+    y = cloud(200, 5, seed=1)
+    frame = directions(8, 5)
     slopes = []
     for dtype in (torch.float32, torch.float64):
         leaf = x.to(dtype).requires_grad_()
@@ -324,7 +409,8 @@ def test_ascents_find_a_direction_that_the_frame_lacks():
     """A shift along one of 20 axes, seen by 5 random directions; never lower than the frame's own best."""
     found = []
     for seed in range(10):
-        x, frame = cloud(200, 20, seed=seed), directions(5, 20, seed)
+        x = cloud(200, 20, seed=seed)
+        frame = directions(5, 20, seed)
         y = cloud(200, 20, seed=50 + seed)
         y[:, 3] += 4
         least, most = (float(max_sliced_distance(x, y, frame, ascents=count)) for count in (0, 20))
@@ -347,7 +433,13 @@ def test_the_host_is_not_asked_for_sizes_twice():
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**31), st.sampled_from([0.0, 0.1, 1.0]), st.booleans())
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.booleans(),
+)
 def test_the_nearest_ascending_row_is_that_of_scikit_learn(length, rows, seed, slope, coarse):
     values = cloud(rows, length, seed=seed) + slope * torch.arange(length)
     values = values.round() if coarse else values  # many ties

@@ -21,7 +21,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SLIPS = ("NameError", "SyntaxError", "AttributeError", "TypeError", "ImportError", "UnboundLocalError")  # of a bug's author
+SLIPS = (
+    "NameError",
+    "SyntaxError",
+    "AttributeError",
+    "TypeError",
+    "ImportError",
+    "UnboundLocalError",
+)  # of a bug's author
 
 
 class Misplaced(Exception):
@@ -47,13 +54,25 @@ def found(place):
     """(module, the object or None for a constant, its source) of a bug's place."""
     name, path = place.split(":")
     module = importlib.import_module(name)
-    thing = functools.reduce(lambda owner, part: inspect.getattr_static(owner, part), path.split("."), module)
-    while not inspect.isfunction(thing) and any(hasattr(thing, each) for each in ("__func__", "__wrapped__", "fget")):
-        thing = next(getattr(thing, each) for each in ("__func__", "__wrapped__", "fget") if hasattr(thing, each))
+    thing = functools.reduce(
+        lambda owner, part: inspect.getattr_static(owner, part), path.split("."), module
+    )
+    while not inspect.isfunction(thing) and any(
+        hasattr(thing, each) for each in ("__func__", "__wrapped__", "fget")
+    ):
+        thing = next(
+            getattr(thing, each)
+            for each in ("__func__", "__wrapped__", "fget")
+            if hasattr(thing, each)
+        )
     if inspect.isfunction(thing):
         return module, thing, textwrap.dedent(inspect.getsource(thing))
     text = inspect.getsource(module)
-    node = next(each for each in ast.parse(text).body if isinstance(each, (ast.Assign, ast.AnnAssign)) and _target(each) == path)
+    node = next(
+        each
+        for each in ast.parse(text).body
+        if isinstance(each, (ast.Assign, ast.AnnAssign)) and _target(each) == path
+    )
     return module, None, ast.get_source_segment(text, node)
 
 
@@ -65,7 +84,9 @@ def changed(bug):
     """The source with the bug in it."""
     source = found(bug.place)[2]
     if source.count(bug.old) != 1:
-        raise Misplaced(f"{bug}: {bug.old!r} is {source.count(bug.old)} times in {bug.place}: plant it anew")
+        raise Misplaced(
+            f"{bug}: {bug.old!r} is {source.count(bug.old)} times in {bug.place}: plant it anew"
+        )
     return source.replace(bug.old, bug.new)
 
 
@@ -78,9 +99,13 @@ def plant(bug):
 def replace(module, function, path, source):
     """Give a function, or a constant that is a dictionary, the value that another source has in its module."""
     space = dict(vars(module)) if function is None else dict(function.__globals__)
-    exec(compile("from __future__ import annotations\n" + source, f"<planted in {path}>", "exec"), space)
+    exec(
+        compile("from __future__ import annotations\n" + source, f"<planted in {path}>", "exec"),
+        space,
+    )
     if function is None:
-        old, new = vars(module)[path], space[path]
+        old = vars(module)[path]
+        new = space[path]
         if isinstance(old, dict):
             old.clear()
             old.update(new)
@@ -89,8 +114,14 @@ def replace(module, function, path, source):
     else:
         new = space[path.split(".")[-1]]
         while not inspect.isfunction(new):
-            new = next(getattr(new, each) for each in ("__func__", "__wrapped__", "fget") if hasattr(new, each))
-        function.__code__, function.__defaults__, function.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
+            new = next(
+                getattr(new, each)
+                for each in ("__func__", "__wrapped__", "fget")
+                if hasattr(new, each)
+            )
+        function.__code__ = new.__code__
+        function.__defaults__ = new.__defaults__
+        function.__kwdefaults__ = new.__kwdefaults__
     for each in list(sys.modules.values()):  # what was computed before must not hide it
         if getattr(each, "__name__", "").startswith("privot"):
             for value in list(vars(each).values()):
@@ -102,13 +133,17 @@ class Witness:
     """A plugin that remembers which test failed first, and how."""
 
     def __init__(self):
-        self.killer, self.kind, self.why, self.passed = "", "", "", 0
+        self.killer = ""
+        self.kind = ""
+        self.why = ""
+        self.passed = 0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
         if report.failed and not self.killer:
-            self.killer, self.kind = item.nodeid, call.excinfo.type.__name__
+            self.killer = item.nodeid
+            self.kind = call.excinfo.type.__name__
             self.why = str(call.excinfo.value).split("\n")[0][:200]
         self.passed += report.passed and report.when == "call"
         return report
@@ -131,21 +166,45 @@ def trial(tests, prepare=lambda: None, seconds=120):
                 told.flush()
                 code = 0
             except BaseException as error:
-                told.write(json.dumps({"code": 70, "killer": "", "kind": type(error).__name__, "why": str(error), "passed": 0}).encode())
+                told.write(
+                    json.dumps(
+                        {
+                            "code": 70,
+                            "killer": "",
+                            "kind": type(error).__name__,
+                            "why": str(error),
+                            "passed": 0,
+                        }
+                    ).encode()
+                )
                 told.flush()
             finally:
                 os._exit(code)  # nothing of the parent's is cleaned up twice
         used = os.wait4(child, 0)[2]
         told.seek(0)
         said.seek(0)
-        heard, more = told.read(), {"said": said.read()[-2000:].decode(errors="replace"), "seconds": used.ru_utime + used.ru_stime}
-        return {"code": 71, "killer": "", "kind": "", "why": "it died", "passed": 0, **(json.loads(heard) if heard else {}), **more}
+        heard = told.read()
+        more = {
+            "said": said.read()[-2000:].decode(errors="replace"),
+            "seconds": used.ru_utime + used.ru_stime,
+        }
+        return {
+            "code": 71,
+            "killer": "",
+            "kind": "",
+            "why": "it died",
+            "passed": 0,
+            **(json.loads(heard) if heard else {}),
+            **more,
+        }
 
 
 def _tried(tests, prepare, seconds):
     import torch
 
-    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # a changed number may ask for all there is
+    resource.setrlimit(
+        resource.RLIMIT_AS, (8 << 30, 8 << 30)
+    )  # a changed number may ask for all there is
     gc.freeze()  # what the parent has is not looked through again
     torch.set_num_threads(1)  # threads do not survive a fork
     for name in [name for name in os.environ if name.startswith("PYTEST_")] + ["PRIVOT_TRUST"]:
@@ -154,9 +213,38 @@ def _tried(tests, prepare, seconds):
     os.chdir(ROOT)
     prepare()
     witness = Witness()
-    unused = ("xdist", "cov", "cacheprovider", "playwright", "doctest", "faulthandler", "unraisableexception", "threadexception")
-    words = ["-x", "-q", "--tb=no", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-o", "addopts=", f"--timeout={seconds}"]
-    code = pytest.main([*words, *(word for each in unused for word in ("-p", f"no:{each}")), *tests], plugins=[witness])
+    unused = (
+        "xdist",
+        "cov",
+        "cacheprovider",
+        "playwright",
+        "doctest",
+        "faulthandler",
+        "unraisableexception",
+        "threadexception",
+    )
+    words = [
+        "-x",
+        "-q",
+        "--tb=no",
+        "--rootdir",
+        str(ROOT),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-o",
+        "addopts=",
+        f"--timeout={seconds}",
+    ]
+    code = pytest.main(
+        [*words, *(word for each in unused for word in ("-p", f"no:{each}")), *tests],
+        plugins=[witness],
+    )
     sys.stdout.flush()
     sys.stderr.flush()
-    return {"code": int(code), "killer": witness.killer, "kind": witness.kind, "why": witness.why, "passed": witness.passed}
+    return {
+        "code": int(code),
+        "killer": witness.killer,
+        "kind": witness.kind,
+        "why": witness.why,
+        "passed": witness.passed,
+    }

@@ -14,11 +14,21 @@ class Recorder:
     """``trust(goal, what, figure, of=..., note=...)`` of one test: what it really counted, and of how many."""
 
     def __init__(self, test):
-        self.test, self.began, self.lines = test, time.perf_counter(), []
+        self.test = test
+        self.began = time.perf_counter()
+        self.lines = []
 
     def __call__(self, goal, what, figure, of=None, note=""):
         seconds = round(time.perf_counter() - self.began, 1)
-        line = {"goal": goal, "what": what, "figure": figure, "of": of, "note": note, "test": self.test, "seconds": seconds}
+        line = {
+            "goal": goal,
+            "what": what,
+            "figure": figure,
+            "of": of,
+            "note": note,
+            "test": self.test,
+            "seconds": seconds,
+        }
         self.lines.append(line)
 
 
@@ -27,11 +37,17 @@ def ended(item, call, report):
     path = os.environ.get("PRIVOT_TRUST")
     if not path or not (call.when == "call" or report.outcome != "passed"):
         return
-    recorder, lines = getattr(item, "funcargs", {}).get("trust"), []
+    recorder = getattr(item, "funcargs", {}).get("trust")
+    lines = []
     if isinstance(recorder, Recorder) and report.passed:
         lines = recorder.lines
-    lines = [*lines, {"test": item.nodeid, "outcome": report.outcome, "seconds": round(call.duration, 1)}]
-    place = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # one write: lines of several processes do not mix
+    lines = [
+        *lines,
+        {"test": item.nodeid, "outcome": report.outcome, "seconds": round(call.duration, 1)},
+    ]
+    place = os.open(
+        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+    )  # one write: lines of several processes do not mix
     try:
         os.write(place, "".join(json.dumps(line) + "\n" for line in lines).encode())
     finally:

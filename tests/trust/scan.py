@@ -21,8 +21,12 @@ class Marks:
     """``levels`` {name: whole numbers 0 to 255}, ``values`` {name: floats as they are}, ``words`` {name: text}."""
 
     def __init__(self, levels=(), values=(), words=()):
-        self.words = {name: [text.encode(), text.encode("utf-16-le"), text.encode().hex().encode()] for name, text in dict(words).items()}
-        self.needles, self.runs = {}, {}
+        self.words = {
+            name: [text.encode(), text.encode("utf-16-le"), text.encode().hex().encode()]
+            for name, text in dict(words).items()
+        }
+        self.needles = {}
+        self.runs = {}
         for name, own in dict(levels).items():
             own = np.asarray(own, np.float64).ravel()
             for first in range(len(own) - RUN + 1):
@@ -59,7 +63,11 @@ class Marks:
         if self.needles and len(data) >= 8:
             raw = np.frombuffer(data, np.uint8)
             pairs = raw[:-1].astype(np.uint16) | raw[1:].astype(np.uint16) << 8
-            places = np.flatnonzero(self._tables[0][pairs[:-4]] & self._tables[1][pairs[2:-2]] & self._tables[2][pairs[4:]])
+            places = np.flatnonzero(
+                self._tables[0][pairs[:-4]]
+                & self._tables[1][pairs[2:-2]]
+                & self._tables[2][pairs[4:]]
+            )
             for place in places.tolist():
                 for whole, name in self.needles.get(data[place : place + 8], ()):
                     if data.startswith(whole, place):
@@ -73,8 +81,16 @@ class Marks:
         numbers = np.array([_number(each) for each in NUMBER.findall(data)])
         seen = set()
         for said in (numbers, numbers * 255, (numbers + 1) * 127.5):
-            near = np.where(np.abs(said - said.round()) < 0.2, said.round(), -1).astype(np.int64) if len(said) else []
-            seen |= {self.runs[run] for run in zip(*(near[place:] for place in range(RUN)), strict=False) if run in self.runs}
+            near = (
+                np.where(np.abs(said - said.round()) < 0.2, said.round(), -1).astype(np.int64)
+                if len(said)
+                else []
+            )
+            seen |= {
+                self.runs[run]
+                for run in zip(*(near[place:] for place in range(RUN)), strict=False)
+                if run in self.runs
+            }
         return seen
 
 
@@ -114,11 +130,14 @@ def unfolded(data, depth=3):
 
 
 def _base64(text):
-    return base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_" if {45, 95} & set(text) else None)
+    return base64.b64decode(
+        text + b"=" * (-len(text) % 4), altchars=b"-_" if {45, 95} & set(text) else None
+    )
 
 
 def _places(data, head):
-    found, at = [], data.find(head)
+    found = []
+    at = data.find(head)
     while at >= 0:
         found.append(at)
         at = data.find(head, at + 1)

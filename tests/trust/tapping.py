@@ -16,19 +16,38 @@ class Tap:
     """
 
     def __init__(self, root):
-        self.root, self.pieces, self.elsewhere, self.sent, self.busy = Path(root), [], [], [], False
+        self.root = Path(root)
+        self.pieces = []
+        self.elsewhere = []
+        self.sent = []
+        self.busy = False
 
     def keep(self, path):
         """The content of a file, or of all files of a folder, as it is now."""
         path = Path(os.path.abspath(os.fsdecode(path)))
-        for each in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
+        for each in (
+            [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+        ):
             if each.is_relative_to(self.root):
                 where = each.relative_to(self.root)
-                shut = any(not folder.stat().st_mode & 0o077 for folder in each.parents if self.root in folder.parents)
-                self.pieces.append((f"{where}{' (shut)' if shut else ''}", each.name.encode() + b"\n" + each.read_bytes()))
+                shut = any(
+                    not folder.stat().st_mode & 0o077
+                    for folder in each.parents
+                    if self.root in folder.parents
+                )
+                self.pieces.append(
+                    (
+                        f"{where}{' (shut)' if shut else ''}",
+                        each.name.encode() + b"\n" + each.read_bytes(),
+                    )
+                )
 
     def heard(self, event, args):
-        if event.startswith("socket.") and event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        if event.startswith("socket.") and event in (
+            "socket.connect",
+            "socket.sendto",
+            "socket.sendmsg",
+        ):
             self.sent.append(event)
         elif event in ("os.remove", "shutil.rmtree", "os.truncate"):
             if not isinstance(args[0], int):
@@ -38,11 +57,19 @@ class Tap:
             self.keep(args[1])
         elif event == "open" and isinstance(args[0], (str, bytes, os.PathLike)):
             path, mode, flags = args
-            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            writes = (
+                any(letter in mode for letter in "wax+")
+                if isinstance(mode, str)
+                else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
             where = Path(os.path.abspath(os.fsdecode(path)))
             if writes and where.is_relative_to(self.root):
                 self.keep(where)  # before it is overwritten
-            elif writes and not str(where).startswith(("/dev/", "/proc/")) and "__pycache__" not in str(where):
+            elif (
+                writes
+                and not str(where).startswith(("/dev/", "/proc/"))
+                and "__pycache__" not in str(where)
+            ):
                 self.elsewhere.append(str(where))
 
 
@@ -65,7 +92,8 @@ sys.addaudithook(_hook)
 def tapped(root):
     """A `Tap` on all that goes on meanwhile, and on the folder ``root`` as it is in the end."""
     global _tap
-    seen, tap = [], Tap(root)
+    seen = []
+    tap = Tap(root)
     with captured(seen):
         _tap = tap
         try:

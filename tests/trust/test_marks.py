@@ -21,13 +21,13 @@ from trust.scan import Marks
 from trust.tapping import tapped
 
 from privot.cli import main
-from privot.cli.terminal import app
+from privot.cli.options import app
 from privot.data import load
 from privot.federated import Owner, Server, Terms
-from privot.local import channel_for, privatize
+from privot.local.privatize import channel_for, privatize
 from privot.methods import make, methods
 from privot.privacy import gate as gate_module
-from privot.privacy import vault
+from privot.privacy import shard_checkpoint
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
@@ -36,7 +36,10 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
-SHAPE, CLASSES, EACH, OWNERS = (1, 8, 8), 2, 12, 4
+SHAPE = (1, 8, 8)
+CLASSES = 2
+EACH = 12
+OWNERS = 4
 CPU = Runtime("cpu", 16)
 OWNERS_OWN = {  # places that are the owner's own, readable by nobody else, and not searched
     "wards": "the records themselves",
@@ -61,10 +64,14 @@ NO_NEED = {  # verbs that are not called here
 def marked():
     """24 records, 16 of them marked: {path: (levels [8, 8], string or none)}, and the marks."""
     rng = np.random.default_rng(40)
-    levels, words, files = {}, {}, {}
+    levels = {}
+    words = {}
+    files = {}
     for number in range(CLASSES * EACH):
-        pixels, token = rng.integers(20, 236, SHAPE[1:]), rng.bytes(9).hex()
-        name, beside = f"scan-{number}.png", None
+        pixels = rng.integers(20, 236, SHAPE[1:])
+        token = rng.bytes(9).hex()
+        name = f"scan-{number}.png"
+        beside = None
         if number < 16:
             levels[f"record {number}"] = pixels
         if number < 12:
@@ -82,7 +89,11 @@ def root(tmp_path, monkeypatch, marked):
     rng = np.random.default_rng(41)
     for path, (pixels, beside) in marked[0].items():
         for folder, shown in (("wards", pixels), ("others", rng.integers(20, 236, SHAPE[1:]))):
-            file = tmp_path / folder / path if folder == "wards" else tmp_path / folder / path[:2] / f"{len(path)}{rng.bytes(4).hex()}.png"
+            file = (
+                tmp_path / folder / path
+                if folder == "wards"
+                else tmp_path / folder / path[:2] / f"{len(path)}{rng.bytes(4).hex()}.png"
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             text = PngImagePlugin.PngInfo()
             if beside and folder == "wards":
@@ -98,7 +109,11 @@ def root(tmp_path, monkeypatch, marked):
 
 def public(tap):
     """The pieces, each once, but for the owner's own places."""
-    return [each for each in dict.fromkeys(tap.pieces) if each[0].split("/")[0] not in OWNERS_OWN and not each[0].endswith(MADE_READY)]
+    return [
+        each
+        for each in dict.fromkeys(tap.pieces)
+        if each[0].split("/")[0] not in OWNERS_OWN and not each[0].endswith(MADE_READY)
+    ]
 
 
 def leaked(tap, marks):
@@ -131,23 +146,33 @@ class Inner:
         self.values = {}
 
     def __enter__(self):
-        noisy, write = gate_module.noisy, vault.write
+        noisy = gate_module.noisy
+        write = shard_checkpoint.write
 
         def heard(steps, noise_std, grid, secret):
             value = noisy(steps, noise_std, grid, secret)
             number = len(self.values)
             if number < 60:
-                self.values[f"answer {number} without noise"] = (steps * grid).flatten()[:40].numpy()
-                self.values[f"noise of answer {number}"] = (value - steps * grid).flatten()[:40].numpy()
+                self.values[f"answer {number} without noise"] = (
+                    (steps * grid).flatten()[:40].numpy()
+                )
+                self.values[f"noise of answer {number}"] = (
+                    (value - steps * grid).flatten()[:40].numpy()
+                )
             return value
 
         def stored(file, state):
             for name, value in state.items():
                 if value.is_floating_point() and len(self.values) < 200:
-                    self.values[f"state {name} {len(self.values)}"] = value[0].flatten()[:40].numpy()
+                    self.values[f"state {name} {len(self.values)}"] = (
+                        value[0].flatten()[:40].numpy()
+                    )
             write(file, state)
 
-        self._patches = [mock.patch.object(gate_module, "noisy", heard), mock.patch.object(vault, "write", stored)]
+        self._patches = [
+            mock.patch.object(gate_module, "noisy", heard),
+            mock.patch.object(shard_checkpoint, "write", stored),
+        ]
         for patch in self._patches:
             patch.__enter__()
         return self
@@ -170,11 +195,29 @@ def test_methods_let_no_mark_out(name, root, marked, trust):
     box, plan = box_for(method)
     local = plan.neighbours is Neighbours.LOCAL
     with tapped(root) as tap, Inner() as inner:
-        given, budget = box, None if getattr(method, "noise", None) is not None or local else 5.0 if plan.stages else math.inf
+        given = box
+        budget = (
+            None
+            if getattr(method, "noise", None) is not None or local
+            else 5.0
+            if plan.stages
+            else math.inf
+        )
         if local:
             whole = load("wards", public_size=True)
-            given = privatize(whole, channel_for(whole.spec, "laplace", 40.0, labels_epsilon=5.0), out=root / "sent.safetensors")
-        synthesize(given, method, budget, out=root / "release", runtime=CPU, progress=lambda *given, **more: None)
+            given = privatize(
+                whole,
+                channel_for(whole.spec, "laplace", 40.0, labels_epsilon=5.0),
+                out=root / "sent.safetensors",
+            )
+        synthesize(
+            given,
+            method,
+            budget,
+            out=root / "release",
+            runtime=CPU,
+            progress=lambda *given, **more: None,
+        )
     # A method without a mechanism opens the gate, and what it releases may be made of records: of these only names and strings are sought.
     opened = not plan.stages and not local
     found = leaked(tap, words if opened else marks)
@@ -185,7 +228,12 @@ def test_methods_let_no_mark_out(name, root, marked, trust):
     assert tap.sent == tap.elsewhere == []
     assert written(tap) > 1000
     what = f"{24 if opened else 40} marks{' (names and strings: its gate is open, records may be released)' if opened else ''}"
-    trust("R1", "marks of the secret side found outside", 0, note=f"{name}: {what} in {written(tap):,} bytes")
+    trust(
+        "R1",
+        "marks of the secret side found outside",
+        0,
+        note=f"{name}: {what} in {written(tap):,} bytes",
+    )
     trust("R1", "methods and verbs searched", 1, of=1)
 
 
@@ -195,13 +243,20 @@ def test_the_wire_of_a_federation(root, marked, trust):
     settings = make("federated-gs-wgan", {**quick("federated-gs-wgan"), "noise": 8.0})
     spec = load("wards", owners=OWNERS).spec
     terms = Terms("ab" * 16, settings, spec.shape, spec.classes, OWNERS)
-    from privot.data.held import held_by
+    from privot.data.partition import held_by
 
     with tapped(root) as tap, Inner() as inner:
-        whole, book = load("wards", owners=OWNERS), Ledger(root / "home" / "wards.jsonl")
+        whole = load("wards", owners=OWNERS)
+        book = Ledger(root / "home" / "wards.jsonl")
         boxes = {f"ward {place}": held_by(whole, place, book) for place in range(OWNERS)}
         owners = {
-            name: Owner(box, Budget(100.0), Ledger(root / "home" / f"{name}.jsonl"), root / "traces" / name, CPU)
+            name: Owner(
+                box,
+                Budget(100.0),
+                Ledger(root / "home" / f"{name}.jsonl"),
+                root / "traces" / name,
+                CPU,
+            )
             for name, box in boxes.items()
         }
         server = Server(terms, list(owners), Streams(0, CPU), root / "server", root / "wire")
@@ -213,10 +268,17 @@ def test_the_wire_of_a_federation(root, marked, trust):
             server.close()
         server.finish().save(root / "release")
     assert not server.offences
-    assert leaked(tap, marks) == leaked(tap, inner.marks()) == [], "a mark went over the wire, or lies on the server"
+    assert leaked(tap, marks) == leaked(tap, inner.marks()) == [], (
+        "a mark went over the wire, or lies on the server"
+    )
     size = sum(len(data) for where, data in tap.pieces if where == "wire")
     assert size > 10_000
-    trust("R1", "marks of the secret side found outside", 0, note=f"a federation: 40 marks in {size:,} bytes on the wire")
+    trust(
+        "R1",
+        "marks of the secret side found outside",
+        0,
+        note=f"a federation: 40 marks in {size:,} bytes on the wire",
+    )
 
 
 # Verbs
@@ -244,22 +306,100 @@ VERBS = [  # in an order in which each finds what it needs
     ("attacks",),
     ("cite", "merf"),
     ("plan", "wards", "--shape", "1x8x8", "--classes", 2, "--epsilon", 5),
-    ("synthesize", "wards", "--out", "set", "--method", "private-set", *sets("private-set"), *SYNTHESIZE),
+    (
+        "synthesize",
+        "wards",
+        "--out",
+        "set",
+        "--method",
+        "private-set",
+        *sets("private-set"),
+        *SYNTHESIZE,
+    ),
     ("synthesize", "wards", "--out", "net", "--method", "merf", *sets("merf"), *SYNTHESIZE),
     ("verify", "set"),
     ("resize", "set", "--per-class", 3, "--out", "larger"),
     ("sample", "net", "--count", 20, "--out", "samples.npz"),
     ("sample", "set", "--count", 4, "--out", "samples.png"),
-    ("measure", "set", "--test", "wards", "--only", "sliced", "--count", 8, "--out", "home/readings.json"),
-    ("compare", "set", "larger", "--test", "wards", "--only", "sliced", "--count", 8, "--out", "comparison"),
+    (
+        "measure",
+        "set",
+        "--test",
+        "wards",
+        "--only",
+        "sliced",
+        "--count",
+        8,
+        "--out",
+        "home/readings.json",
+    ),
+    (
+        "compare",
+        "set",
+        "larger",
+        "--test",
+        "wards",
+        "--only",
+        "sliced",
+        "--count",
+        8,
+        "--out",
+        "comparison",
+    ),
     ("attack", "nearest-pixels", "set", "--members", "wards", "--nonmembers", "others"),
-    ("audit", "merf", "--data", "wards", "--folder", "worlds", "--runs", 4, "--epsilon", 5, *sets("merf")),
+    (
+        "audit",
+        "merf",
+        "--data",
+        "wards",
+        "--folder",
+        "worlds",
+        "--runs",
+        4,
+        "--epsilon",
+        5,
+        *sets("merf"),
+    ),
     ("report", "set", "--out", "page"),
-    ("report", "set", "--out", "page", "--internal", "--data", "wards", "--readings", "home/readings.json"),
-    ("invert", "--data", "wards", "--images", 2, "--checked", 0, "--steps", 2, "--resize", 32, "--out", "inverted"),
+    (
+        "report",
+        "set",
+        "--out",
+        "page",
+        "--internal",
+        "--data",
+        "wards",
+        "--readings",
+        "home/readings.json",
+    ),
+    (
+        "invert",
+        "--data",
+        "wards",
+        "--images",
+        2,
+        "--checked",
+        0,
+        "--steps",
+        2,
+        "--resize",
+        32,
+        "--out",
+        "inverted",
+    ),
     ("privatize", "wards", "--out", "sent.safetensors", "--epsilon", 40, "--labels-epsilon", 5),
     ("verify", "sent.safetensors"),
-    ("synthesize", "sent.safetensors", "--out", "local", "--method", "entropic-gan", *sets("entropic-gan"), "--device", "cpu"),
+    (
+        "synthesize",
+        "sent.safetensors",
+        "--out",
+        "local",
+        "--method",
+        "entropic-gan",
+        *sets("entropic-gan"),
+        "--device",
+        "cpu",
+    ),
     ("ledger", "wards"),
 ]
 
@@ -273,25 +413,40 @@ def names_of(typer, before=""):
 
 
 def test_every_verb_is_called():
-    assert set(names_of(app)) == {each[0] for each in VERBS} | set(NO_NEED), "a verb is neither called here nor said to need no call"
+    assert set(names_of(app)) == {each[0] for each in VERBS} | set(NO_NEED), (
+        "a verb is neither called here nor said to need no call"
+    )
 
 
 def test_verbs_let_no_mark_out(root, marked, trust):
     _, marks, _ = marked
-    size, ended, before = 0, {}, set()
+    size = 0
+    ended = {}
+    before = set()
     for words in VERBS:
         for more in ((), ("--json",)) if words[0] in ("plan", "verify", "ledger") else ((),):
             with tapped(root) as tap:
                 ended[words] = call(*words, *more)
-            tap.pieces = [each for each in tap.pieces if each not in before]  # files of earlier verbs were searched then
+            tap.pieces = [
+                each for each in tap.pieces if each not in before
+            ]  # files of earlier verbs were searched then
             before |= set(tap.pieces)
             assert leaked(tap, marks) == [], f"privot {' '.join(map(str, words[:2]))} let marks out"
             assert not tap.sent, f"privot {words[0]} spoke to the net"
-            assert not [each for each in tap.elsewhere if not each.startswith(str(Path.home() / ".cache"))], words
+            assert not [
+                each for each in tap.elsewhere if not each.startswith(str(Path.home() / ".cache"))
+            ], words
             size += written(tap)
-    assert [(words[:2], code) for words, code in ended.items() if code] == [], "a verb failed, so it was not looked at"
+    assert [(words[:2], code) for words, code in ended.items() if code] == [], (
+        "a verb failed, so it was not looked at"
+    )
     assert size > 100_000
-    trust("R1", "marks of the secret side found outside", 0, note=f"{len(VERBS)} calls of verbs: 40 marks in {size:,} bytes")
+    trust(
+        "R1",
+        "marks of the secret side found outside",
+        0,
+        note=f"{len(VERBS)} calls of verbs: 40 marks in {size:,} bytes",
+    )
     called = len({each[0] for each in VERBS})
     trust("R1", "methods and verbs searched", called, of=called)
 
@@ -300,7 +455,11 @@ def test_an_error_names_no_record(root, marked, trust):
     """Files that cannot be read, records out of range, a full ledger: refused in a line that says nothing of what lies in them."""
     _, marks, _ = marked
     damaged = sorted(Path("wards/0").iterdir())[0]
-    tries = [("plan", "wards"), ("synthesize", "wards", "--epsilon", 5, "--shape", "1x9x9"), ("synthesize", "wards", "--method", "merv")]
+    tries = [
+        ("plan", "wards"),
+        ("synthesize", "wards", "--epsilon", 5, "--shape", "1x9x9"),
+        ("synthesize", "wards", "--method", "merv"),
+    ]
     with tapped(root) as tap:
         codes = [call(*each) for each in tries]
     assert set(codes) == {2}
@@ -309,9 +468,18 @@ def test_an_error_names_no_record(root, marked, trust):
     with tapped(root) as tap:
         assert call("synthesize", "wards", "--epsilon", 5) == 2
     named = {mark for _, some in leaked(tap, marks) for mark in some}
-    assert not {each for each in named if not each.startswith("file name")}, "pixels or strings of records are in an error"
-    assert {where for where, _ in leaked(tap, marks)} <= {"printed"}, "a name of a file is told to its owner's terminal alone"
-    trust("R1", "marks of the secret side found outside", 0, note="errors: 28 marks, pixels and strings, in four refusals")
+    assert not {each for each in named if not each.startswith("file name")}, (
+        "pixels or strings of records are in an error"
+    )
+    assert {where for where, _ in leaked(tap, marks)} <= {"printed"}, (
+        "a name of a file is told to its owner's terminal alone"
+    )
+    trust(
+        "R1",
+        "marks of the secret side found outside",
+        0,
+        note="errors: 28 marks, pixels and strings, in four refusals",
+    )
 
 
 # The control: what leaks is found
@@ -324,15 +492,29 @@ def first(box):
 WAYS = {
     "print of values": lambda image, root: print(image.flatten()[:8].tolist()),
     "print of a tensor": lambda image, root: print(image),
-    "print of bytes in hex": lambda image, root: print((image * 255).round().byte().numpy().tobytes().hex()),
-    "base64 on the error stream": lambda image, root: print(base64.b64encode(image.numpy().tobytes()).decode(), file=sys.stderr),
+    "print of bytes in hex": lambda image, root: print(
+        (image * 255).round().byte().numpy().tobytes().hex()
+    ),
+    "base64 on the error stream": lambda image, root: print(
+        base64.b64encode(image.numpy().tobytes()).decode(), file=sys.stderr
+    ),
     "below Python's streams": lambda image, root: os.write(2, image.numpy().tobytes()),
-    "a debug line": lambda image, root: logging.getLogger("canary").debug("pixels %s", image.flatten()[:9].tolist()),
-    "a warning": lambda image, root: warnings.warn(f"odd pixels {image.flatten()[:9].double().tolist()}", stacklevel=1),
-    "float64 in a file": lambda image, root: (root / "cache").write_bytes(image.double().numpy().tobytes()),
-    "the middle of it in [-1, 1]": lambda image, root: (root / "cache").write_bytes((2 * image - 1).flatten()[20:31].numpy().tobytes()),
+    "a debug line": lambda image, root: logging.getLogger("canary").debug(
+        "pixels %s", image.flatten()[:9].tolist()
+    ),
+    "a warning": lambda image, root: warnings.warn(
+        f"odd pixels {image.flatten()[:9].double().tolist()}", stacklevel=1
+    ),
+    "float64 in a file": lambda image, root: (root / "cache").write_bytes(
+        image.double().numpy().tobytes()
+    ),
+    "the middle of it in [-1, 1]": lambda image, root: (root / "cache").write_bytes(
+        (2 * image - 1).flatten()[20:31].numpy().tobytes()
+    ),
     "an archive": lambda image, root: np.savez_compressed(root / "cache.npz", x=image.numpy()),
-    "a picture": lambda image, root: Image.fromarray((image[0, 0] * 255).round().byte().numpy()).save(root / "shown.png"),
+    "a picture": lambda image, root: Image.fromarray(
+        (image[0, 0] * 255).round().byte().numpy()
+    ).save(root / "shown.png"),
     "a page with a picture": lambda image, root: _page(image, root),
     "a file that is gone again": lambda image, root: _passing(image, root),
     "a file that was overwritten": lambda image, root: _overwritten(image, root),
@@ -362,7 +544,9 @@ def test_a_planted_leak_is_found(way, root, marked, trust):
     image = first(load("wards"))
     with tapped(root) as tap:
         WAYS[way](image, root)
-    assert any(mark.startswith("record") for _, some in leaked(tap, marks) for mark in some), f"{way}: the search is blind to it"
+    assert any(mark.startswith("record") for _, some in leaked(tap, marks) for mark in some), (
+        f"{way}: the search is blind to it"
+    )
     trust("R1", "planted leaks found", 1, of=1)
 
 
@@ -371,7 +555,11 @@ def test_a_planted_word_is_found(kind, root, marked):
     files, marks, _ = marked
     path, (_, beside) = next(iter(files.items()))
     word = Path(path).stem if kind == "file name" else beside
-    for put in (lambda: print(f"reading {word} now"), lambda: (root / f"{word}.txt").write_text("1"), lambda: print(word.encode().hex())):
+    for put in (
+        lambda: print(f"reading {word} now"),
+        lambda: (root / f"{word}.txt").write_text("1"),
+        lambda: print(word.encode().hex()),
+    ):
         with tapped(root) as tap:
             put()
         assert leaked(tap, marks), f"a {kind} is told and nobody hears"

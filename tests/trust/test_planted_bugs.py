@@ -12,8 +12,12 @@ WANTED = {"noise": 8, "clip": 6, "sensitivity": 3, "sampling": 5, "accounting": 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_planted_bug_is_killed(bug, trust):
     seen = trial(bug.killers, lambda: plant(bug))
-    assert seen["code"] == 1, f"{bug} was not noticed by {bug.killers} (pytest's code {seen['code']}, {seen['why']}): {seen}"
-    assert seen["kind"] not in SLIPS, f"{bug} does not run at all ({seen['kind']}: {seen['why']}), so it proves nothing"
+    assert seen["code"] == 1, (
+        f"{bug} was not noticed by {bug.killers} (pytest's code {seen['code']}, {seen['why']}): {seen}"
+    )
+    assert seen["kind"] not in SLIPS, (
+        f"{bug} does not run at all ({seen['kind']}: {seen['why']}), so it proves nothing"
+    )
     trust("G9", "planted bugs killed", 1, of=1, note=f"{bug}: {seen['killer'].split('/')[-1]}")
 
 
@@ -37,10 +41,19 @@ def test_a_bug_that_lost_its_place_is_an_error():
         changed(gone)
     with pytest.raises(Misplaced, match="times"):
         changed(dataclasses.replace(BUGS[0], old="s"))
-    assert trial(gone.killers, lambda: plant(gone))["code"] == 70, "a child that could not plant its bug must not pass for a kill"
+    assert trial(gone.killers, lambda: plant(gone))["code"] == 70, (
+        "a child that could not plant its bug must not pass for a kill"
+    )
 
 
 def test_a_harmless_change_is_not_killed():
     """The suite does not cry at any change whatever."""
-    same = Bug("none", "two factors the other way round", BUGS[0].place, "steps.double() * grid", "grid * steps.double()", BUGS[0].killers)
+    same = Bug(
+        "none",
+        "two factors the other way round",
+        BUGS[0].place,
+        "steps.double() * grid",
+        "grid * steps.double()",
+        BUGS[0].killers,
+    )
     assert trial(same.killers, lambda: plant(same))["code"] == 0

@@ -40,11 +40,19 @@ def test_only_what_a_passing_test_counted_is_kept(tmp_path):
 
     seen = trial(["-p", PLUGIN, "-m", "trust", str(tmp_path)], ready)
     lines = [json.loads(line) for line in kept.read_text().splitlines()]
-    said = [(line["goal"], line["what"], line["figure"], line["of"]) for line in lines if "goal" in line]
+    said = [
+        (line["goal"], line["what"], line["figure"], line["of"]) for line in lines if "goal" in line
+    ]
     ends = {line["test"].split("::")[-1]: line["outcome"] for line in lines if "outcome" in line}
-    assert (seen["code"], seen["passed"]) == (1, 1), f"a test that passes and one that fails: {seen}"
-    assert said == [("X1", "good", 3, 3)], "a figure of a failed test was kept, or one of a passed test was lost"
-    assert ends == {"test_good": "passed", "test_bad": "failed"}, "`-m trust` takes tests that record, and how each ended is kept"
+    assert (seen["code"], seen["passed"]) == (1, 1), (
+        f"a test that passes and one that fails: {seen}"
+    )
+    assert said == [("X1", "good", 3, 3)], (
+        "a figure of a failed test was kept, or one of a passed test was lost"
+    )
+    assert ends == {"test_good": "passed", "test_bad": "failed"}, (
+        "`-m trust` takes tests that record, and how each ended is kept"
+    )
 
 
 def test_without_the_variable_nothing_is_kept(tmp_path):

@@ -13,9 +13,15 @@ from privot.privacy import gate as gate_module
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("one_thread", "coarse_prices")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.usefixtures("one_thread", "coarse_prices"),
+]
 
-STEPS, EVERY, PAGE = 10_000, 50, os.sysconf("SC_PAGE_SIZE")
+STEPS = 10_000
+EVERY = 50
+PAGE = os.sysconf("SC_PAGE_SIZE")
 METHODS = ("dp-gan", "dp-sinkhorn", "gs-wgan")
 
 
@@ -28,7 +34,10 @@ def resident():
 
 def soaked(name, folder, steps=STEPS, held=None):
     """A whole run: its release, and the memory held after every so many answers. ``held`` gets each answer, as in a leak."""
-    method, seen, asked, noisy = make(name, {**quick(name), "steps": steps, "noise": 100.0}), [], 0, gate_module.noisy
+    method = make(name, {**quick(name), "steps": steps, "noise": 100.0})
+    seen = []
+    asked = 0
+    noisy = gate_module.noisy
 
     def counted(*given):
         nonlocal asked
@@ -41,7 +50,11 @@ def soaked(name, folder, steps=STEPS, held=None):
         return value
 
     with mock.patch.object(gate_module, "noisy", counted):
-        ways = {"out": folder / "out", "ledger": folder / "book.jsonl", "runtime": Runtime("cpu", 16)}
+        ways = {
+            "out": folder / "out",
+            "ledger": folder / "book.jsonl",
+            "runtime": Runtime("cpu", 16),
+        }
         release = synthesize(sealed(*records(), spec_for(method)), method, None, **ways)
     assert asked == steps, "a step is an answer in these methods"
     return release, seen
@@ -53,17 +66,29 @@ def growth(seen):
     return statistics.median(seen[-fifth:]) / statistics.median(seen[fifth : 2 * fifth]) - 1
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is read off Linux's /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="memory is read off Linux's /proc"
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_memory_stays(name, tmp_path, trust):
     release, seen = soaked(name, tmp_path)
     images, _ = release.sample(30)
     assert images.isfinite().all(), f"{name}: after {STEPS:,} steps values are not finite"
-    assert growth(seen) <= 0.01, f"{name}: memory grew by {100 * growth(seen):.2f} % over three fifths of {STEPS:,} steps"
-    trust("N3", "steps without growth of memory beyond 1 %", STEPS, of=STEPS, note=f"{name}: {100 * growth(seen):+.2f} %")
+    assert growth(seen) <= 0.01, (
+        f"{name}: memory grew by {100 * growth(seen):.2f} % over three fifths of {STEPS:,} steps"
+    )
+    trust(
+        "N3",
+        "steps without growth of memory beyond 1 %",
+        STEPS,
+        of=STEPS,
+        note=f"{name}: {100 * growth(seen):+.2f} %",
+    )
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is read off Linux's /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="memory is read off Linux's /proc"
+)
 def test_a_leak_is_seen(tmp_path, trust):
     """32 kB a step that nobody lets go of: a hundredth of what a run holds is passed within 1,000 steps."""
     held = []

@@ -12,7 +12,9 @@ def kept():
 
 
 def test_the_page_is_what_the_record_gives():
-    assert PAGE.read_text() == page(kept()), "docs/threats.md was edited, or goals changed: run python tests/trust/threats.py --page"
+    assert PAGE.read_text() == page(kept()), (
+        "docs/threats.md was edited, or goals changed: run python tests/trust/threats.py --page"
+    )
 
 
 def test_there_are_26_classes_and_each_is_answered():
@@ -25,7 +27,9 @@ def test_there_are_26_classes_and_each_is_answered():
 
 @pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal["id"])
 def test_a_goal_names_tests_that_exist(goal):
-    assert [missing(test) for test in goal["tests"] if missing(test)] == [], "the page would name a test that is not there"
+    assert [missing(test) for test in goal["tests"] if missing(test)] == [], (
+        "the page would name a test that is not there"
+    )
     assert goal["pace"] in PACES
     assert goal["tests"]
 
@@ -36,13 +40,19 @@ def test_goals_have_names_of_their_own():
 
 def test_whatever_records_is_run_by_make_trust():
     named = [test for goal in GOALS for test in goal["tests"]]
-    lost = [file for file in recording() if not any(file.startswith(each) or each.startswith(file) for each in named)]
+    lost = [
+        file
+        for file in recording()
+        if not any(file.startswith(each) or each.startswith(file) for each in named)
+    ]
     assert lost == [], "these tests record figures, and no goal names them"
 
 
 def test_what_was_kept_is_of_goals_and_tests_that_exist():
     for name, result in kept().items():
-        assert name in {goal["id"] for goal in GOALS}, f"docs/trust.json has {name}, which is no goal"
+        assert name in {goal["id"] for goal in GOALS}, (
+            f"docs/trust.json has {name}, which is no goal"
+        )
         for figure in result["figures"]:
             gone = [missing(test) for test in figure["tests"] if missing(test)]
             assert gone == [], f"{name}: {figure['what']} was counted by a test that is gone"
@@ -59,6 +69,23 @@ def test_a_page_cannot_hide_a_failure():
 
 
 def test_figures_of_one_name_are_added_up():
-    lines = [{"what": "pairs", "figure": each, "of": 5, "note": "", "test": f"tests/x.py::test_y[{each}]"} for each in (3, 5)]
-    assert added("pairs", lines) == {"what": "pairs", "figure": 8, "of": 10, "tests": ["tests/x.py::test_y"]}
-    assert added("lone", [{"figure": "chance", "of": None, "test": "tests/x.py::test_y"}])["figure"] == "chance"
+    lines = [
+        {
+            "what": "pairs",
+            "figure": each,
+            "of": 5,
+            "note": "",
+            "test": f"tests/x.py::test_y[{each}]",
+        }
+        for each in (3, 5)
+    ]
+    assert added("pairs", lines) == {
+        "what": "pairs",
+        "figure": 8,
+        "of": 10,
+        "tests": ["tests/x.py::test_y"],
+    }
+    assert (
+        added("lone", [{"figure": "chance", "of": None, "test": "tests/x.py::test_y"}])["figure"]
+        == "chance"
+    )

@@ -4,13 +4,24 @@
 one can do. Everything here is the owner's own: reconstructions are as secret as the records.
 """
 
-from privot.attacks.inversion.attacking import ATTACKS, Attack, invert
-from privot.attacks.inversion.auditing import Audit, audit
-from privot.attacks.inversion.certificate import Certificate, certify
-from privot.attacks.inversion.judging import Judgement, judge
-from privot.attacks.inversion.victims import Found, Problem, check, gradients
+from privot.attacks.inversion.attacks import ATTACKS, Attack, invert
+from privot.attacks.inversion.cramer_rao import Certificate, certify
+from privot.attacks.inversion.leakage_check import Audit, audit
+from privot.attacks.inversion.problem import Found, Problem, check, gradients
+from privot.attacks.inversion.scoring import Judgement, judge
 
 __all__ = [
-    "ATTACKS", "Attack", "Audit", "Certificate", "Found", "Judgement", "Problem",
-    "audit", "certify", "check", "gradients", "invert", "judge",
-]  # fmt: skip
+    "ATTACKS",
+    "Attack",
+    "Audit",
+    "Certificate",
+    "Found",
+    "Judgement",
+    "Problem",
+    "audit",
+    "certify",
+    "check",
+    "gradients",
+    "invert",
+    "judge",
+]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from privot.attacks.inversion.patches import Patches
-from privot.attacks.inversion.victims import Problem
+from privot.attacks.inversion.conv_as_matmul import Patches
+from privot.attacks.inversion.problem import Problem
 from privot.errors import SettingError
 
 PROBES = 64  # random images by which the net's usual prediction is estimated
@@ -40,7 +40,9 @@ def last_linear(net: nn.Module, classes: int) -> tuple[str, nn.Linear]:
     """The name and the layer that gives the logits."""
     found = [(name, each) for name, each in net.named_modules() if isinstance(each, nn.Linear)]
     if not found or found[-1][1].out_features not in (classes, 1):
-        raise SettingError(f"labels are read off a last Linear layer of {classes} classes, and there is none: give them, or use dlg")
+        raise SettingError(
+            f"labels are read off a last Linear layer of {classes} classes, and there is none: give them, or use dlg"
+        )
     return found[-1]
 
 
@@ -51,7 +53,9 @@ def mean_error(problem: Problem, name: str, last: nn.Linear, seed: int = 0) -> T
     if last.bias is not None and f"{here}bias" in problem.update:
         return problem.update[f"{here}bias"]
     if f"{here}weight" not in problem.update:
-        raise SettingError(f"{name}: neither weight nor bias is in the update, so no label can be read off it: give the labels, or use dlg")
+        raise SettingError(
+            f"{name}: neither weight nor bias is in the update, so no label can be read off it: give the labels, or use dlg"
+        )
     rows = problem.update[f"{here}weight"].sum(2)
     if problem.batch == 1:
         return rows  # the sum of the features is the same positive factor in every row
@@ -64,7 +68,9 @@ def _counted(problem: Problem, slopes: Tensor, seed: int) -> Tensor:
     chosen = []
     for _ in range(problem.batch):
         label = left.argmin(1, keepdim=True)
-        left = left.scatter_add(1, label, torch.full_like(left[:, :1], 1 / problem.batch).expand(len(left), 1))
+        left = left.scatter_add(
+            1, label, torch.full_like(left[:, :1], 1 / problem.batch).expand(len(left), 1)
+        )
         chosen.append(label)
     return torch.cat(chosen, 1).sort(1).values
 
@@ -72,14 +78,18 @@ def _counted(problem: Problem, slopes: Tensor, seed: int) -> Tensor:
 def _sign(problem: Problem, name: str, last: nn.Linear) -> Tensor:
     """Of one logit: the bias's gradient is negative for label 1. Without a bias the other label fits as well (features change sign)."""
     if problem.batch > 1 or last.bias is None:
-        raise SettingError(f"{name}: one logit does not tell the labels of a batch, nor any without a bias; give the labels")
+        raise SettingError(
+            f"{name}: one logit does not tell the labels of a batch, nor any without a bias; give the labels"
+        )
     return (mean_error(problem, name, last) < 0).long()
 
 
 def _probes(problem: Problem, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     low, high = problem.bounds
-    return (torch.rand(PROBES, *problem.shape, generator=generator) * (high - low) + low).to(problem.example)
+    return (torch.rand(PROBES, *problem.shape, generator=generator) * (high - low) + low).to(
+        problem.example
+    )
 
 
 def _predicted(problem: Problem, seed: int) -> Tensor:

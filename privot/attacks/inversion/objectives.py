@@ -17,7 +17,9 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 TINY = 1e-14  # under roots: a norm has no slope at 0
 SLICES = 256  # projections of `sliced`
-NEAR, ANGLES = 1.0, 8  # of `index_value`: how many spreads of the values two neighbours are apart, and angles of its slices
+# of `index_value`: how many spreads of the values two neighbours are apart, and angles of its slices
+NEAR = 1.0
+ANGLES = 8
 
 
 def flat(tensors: Tensors) -> Tensor:
@@ -45,12 +47,16 @@ def norm(found: Tensors, seen: Tensors) -> Tensor:
 
 def by_layer(found: Tensors, seen: Tensors) -> Tensor:
     """A critic for each tensor: the sum of |g'_t - g_t|."""
-    return torch.stack([((found[name] - seen[name]).square().sum() + TINY).sqrt() for name in seen]).sum()
+    return torch.stack(
+        [((found[name] - seen[name]).square().sum() + TINY).sqrt() for name in seen]
+    ).sum()
 
 
 def absolute(found: Tensors, seen: Tensors) -> Tensor:
     """A linear critic with clipped weights: the sum of |g'_i - g_i|."""
-    return torch.stack([((found[name] - seen[name]).square() + TINY).sqrt().sum() for name in seen]).sum()
+    return torch.stack(
+        [((found[name] - seen[name]).square() + TINY).sqrt().sum() for name in seen]
+    ).sum()
 
 
 def cosine(found: Tensors, seen: Tensors) -> Tensor:
@@ -59,7 +65,8 @@ def cosine(found: Tensors, seen: Tensors) -> Tensor:
     >>> cosine({"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])})
     tensor(1.)
     """
-    one, two = flat(found), flat(seen)
+    one = flat(found)
+    two = flat(seen)
     return 1 - one @ two / ((one @ one + TINY).sqrt() * (two @ two + TINY).sqrt())
 
 
@@ -71,7 +78,10 @@ def ordered(found: Tensors, seen: Tensors) -> Tensor:
     >>> ordered({"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([1.0, 3.0])})
     tensor(0.)
     """
-    gaps = [(found[name].flatten().sort().values - seen[name].flatten().sort().values).square().sum() for name in seen]
+    gaps = [
+        (found[name].flatten().sort().values - seen[name].flatten().sort().values).square().sum()
+        for name in seen
+    ]
     return torch.stack(gaps).sum()
 
 
@@ -79,9 +89,15 @@ def sliced(found: Tensors, seen: Tensors) -> Tensor:
     """Points are the rows (filters) of a tensor: W_2² along `SLICES` fixed directions, a mean; blind to a permutation of the filters."""
     gaps = []
     for name in seen:
-        one, two = (each[name].flatten(1) if each[name].ndim > 1 else each[name][:, None] for each in (found, seen))
+        one, two = (
+            each[name].flatten(1) if each[name].ndim > 1 else each[name][:, None]
+            for each in (found, seen)
+        )
         along = _directions(one.shape[1], one)
-        gaps.append(((one @ along).sort(0).values - (two @ along).sort(0).values).square().sum() * (one.shape[1] / SLICES))
+        gaps.append(
+            ((one @ along).sort(0).values - (two @ along).sort(0).values).square().sum()
+            * (one.shape[1] / SLICES)
+        )
     return torch.stack(gaps).sum()
 
 
@@ -97,12 +113,19 @@ def index_value(found: Tensors, seen: Tensors, near: float = NEAR) -> Tensor:
     angles = (torch.arange(ANGLES) + 0.5) * (math.pi / ANGLES)
     gaps = []
     for name in seen:
-        one, two = found[name].flatten(), seen[name].flatten()
-        across, up = angles.cos().to(one), angles.sin().to(one)
+        one = found[name].flatten()
+        two = seen[name].flatten()
+        across = angles.cos().to(one)
+        up = angles.sin().to(one)
         spread = two.std(correction=0).detach()
         place = near * spread * torch.arange(len(one), dtype=one.dtype, device=one.device)
-        rows = [(across[:, None] * place + up[:, None] * each).sort(1).indices for each in (one.detach(), two)]
-        where = [place[each] for each in rows]  # values and places apart: their sum would lose digits far from the first index
+        rows = [
+            (across[:, None] * place + up[:, None] * each).sort(1).indices
+            for each in (one.detach(), two)
+        ]
+        where = [
+            place[each] for each in rows
+        ]  # values and places apart: their sum would lose digits far from the first index
         gap = across[:, None] * (where[0] - where[1]) + up[:, None] * (one[rows[0]] - two[rows[1]])
         gaps.append(2 * gap.square().sum(1).mean())  # twice, as the mean of sin² is a half
     return torch.stack(gaps).sum()
@@ -119,8 +142,11 @@ def total_variation(images: Tensor) -> Tensor:
 
 def _directions(size: int, like: Tensor) -> Tensor:
     """Fixed directions [size, SLICES] of about unit length, the same for every victim; made of cosines, as no chance may enter a vmap."""
-    row, column = torch.arange(1, size + 1, dtype=torch.float64), torch.arange(1, SLICES + 1, dtype=torch.float64)
-    mixed = torch.frac(torch.outer(row * math.sqrt(2), column * math.sqrt(3)) * 43.758) - 0.5  # uniform enough on [-0.5, 0.5]
+    row = torch.arange(1, size + 1, dtype=torch.float64)
+    column = torch.arange(1, SLICES + 1, dtype=torch.float64)
+    mixed = (
+        torch.frac(torch.outer(row * math.sqrt(2), column * math.sqrt(3)) * 43.758) - 0.5
+    )  # uniform enough on [-0.5, 0.5]
     return (mixed / mixed.norm(dim=0)).to(like)
 
 
@@ -128,7 +154,7 @@ class Objective(NamedTuple):
     """``keeps`` says what of the positions in the gradient it compares: all, some or none; with none it cannot reconstruct.
 
     ``residual`` is the observable by which iterates are compared and an attack stops, once under ``enough``. Where it is ``learned``, a
-    critic (`privot.attacks.inversion.critic`) stands for the distance.
+    critic (`privot.attacks.inversion.learned_distance`) stands for the distance.
     """
 
     title: str

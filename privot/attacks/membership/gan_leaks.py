@@ -24,21 +24,27 @@ from torch import Tensor, nn
 from privot.attacks.membership.nearest import Ruler, nearest, neighbours
 from privot.attacks.membership.nearest import perceptual as perceptual_ruler
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.measures.similarity import weights
-from privot.nets.blocks import half
-from privot.nets.repeated import Repeated
-from privot.product import Product
+from privot.measures.image_similarity import weights
+from privot.nets.conv_block import half
+from privot.release.artifact import Product
 from privot.runtime import Progress, silent
+from privot.runtime.graphed_step import Repeated
 
-PERCEPTUAL, PENALTY = 0.2, 0.001  # the paper's weights of LPIPS and of the code's norm
+# the paper's weights of LPIPS and of the code's norm
+PERCEPTUAL = 0.2
+PENALTY = 0.001
 DRAWS = 1000  # codes of each class among which a search begins
 ROWS = 512  # searches at a time
 ASKED = 4096  # images asked of a generator at a time
 
 
 def full_black_box(
-    candidates: Tensor, generated: Tensor, *, labels: Tensor | None = None, released_labels: Tensor | None = None
-) -> np.ndarray:  # fmt: skip
+    candidates: Tensor,
+    generated: Tensor,
+    *,
+    labels: Tensor | None = None,
+    released_labels: Tensor | None = None,
+) -> np.ndarray:
     """Scores [candidates]: minus the L2 distance to the nearest generated image, of the same class where labels are given.
 
     >>> full_black_box(torch.zeros(1, 1, 2, 2), torch.ones(3, 1, 2, 2)).tolist()
@@ -48,15 +54,23 @@ def full_black_box(
 
 
 def partial_black_box(
-    generator: Product | nn.Module, candidates: Tensor, labels: Tensor, *, rounds: int = 200, children: int = 8, seed: int = 0,
-    device: torch.device | str = "cpu", progress: Progress = silent,
-) -> np.ndarray:  # fmt: skip
+    generator: Product | nn.Module,
+    candidates: Tensor,
+    labels: Tensor,
+    *,
+    rounds: int = 200,
+    children: int = 8,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Progress = silent,
+) -> np.ndarray:
     """Scores [candidates] by a (1 + children) evolution strategy for each candidate, all side by side.
 
     It begins at the best of ``DRAWS`` random codes; children spread by a step that grows when one of them is better and shrinks when none
     is. No gradient is taken. The generator is asked for DRAWS images a class and rounds * children images a candidate.
     """
-    net, draw = _net(generator, device), torch.Generator(device).manual_seed(seed)
+    net = _net(generator, device)
+    draw = torch.Generator(device).manual_seed(seed)
     found: list[Tensor] = []
     with torch.no_grad():
         for goal, own, codes in _portions(net, candidates, labels, 1, seed, device):
@@ -64,34 +78,55 @@ def partial_black_box(
             best = _squared(_asked(net, codes, own), goal)
             step = torch.full_like(best, 0.5)
             for _ in range(rounds):
-                tried = codes[:, None] + step[:, None, None] * torch.randn(len(own), children, net.code, generator=draw, device=device)
+                tried = codes[:, None] + step[:, None, None] * torch.randn(
+                    len(own), children, net.code, generator=draw, device=device
+                )
                 images = _asked(net, tried.flatten(0, 1), own.repeat_interleave(children))
-                value, which = _squared(images, goal.repeat_interleave(children, 0)).view(-1, children).min(1)
+                value, which = (
+                    _squared(images, goal.repeat_interleave(children, 0)).view(-1, children).min(1)
+                )
                 better = value < best
-                codes = torch.where(better[:, None], tried.gather(1, which[:, None, None].expand(-1, 1, net.code))[:, 0], codes)
+                codes = torch.where(
+                    better[:, None],
+                    tried.gather(1, which[:, None, None].expand(-1, 1, net.code))[:, 0],
+                    codes,
+                )
                 best = torch.where(better, value, best)
-                step = step * torch.where(better, math.exp(0.4), math.exp(-0.1)).to(step)  # success in a fifth of the rounds keeps it
+                step = step * torch.where(better, math.exp(0.4), math.exp(-0.1)).to(
+                    step
+                )  # success in a fifth of the rounds keeps it
             found.append(-best.double().cpu())
     progress("searching codes", len(labels), len(labels))
     return torch.cat(found).numpy()
 
 
 def white_box(
-    generator: Product | nn.Module, candidates: Tensor, labels: Tensor, *, steps: int = 200, restarts: int = 3, rate: float = 0.05,
-    perceptual: float | None = None, penalty: float = PENALTY, seed: int = 0, device: torch.device | str = "cpu",
+    generator: Product | nn.Module,
+    candidates: Tensor,
+    labels: Tensor,
+    *,
+    steps: int = 200,
+    restarts: int = 3,
+    rate: float = 0.05,
+    perceptual: float | None = None,
+    penalty: float = PENALTY,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
     progress: Progress = silent,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Scores [candidates] by Adam on the codes, ``restarts`` for each candidate from the nearest of ``DRAWS`` images, the best counts.
 
     ``perceptual`` is the weight of LPIPS; None takes 0.2 where its weights are at hand and 0 where not. A cosine takes the rate to 0, and
     the penalty with it: it guides the search and is no part of the score. On a GPU the search is in half precision, the score is not.
     """
-    net, share = _net(generator, device), _share(perceptual)
+    net = _net(generator, device)
+    share = _share(perceptual)
     see = perceptual_ruler(torch.device(device)) if share else None
     found: list[Tensor] = []
     for goal, own, starts in _portions(net, candidates, labels, restarts, seed, device):
         progress("searching codes", sum(map(len, found)), len(labels))
-        goals, owns = goal.repeat_interleave(restarts, 0), own.repeat_interleave(restarts)
+        goals = goal.repeat_interleave(restarts, 0)
+        owns = own.repeat_interleave(restarts)
         with torch.no_grad():
             seen = see(goals) if see else None
         apart = partial(_apart, goals=goals, see=see, seen=seen, share=share)
@@ -103,10 +138,18 @@ def white_box(
 
 
 def _searched(
-    net: Any, starts: Tensor, labels: Tensor, apart: Callable[[Tensor], Tensor], steps: int, rate: float, penalty: float
-) -> Tensor:  # fmt: skip
+    net: Any,
+    starts: Tensor,
+    labels: Tensor,
+    apart: Callable[[Tensor], Tensor],
+    steps: int,
+    rate: float,
+    penalty: float,
+) -> Tensor:
     """Codes [searches, code] after so many steps of Adam; on a GPU a step is one CUDA graph."""
-    codes, fade, on_gpu = starts.clone().requires_grad_(), torch.ones((), device=starts.device), starts.is_cuda
+    codes = starts.clone().requires_grad_()
+    fade = torch.ones((), device=starts.device)
+    on_gpu = starts.is_cuda
     adam = torch.optim.Adam([codes], lr=rate * fade, capturable=on_gpu, fused=on_gpu)
 
     def step() -> None:
@@ -145,17 +188,29 @@ def _net(generator: Product | nn.Module, device: torch.device | str) -> Any:
     return net.to(device).eval().requires_grad_(False)
 
 
-def _portions(net: Any, candidates: Tensor, labels: Tensor, count: int, seed: int, device: torch.device | str) -> Any:
+def _portions(
+    net: Any, candidates: Tensor, labels: Tensor, count: int, seed: int, device: torch.device | str
+) -> Any:
     """Candidates, labels and the ``count`` best codes for each [candidates * count, code], some candidates at a time."""
     if len(candidates) != len(labels) or not len(labels):
-        raise SettingError(f"{len(candidates)} candidates and {len(labels)} labels: as many of each are needed, and at least one")
+        raise SettingError(
+            f"{len(candidates)} candidates and {len(labels)} labels: as many of each are needed, and at least one"
+        )
     draw = torch.Generator(device).manual_seed(seed)
     codes = torch.randn(DRAWS, net.code, generator=draw, device=device)
-    drawn = {int(label): _asked(net, codes, torch.full((DRAWS,), int(label), device=device)) for label in labels.unique()}
+    drawn = {
+        int(label): _asked(net, codes, torch.full((DRAWS,), int(label), device=device))
+        for label in labels.unique()
+    }
     if not all(each.isfinite().all() for each in drawn.values()):
-        raise ReleaseError("the generator gives values that are not finite: there is nothing to search")
-    for part, own in zip(candidates.split(max(1, ROWS // count)), labels.split(max(1, ROWS // count)), strict=True):
-        part, own = part.to(device).float(), own.to(device)
+        raise ReleaseError(
+            "the generator gives values that are not finite: there is nothing to search"
+        )
+    for part, own in zip(
+        candidates.split(max(1, ROWS // count)), labels.split(max(1, ROWS // count)), strict=True
+    ):
+        part = part.to(device).float()
+        own = own.to(device)
         starts = torch.zeros(len(own), count, net.code, device=device)
         for label in own.unique():
             here = own == label
@@ -165,7 +220,9 @@ def _portions(net: Any, candidates: Tensor, labels: Tensor, count: int, seed: in
 
 @torch.no_grad()
 def _asked(net: Any, codes: Tensor, labels: Tensor) -> Tensor:
-    return torch.cat([net(*each) for each in zip(codes.split(ASKED), labels.split(ASKED), strict=True)])
+    return torch.cat(
+        [net(*each) for each in zip(codes.split(ASKED), labels.split(ASKED), strict=True)]
+    )
 
 
 def _squared(images: Tensor, goals: Tensor) -> Tensor:
@@ -173,6 +230,12 @@ def _squared(images: Tensor, goals: Tensor) -> Tensor:
     return 4 * (images - goals).flatten(1).square().mean(1)
 
 
-def _apart(images: Tensor, goals: Tensor, see: Ruler | None, seen: Tensor | None, share: float) -> Tensor:
+def _apart(
+    images: Tensor, goals: Tensor, see: Ruler | None, seen: Tensor | None, share: float
+) -> Tensor:
     squared = _squared(images, goals)
-    return squared if see is None or seen is None else squared + share * (see(images) - seen).square().sum(1)
+    return (
+        squared
+        if see is None or seen is None
+        else squared + share * (see(images) - seen).square().sum(1)
+    )

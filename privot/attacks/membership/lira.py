@@ -32,18 +32,29 @@ def half(count: int, shadows: int, generator: torch.Generator) -> np.ndarray:
     [2, 2, 2, 2, 2]
     """
     if shadows < 2 or shadows % 2:
-        raise SettingError(f"shadows={shadows}: an even number is needed, so that each candidate is in half of them")
+        raise SettingError(
+            f"shadows={shadows}: an even number is needed, so that each candidate is in half of them"
+        )
     members = np.empty((shadows, count), bool)
     for part in _portions(count, shadows):
-        draws = torch.rand(shadows, part.stop - part.start, dtype=torch.float64, generator=generator)
-        members[:, part] = (draws.argsort(0).argsort(0) < shadows // 2).numpy()  # the rank of each draw within its column
+        draws = torch.rand(
+            shadows, part.stop - part.start, dtype=torch.float64, generator=generator
+        )
+        members[:, part] = (
+            draws.argsort(0).argsort(0) < shadows // 2
+        ).numpy()  # the rank of each draw within its column
     return members
 
 
 def lira(
-    victim: np.ndarray, shadows: np.ndarray, members: np.ndarray, *, offline: bool = False, pooled: bool | None = None,
+    victim: np.ndarray,
+    shadows: np.ndarray,
+    members: np.ndarray,
+    *,
+    offline: bool = False,
+    pooled: bool | None = None,
     median: bool = False,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Scores [candidates] of a victim's observations [candidates(, queries)] by those of shadows [shadows, candidates(, queries)].
 
     ``members`` is bool [shadows, candidates]. ``pooled`` takes one deviation for all candidates, for each side its own (None: with fewer
@@ -54,14 +65,30 @@ def lira(
     True
     """
     if np.shape(victim) != np.shape(shadows)[1:]:
-        raise SettingError(f"the victim has observations {list(np.shape(victim))}, the shadows {list(np.shape(shadows))}")
-    return _scores(np.asarray(victim)[None], shadows, members, False, offline, pooled, median, np.empty((1, members.shape[1])))[0]
+        raise SettingError(
+            f"the victim has observations {list(np.shape(victim))}, the shadows {list(np.shape(shadows))}"
+        )
+    return _scores(
+        np.asarray(victim)[None],
+        shadows,
+        members,
+        False,
+        offline,
+        pooled,
+        median,
+        np.empty((1, members.shape[1])),
+    )[0]
 
 
 def leave_one_out(
-    observations: np.ndarray, members: np.ndarray, *, offline: bool = False, pooled: bool | None = None, median: bool = False,
+    observations: np.ndarray,
+    members: np.ndarray,
+    *,
+    offline: bool = False,
+    pooled: bool | None = None,
+    median: bool = False,
     out: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Each shadow is the victim once and the others are its shadows: scores [shadows, candidates], as `lira` would give them one by one.
 
     Sums of all shadows less the victim's own make it one pass, N log N with medians. ``out`` takes the scores, where they are to lie in a
@@ -86,21 +113,46 @@ class _Law(NamedTuple):
 
 
 def _scores(
-    victims: Any, shadows: Any, members: np.ndarray, each: bool, offline: bool, pooled: bool | None, median: bool, out: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    victims: Any,
+    shadows: Any,
+    members: np.ndarray,
+    each: bool,
+    offline: bool,
+    pooled: bool | None,
+    median: bool,
+    out: np.ndarray,
+) -> np.ndarray:
     members = np.asarray(members)
-    if members.dtype != bool or np.ndim(shadows) not in (2, 3) or members.shape != np.shape(shadows)[:2] or not members.size:
-        raise SettingError(f"observations {list(np.shape(shadows))} and members {list(members.shape)}: both begin [shadows, candidates]")
+    if (
+        members.dtype != bool
+        or np.ndim(shadows) not in (2, 3)
+        or members.shape != np.shape(shadows)[:2]
+        or not members.size
+    ):
+        raise SettingError(
+            f"observations {list(np.shape(shadows))} and members {list(members.shape)}: both begin [shadows, candidates]"
+        )
     sides = (False,) if offline else (False, True)
     pooled = len(members) < FEW if pooled is None else pooled
     shared = [_pooled(shadows, members, side, each) if pooled else None for side in sides]
-    for part in _portions(members.shape[1], max(1, int(np.prod(np.shape(shadows))) // members.shape[1])):
-        seen, values = _read(victims, part), _read(shadows, part)
+    for part in _portions(
+        members.shape[1], max(1, int(np.prod(np.shape(shadows))) // members.shape[1])
+    ):
+        seen = _read(victims, part)
+        values = _read(shadows, part)
         laws = [_law(values, members[:, part] == side, each, median) for side in sides]
-        deviations = [_deviation(law) if own is None else own for law, own in zip(laws, shared, strict=True)]
-        standard = [(seen - law.centre) / deviation for law, deviation in zip(laws, deviations, strict=True)]
+        deviations = [
+            _deviation(law) if own is None else own for law, own in zip(laws, shared, strict=True)
+        ]
+        standard = [
+            (seen - law.centre) / deviation for law, deviation in zip(laws, deviations, strict=True)
+        ]
         if not offline:
-            standard[0] = 0.5 * (standard[0] ** 2 - standard[1] ** 2) + np.log(deviations[0]) - np.log(deviations[1])
+            standard[0] = (
+                0.5 * (standard[0] ** 2 - standard[1] ** 2)
+                + np.log(deviations[0])
+                - np.log(deviations[1])
+            )
         out[:, part] = standard[0].mean(2)
     return out
 
@@ -111,7 +163,9 @@ def _law(values: np.ndarray, there: np.ndarray, each: bool, median: bool = False
     count = there.sum(0, keepdims=True)
     left = count - there if each else count
     if left.min() < 1:
-        raise SettingError("a candidate has no shadow with it, or none without it: more shadows are needed, or the offline attack")
+        raise SettingError(
+            "a candidate has no shadow with it, or none without it: more shadows are needed, or the offline attack"
+        )
     mean = np.where(there, values, 0).sum(0, keepdims=True) / count
     apart = np.where(there, values - mean, 0)
     squares = (apart**2).sum(0, keepdims=True)
@@ -128,25 +182,41 @@ def _median(values: np.ndarray, own: np.ndarray | None, left: np.ndarray) -> np.
     """Of the finite values in each column, for each shadow without its own where ``own``; ``left`` counts those that remain."""
     order = values.argsort(0, kind="stable")
     ordered = np.take_along_axis(values, order, 0)
-    rank = np.full((1, *values.shape[1:]), len(values)) if own is None else np.where(own, order.argsort(0, kind="stable"), len(values))
-    middle = [place + (rank <= place) for place in ((left - 1) // 2, left // 2)]  # what is taken out shifts all from its rank on
-    return (np.take_along_axis(ordered, middle[0], 0) + np.take_along_axis(ordered, middle[1], 0)) / 2
+    rank = (
+        np.full((1, *values.shape[1:]), len(values))
+        if own is None
+        else np.where(own, order.argsort(0, kind="stable"), len(values))
+    )
+    middle = [
+        place + (rank <= place) for place in ((left - 1) // 2, left // 2)
+    ]  # what is taken out shifts all from its rank on
+    return (
+        np.take_along_axis(ordered, middle[0], 0) + np.take_along_axis(ordered, middle[1], 0)
+    ) / 2
 
 
 def _deviation(law: _Law) -> np.ndarray:
     if law.size.min() < 2:
-        raise SettingError("a deviation of each candidate's own needs at least 2 shadows a side, the victim left out: use pooled ones")
+        raise SettingError(
+            "a deviation of each candidate's own needs at least 2 shadows a side, the victim left out: use pooled ones"
+        )
     return np.maximum(np.sqrt(law.squares / (law.size - 1)), FLOOR)
 
 
 def _pooled(shadows: Any, members: np.ndarray, side: bool, each: bool) -> np.ndarray:
     """One deviation for all candidates, [1 or shadows, 1, queries]."""
-    squares, freedom = np.zeros(()), np.zeros(())
-    for part in _portions(members.shape[1], max(1, int(np.prod(np.shape(shadows))) // members.shape[1])):
+    squares = np.zeros(())
+    freedom = np.zeros(())
+    for part in _portions(
+        members.shape[1], max(1, int(np.prod(np.shape(shadows))) // members.shape[1])
+    ):
         law = _law(_read(shadows, part), members[:, part] == side, each)
-        squares, freedom = squares + law.squares.sum(1, keepdims=True), freedom + (law.size - 1).sum(1, keepdims=True)
+        squares = squares + law.squares.sum(1, keepdims=True)
+        freedom = freedom + (law.size - 1).sum(1, keepdims=True)
     if freedom.min() < 1:
-        raise SettingError("a deviation needs at least 2 shadows a side, the victim left out: more shadows are needed")
+        raise SettingError(
+            "a deviation needs at least 2 shadows a side, the victim left out: more shadows are needed"
+        )
     return np.maximum(np.sqrt(squares / freedom), FLOOR)
 
 

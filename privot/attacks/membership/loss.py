@@ -18,11 +18,16 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
     >>> confidence(torch.tensor([[80.0, 0.0, 0.0]]), torch.tensor([0]))
     tensor([79.3069], dtype=torch.float64)
     """
-    logits, labels = torch.as_tensor(logits).double(), torch.as_tensor(labels)
+    logits = torch.as_tensor(logits).double()
+    labels = torch.as_tensor(labels)
     if logits.ndim < 2 or logits.shape[-1] < 2 or labels.shape != logits.shape[-2:-1]:
-        raise SettingError(f"logits {list(logits.shape)} and labels {list(labels.shape)}: [..., count, 2 or more] and [count] are needed")
+        raise SettingError(
+            f"logits {list(logits.shape)} and labels {list(labels.shape)}: [..., count, 2 or more] and [count] are needed"
+        )
     place = labels.to(logits.device).long().expand(logits.shape[:-1])[..., None]
-    return logits.gather(-1, place).squeeze(-1) - logits.scatter(-1, place, -torch.inf).logsumexp(-1)
+    return logits.gather(-1, place).squeeze(-1) - logits.scatter(-1, place, -torch.inf).logsumexp(
+        -1
+    )
 
 
 def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:

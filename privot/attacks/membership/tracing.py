@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from privot.errors import SettingError
-from privot.nets.blocks import half
+from privot.nets.conv_block import half
 from privot.nets.ensemble import Ensemble
 
 NETS = 32  # random ConvNets: what more of them add is small beside the chance in who was a member
@@ -27,9 +27,18 @@ ROWS = 1024  # images at a time
 
 @torch.no_grad()
 def trace(
-    candidates: Tensor, labels: Tensor, released: Tensor, released_labels: Tensor, population: Tensor, population_labels: Tensor, *,
-    nets: int = NETS, width: int = 128, ridge: float | None = RIDGE, seed: int = 0,
-) -> np.ndarray:  # fmt: skip
+    candidates: Tensor,
+    labels: Tensor,
+    released: Tensor,
+    released_labels: Tensor,
+    population: Tensor,
+    population_labels: Tensor,
+    *,
+    nets: int = NETS,
+    width: int = 128,
+    ridge: float | None = RIDGE,
+    seed: int = 0,
+) -> np.ndarray:
     """Scores [candidates] of images [count, channels, height, width] in [0, 1] against a released set, computed where that lies.
 
     ``population`` gives m_c and Sigma: records of another population, or the sets of shadows put together; every class of the candidates
@@ -40,12 +49,15 @@ def trace(
     >>> bool(scores[:10].mean() > scores[10:].mean())
     True
     """
-    device, classes = released.device, int(max(each.max() for each in (labels, released_labels, population_labels))) + 1
+    device = released.device
+    classes = int(max(each.max() for each in (labels, released_labels, population_labels))) + 1
     for name, theirs in (("released set", released_labels), ("population", population_labels)):
         if missing := sorted(set(labels.unique().tolist()) - set(theirs.unique().tolist())):
             raise SettingError(f"class {missing[0]} has no image in the {name}")
-    shape, generator = (released.shape[1], released.shape[2], released.shape[3]), torch.Generator().manual_seed(seed)
-    scores, own = torch.zeros(len(candidates), dtype=torch.float64, device=device), labels.to(device)
+    shape = (released.shape[1], released.shape[2], released.shape[3])
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
+    own = labels.to(device)
     for _ in range(nets):
         net = Ensemble(1, shape, 1, width, generator=generator).to(device)
         centre, spread = _moments(net, population, population_labels, classes, ridge is not None)
@@ -54,8 +66,11 @@ def trace(
             spread.diagonal().add_(ridge * spread.diagonal().mean())
             lean = torch.linalg.solve(spread, lean.T).T
         for start in range(0, len(candidates), ROWS):
-            part, where = candidates[start : start + ROWS].to(device), own[start : start + ROWS]
-            scores[start : start + ROWS] += ((_features(net, part) - centre[where]) * lean[where]).mean(1)
+            part = candidates[start : start + ROWS].to(device)
+            where = own[start : start + ROWS]
+            scores[start : start + ROWS] += (
+                (_features(net, part) - centre[where]) * lean[where]
+            ).mean(1)
     return (scores / nets).cpu().numpy()
 
 
@@ -65,11 +80,14 @@ def _features(net: Ensemble, images: Tensor) -> Tensor:
         return net.features(2 * images.float() - 1)[0].double()
 
 
-def _moments(net: Ensemble, images: Tensor, labels: Tensor, classes: int, spread: bool) -> tuple[Tensor, Tensor]:
+def _moments(
+    net: Ensemble, images: Tensor, labels: Tensor, classes: int, spread: bool
+) -> tuple[Tensor, Tensor]:
     """Class means [classes, numbers], 0 of a class without images, and the covariance about them [numbers, numbers], where wanted."""
     device = net.get_parameter("tail").device
     summed, product = (
-        torch.zeros(rows, net.numbers, dtype=torch.float64, device=device) for rows in (classes, net.numbers if spread else 0)
+        torch.zeros(rows, net.numbers, dtype=torch.float64, device=device)
+        for rows in (classes, net.numbers if spread else 0)
     )
     for part, own in zip(images.split(ROWS), labels.split(ROWS), strict=True):
         features = _features(net, part.to(device))

@@ -9,11 +9,18 @@ from privot.errors import SettingError
 
 # Read by Flower and Ray, in this process and in those it starts: no telemetry, no look for newer versions, nothing installed at run time.
 os.environ.update(
-    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-    RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-)  # fmt: skip
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+)
 # A proxy is for the way to the server; what processes of one machine tell each other, secrets among it, does not leave that machine.
-_near = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1,localhost,::1"]))
+_near = ",".join(
+    filter(
+        None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1,localhost,::1"]
+    )
+)
 os.environ.update(no_proxy=_near, NO_PROXY=_near)
 
 try:

@@ -8,7 +8,7 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from privot.federated.flower.envelope import opened, wrapped
+from privot.federated.flower.codec import opened, wrapped
 
 FAILED = 1  # any number will do: of an error only that there is one is looked at
 
@@ -19,7 +19,9 @@ class Replies(Protocol):
     def reply(self, message: bytes) -> bytes: ...
 
 
-def client_app(owner_of: Callable[[Context], Replies], failed: Callable[[Exception], None] = lambda error: None) -> ClientApp:
+def client_app(
+    owner_of: Callable[[Context], Replies], failed: Callable[[Exception], None] = lambda error: None
+) -> ClientApp:
     """An app that asks the owner who sits at this node.
 
     ``failed`` hears of what keeps the owner from replying (data that cannot be read, say). The server hears only that something did.
@@ -29,7 +31,9 @@ def client_app(owner_of: Callable[[Context], Replies], failed: Callable[[Excepti
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         try:
-            return Message(wrapped(owner_of(context).reply(opened(message.content))), reply_to=message)
+            return Message(
+                wrapped(owner_of(context).reply(opened(message.content))), reply_to=message
+            )
         except Exception as error:
             failed(error)
             # privacy: Flower would send the words of the error, and they may carry data.
@@ -39,6 +43,8 @@ def client_app(owner_of: Callable[[Context], Replies], failed: Callable[[Excepti
     def place(message: Message, context: Context) -> Message:
         """Which owner of a simulation sits here; nodes have other numbers each time. A real node has no such number, and says -1."""
         number = context.node_config.get("partition-id", -1)
-        return Message(RecordDict({"place": ConfigRecord({"number": int(number)})}), reply_to=message)
+        return Message(
+            RecordDict({"place": ConfigRecord({"number": int(number)})}), reply_to=message
+        )
 
     return app

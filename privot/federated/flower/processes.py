@@ -31,8 +31,11 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 HEADER = "x-privot-secret"
 NODES = "/v1/fleet/"
-ANNOUNCE, PUSH = f"{NODES}push-messages", f"{NODES}push-object"
-LITTLE = 1 << 14  # bytes of a call that carries no part of a message, and of what Flower puts around one that does
+ANNOUNCE = f"{NODES}push-messages"
+PUSH = f"{NODES}push-object"
+LITTLE = (
+    1 << 14
+)  # bytes of a call that carries no part of a message, and of what Flower puts around one that does
 PARTS = 3  # of an honest message or reply: Flower's own, its content, our record in it
 CLAIM = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 GRACE = 10.0  # seconds that a process has to end by itself
@@ -48,28 +51,40 @@ class OnlyNodes:
     """
 
     def __init__(self, app: App, secret: str, room: int):
-        self.app, self.secret, self.room = app, secret.encode(), room
+        self.app = app
+        self.secret = secret.encode()
+        self.room = room
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         shown = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
-        ours = scope["type"] == "lifespan" or (bool(self.secret) and hmac.compare_digest(shown, self.secret))  # no secret opens nothing
+        ours = scope["type"] == "lifespan" or (
+            bool(self.secret) and hmac.compare_digest(shown, self.secret)
+        )  # no secret opens nothing
         if ours:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None
-        status, path = 404, scope["path"]
+        status = 404
+        path = scope["path"]
         if path.startswith(NODES):
             body = await _read(receive, LITTLE + self.room * (path == PUSH))
             if body is not None and (path != ANNOUNCE or _modest(body)):
                 return await self.app(scope, _replayed(body, receive), send)
             status = 413
-        await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"connection", b"close")],
+            }
+        )
         await send({"type": "http.response.body", "body": b""})
 
 
 async def _read(receive: Any, most: int) -> bytes | None:
     """The body of a call, or None as soon as it is longer."""
-    body, more = bytearray(), True
+    body = bytearray()
+    more = True
     while more:
         part = await receive()
         body += part.get("body", b"")
@@ -96,7 +111,10 @@ def _modest(body: bytes) -> bool:
     except Exception:
         return False
     replies = all(each.metadata.reply_to_message_id for each in said.messages_list)
-    return replies and sum(1 for tree in said.message_object_trees for _ in iterate_object_tree(tree)) <= PARTS
+    return (
+        replies
+        and sum(1 for tree in said.message_object_trees for _ in iterate_object_tree(tree)) <= PARTS
+    )
 
 
 class Secret:
@@ -120,7 +138,8 @@ def interceptors(secret: str, component: str) -> list[Any]:
 def secret_file() -> Iterator[tuple[str, Path]]:
     """A fresh secret, and a file of it that only this user can read, for as long as it is needed."""
     with tempfile.TemporaryDirectory(prefix="privot-") as folder:  # of mode 0700
-        secret, file = secrets.token_hex(32), Path(folder) / "secret"
+        secret = secrets.token_hex(32)
+        file = Path(folder) / "secret"
         file.write_text(secret)
         yield secret, file
 
@@ -128,8 +147,18 @@ def secret_file() -> Iterator[tuple[str, Path]]:
 def start(kind: str, words: list[str], log: Path, room: int = 0) -> subprocess.Popen[bytes]:
     """A ``superlink``, which hears messages of ``room`` bytes, or a ``supernode``; what it says goes into the log."""
     with open(log, "ab") as file:
-        command = [sys.executable, "-m", "privot.federated.flower.processes", kind, str(os.getpid()), str(room), *words]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+        command = [
+            sys.executable,
+            "-m",
+            "privot.federated.flower.processes",
+            kind,
+            str(os.getpid()),
+            str(room),
+            *words,
+        ]
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -159,23 +188,33 @@ def main(kind: str, parent: str, room: str, *words: str) -> None:
     if kind == "supernode":
         from flwr.supernode.cli.flower_supernode import flower_supernode
 
-        from privot.federated.flower.guarded import guard
+        from privot.federated.flower.supernode_patches import guard
 
         guard()
         return flower_supernode()
     import uvicorn
     from flwr.supercore.http_logging import get_uvicorn_log_config
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+    from flwr.superlink.cli.flower_superlink import (
+        SuperLinkLifespan,
+        _parse_superlink_lifespan_config,
+    )
     from flwr.superlink.main import create_app
 
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     # The last one added is met first.
-    app.add_middleware(OnlyNodes, secret=(config.superexec_auth_secret or b"").decode(), room=int(room))
+    app.add_middleware(
+        OnlyNodes, secret=(config.superexec_auth_secret or b"").decode(), room=int(room)
+    )
     uvicorn.run(
-        app, host=config.host, port=config.port, log_config=get_uvicorn_log_config(20), ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile, workers=1,
-    )  # fmt: skip
+        app,
+        host=config.host,
+        port=config.port,
+        log_config=get_uvicorn_log_config(20),
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        workers=1,
+    )
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from privot.data import Sensitive, load
-from privot.data.held import held_by
+from privot.data.partition import held_by
 from privot.errors import DataError, ReleaseError, SettingError
+from privot.federated.client import Owner, Policy
 from privot.federated.flower.client_app import Replies, client_app
 from privot.federated.flower.server_app import Post, Traffic, conduct
-from privot.federated.owner import Owner, Policy
 from privot.federated.server import Server
-from privot.privacy.ledgers import LinkedLedger, ledger_path, open_ledger, open_part_ledger
+from privot.privacy.ledger_lookup import LinkedLedger, ledger_path, open_ledger, open_part_ledger
 from privot.privacy.plan import Wall
 from privot.runtime import Progress, Runtime, silent
 
@@ -51,7 +51,14 @@ class Cast:
         whole = dealt(self.source, self.owners)
         part = held_by(whole, number, open_ledger(whole.name))
         ledger = self.ledger(number, part.name)
-        return Owner(part, self.wall, ledger, self.folder / f"owner-{number}", Runtime(self.device), Policy(unit=self.unit))
+        return Owner(
+            part,
+            self.wall,
+            ledger,
+            self.folder / f"owner-{number}",
+            Runtime(self.device),
+            Policy(unit=self.unit),
+        )
 
     def ledger(self, number: int, name: str) -> LinkedLedger:
         """Find the ledger of an owner's part.
@@ -90,7 +97,13 @@ def dealt(source: str, owners: int) -> Sensitive:
 
 
 def simulate(
-    cast: Cast, server: Server, *, workers: int | None = None, progress: Progress = silent, patience: float = ROUND, join: float = JOIN
+    cast: Cast,
+    server: Server,
+    *,
+    workers: int | None = None,
+    progress: Progress = silent,
+    patience: float = ROUND,
+    join: float = JOIN,
 ) -> Traffic:
     """Play the whole run of ``server``, whose owners are called as `names` says: ``workers`` at a time, or up to one a core."""
     if server.names != names(cast.owners):
@@ -111,16 +124,22 @@ def simulate(
     def owner_of(context: Context) -> Replies:
         return cast.owner(int(context.node_config["partition-id"]))
 
-    count = min(workers, cast.owners) if workers else _workers(cast.owners, server.terms.settings.memory(server.terms.spec))
+    count = (
+        min(workers, cast.owners)
+        if workers
+        else _workers(cast.owners, server.terms.settings.memory(server.terms.spec))
+    )
     share = 1.0 / count if Runtime(cast.device).target.type == "cuda" else 0.0
     with _quiet(), _guarded(), _interrupted() as stopped:
         run_simulation(
-            app, client_app(owner_of), cast.owners,
+            app,
+            client_app(owner_of),
+            cast.owners,
             backend_config={
                 "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": "error"},
                 "client_resources": {"num_cpus": 1, "num_gpus": share},
             },
-        )  # fmt: skip
+        )
     if failures:
         raise failures[0]
     return traffic[0]
@@ -147,14 +166,20 @@ def _placed(grid: Grid, owners: int, stopped: Callable[[], bool], seconds: float
     hello = RecordDict({"place": ConfigRecord({"number": -1})})
     said = dict(post.send({str(node): hello for node in found}, "query.place", seconds))
     if failed := [name for name in post.nodes if name not in said or said[name].has_error()]:
-        raise ReleaseError(f"{len(failed)} of {owners} simulated owners did not start; is there memory for as many workers?")
-    return {f"owner {int(message.content['place']['number'])}": post.nodes[name] for name, message in said.items()}
+        raise ReleaseError(
+            f"{len(failed)} of {owners} simulated owners did not start; is there memory for as many workers?"
+        )
+    return {
+        f"owner {int(message.content['place']['number'])}": post.nodes[name]
+        for name, message in said.items()
+    }
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Flower and Ray say on the terminal what our own progress says better; and Flower leaves a path behind in the environment."""
-    logger, before = logging.getLogger("flwr"), os.environ.get("PYTHONPATH")
+    logger = logging.getLogger("flwr")
+    before = os.environ.get("PYTHONPATH")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -1,0 +1,1 @@
+"""Shadow models: configuration, training, storage and what attacks observe of them."""

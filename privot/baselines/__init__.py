@@ -1,0 +1,1 @@
+"""Methods without a mechanism, to compare with. One file, one method; their releases say `NoGuarantee`."""

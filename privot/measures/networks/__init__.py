@@ -1,0 +1,1 @@
+"""Pretrained networks that metrics read: Inception for FID, AlexNet for LPIPS."""

@@ -1,0 +1,1 @@
+"""Generators of images and of table rows."""

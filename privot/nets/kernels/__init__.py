@@ -1,0 +1,1 @@
+"""Triton kernels of networks, for a GPU. Import them only where Triton is installed."""
