@@ -33,10 +33,10 @@ from surroundings import commit, hardware
 
 import privot
 from privot.data import Public
-from privot.measures import downstream
-from privot.methods import methods
+from privot.measures import measure_downstream
+from privot.methods import list_methods
 from privot.release import Release
-from privot.runtime import Runtime, threads
+from privot.runtime import Runtime, use_threads
 
 SAMPLES = 1438  # as many as there are records; of a set all images are taken
 EPSILON = "1"
@@ -162,16 +162,16 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         if status == 0:
             release = Release.load(out)
             count = (
-                len(release.product.tensors["labels"])
-                if "labels" in release.product.tensors
+                len(release.artifact.tensors["labels"])
+                if "labels" in release.artifact.tensors
                 else SAMPLES
             )
-            with threads(1):  # nets so small are slower on several
-                readings = downstream(
+            with use_threads(1):  # nets so small are slower on several
+                readings = measure_downstream(
                     *release.sample(count), test, ("logistic", "cnn"), runtime=Runtime("cpu")
                 )
             result |= {each.name: round(100 * each.value, 1) for each in readings}
-            result["settings"] = release.facts["settings"]
+            result["settings"] = release.metadata["settings"]
         return result
 
 
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, required=True, help="of the results, one JSON file a method"
     )
-    parser.add_argument("--only", nargs="+", default=list(methods()), help="methods")
+    parser.add_argument("--only", nargs="+", default=list(list_methods()), help="methods")
     parser.add_argument("--epsilon", default=EPSILON)
     parser.add_argument("--limit", type=float, default=600.0, help="wall seconds of a run at most")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")

@@ -23,9 +23,9 @@ import torch
 from surroundings import pot
 from torch import Tensor
 
-from privot.transport.costs import city_block, distances, signs
-from privot.transport.entropic import entropic, likelihood, settle
-from privot.transport.sinkhorn import squared_euclidean
+from privot.transport.costs import compute_l1_distances, compute_l1_gradient, l1_cost
+from privot.transport.entropic import entropic_loss, likelihood_loss, solve_sinkhorn
+from privot.transport.sinkhorn import squared_euclidean_cost
 
 CHECKED = 1e-5
 
@@ -81,14 +81,14 @@ def city_blocks_at(epsilon: float, batch: int, dim: int, device: str, rounds: in
     title = f"City-block cost, epsilon {epsilon:g} (scale {dim / epsilon:.3g}; {inside:.0%} of the values of y are in the range of x)"
     forward = {
         "torch.cdist(p=1)": lambda: plain(x, y),
-        "distances": captured(lambda: distances(x, y), device),
+        "distances": captured(lambda: compute_l1_distances(x, y), device),
     }
     table(title, seconds(forward, device, rounds))
     there = {
         "cdist, and back": lambda: both(plain),
-        "city_block, and back": lambda: both(city_block),
+        "city_block, and back": lambda: both(l1_cost),
     }
-    there["signs alone"] = captured(lambda: signs(x, y, weights), device)
+    there["signs alone"] = captured(lambda: compute_l1_gradient(x, y, weights), device)
     table(f"{title}, with the gradient", seconds(there, device, rounds))
 
 
@@ -106,7 +106,7 @@ def captured(way: Callable[[], Any], device: str) -> Callable[[], Any]:
 
 def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     moving = x.clone().requires_grad_()
-    value = loss(squared_euclidean(moving, y))
+    value = loss(squared_euclidean_cost(moving, y))
     return value.detach(), torch.autograd.grad(value, moving)[0]
 
 
@@ -130,20 +130,20 @@ def solvers(batch: int, dim: int, scale: float, device: str, rounds: int, sweeps
         else {}
     )
     same["entropic"] = captured(
-        lambda: both(lambda cost: entropic(cost, temperature, sweeps)), device
+        lambda: both(lambda cost: entropic_loss(cost, temperature, sweeps)), device
     )
     table(
         f"{sweeps} sweeps, value and gradient, {batch} x {batch}, d = {dim}",
         seconds(same, device, rounds),
     )
-    cost = squared_euclidean(x, y)
+    cost = squared_euclidean_cost(x, y)
     alone: dict[str, Callable[[], Any]] = (
         {"POT, the solver alone": lambda: peer(cost, max_iter=sweeps, tol=0.0)} if ot else {}
     )
     alone["entropic, the solver alone"] = captured(
-        lambda: settle(cost, temperature, sweeps), device
+        lambda: solve_sinkhorn(cost, temperature, sweeps), device
     )
-    alone["entropic, the solver alone, checked"] = lambda: settle(
+    alone["entropic, the solver alone, checked"] = lambda: solve_sinkhorn(
         cost, temperature, tolerance=CHECKED
     )
     table(f"The solver without the cost, {sweeps} sweeps", seconds(alone, device, rounds))
@@ -169,21 +169,23 @@ def to_the_end(
             lambda cost: peer(cost, tol=CHECKED / batch**0.5)
         )
     free["entropic, checked"] = lambda: both(
-        lambda cost: entropic(cost, temperature, tolerance=CHECKED)
+        lambda cost: entropic_loss(cost, temperature, tolerance=CHECKED)
     )
-    free["likelihood"] = captured(lambda: both(lambda cost: likelihood(cost, temperature)), device)
-    done = settle(squared_euclidean(x, y), temperature, tolerance=CHECKED)
+    free["likelihood"] = captured(
+        lambda: both(lambda cost: likelihood_loss(cost, temperature)), device
+    )
+    done = solve_sinkhorn(squared_euclidean_cost(x, y), temperature, tolerance=CHECKED)
     name = str(dtype).removeprefix("torch.")
     table(
-        f"To the end, {name}: ours after {done.sweeps} sweeps, weights within {float(done.error):.1g}",
+        f"To the end, {name}: ours after {done.num_iterations} sweeps, weights within {float(done.marginal_error):.1g}",
         seconds(free, device, rounds),
     )
     if ot:
-        (value, slope) = both(lambda cost: entropic(cost, temperature))
+        (value, gradient) = both(lambda cost: entropic_loss(cost, temperature))
         (wanted, theirs) = both(peer)
         apart = (
             float((value - wanted).abs() / wanted.abs()),
-            float((slope - theirs).norm() / theirs.norm()),
+            float((gradient - theirs).norm() / theirs.norm()),
         )
         print(
             f"\nValue and gradient (ours to 1e-6, POT to its default) are apart by {apart[0]:.1g} and {apart[1]:.1g}, relatively."

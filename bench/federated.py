@@ -30,43 +30,43 @@ from surroundings import commit, hardware
 from torch import Tensor
 
 import privot
-from privot.components.server_generator import Drawing
+from privot.components.server_generator import ServerGenerator
 from privot.data import Public, Spec
-from privot.federated.messages import Answer, Request, pack
-from privot.measures import Reading, Subject, Workbench
+from privot.federated.messages import Answer, Request, pack_message
+from privot.io import to_jsonable
+from privot.measures import Evaluator, MetricResult, Samples
 from privot.measures.inception_score import inception_score
-from privot.methods import make
+from privot.methods import make_method
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Budget, Plan
-from privot.progress import jsonable
-from privot.release import Guarantee
-from privot.release.artifact import Product
-from privot.release.export import picture
+from privot.release.artifact import Artifact
 from privot.runtime import Runtime, Streams
+from privot.runtime.preview import render_image_grid
 
 HERE = Path(__file__).parent
 METHOD = "federated-gs-wgan"
 DELTA = 1.15e-3
 # Slopes in 8 x 8 frequencies of the middle 16 x 16 pixels, where FEMNIST has 99 % of its ink: what is asked elsewhere is noise.
 SETTINGS = {
-    "window": 16,
-    "detail": 0.5,
+    "window_size": 16,
+    "frequency_fraction": 0.5,
     "rounds": 500,
-    "cohort": 60,
-    "lessons": 10,
-    "warm": 40,
-    "critic_rate": 3e-4,
+    "clients_per_round": 60,
+    "critic_steps": 10,
+    "warmup_rounds": 40,
+    "critic_learning_rate": 3e-4,
 }
 # Chosen, not tuned: between two turns of an owner a critic should come further (lessons x critic_rate) than the generator (rounds x rate).
 STARTING = {
-    "nothing": {"rate": 6e-4},
-    "glyphs": {"rate": 1e-4, "practice": 4000},
+    "nothing": {"generator_learning_rate": 6e-4},
+    "glyphs": {"generator_learning_rate": 1e-4, "pretrain_steps": 4000},
 }  # who begins with nothing has a longer way
 MANY = {
-    "records": 16,
-    "cohort": 300,
+    "records_per_critic": 16,
+    "clients_per_round": 300,
     "rounds": 200,
-    "lessons": 16,
-    "warm": 16,
+    "critic_steps": 16,
+    "warmup_rounds": 16,
 }  # of 3,000 each has 14 records, of 300 138
 FREE = 6000  # where runs without noise stand on the axis of epsilon
 PAPER = (
@@ -77,7 +77,7 @@ PAPER = (
 
 def settings(owners: int, start: str, data: str, more: dict[str, str]) -> dict[str, Any]:
     """Of a run; those of ``more`` go before."""
-    chosen = {**SETTINGS, **STARTING[start], **(MANY if owners > 1000 else {}), "start": start}
+    chosen = {**SETTINGS, **STARTING[start], **(MANY if owners > 1000 else {}), "pretrain": start}
     if data != "femnist":
         chosen["window"] = 0
     return chosen | more
@@ -90,30 +90,30 @@ def noises() -> None:
         + "|---" * 5
         + "|"
     )
-    plan = make(METHOD, SETTINGS).plan(Spec((1, 28, 28), 62, owners=300))
+    plan = make_method(METHOD, SETTINGS).plan(Spec((1, 28, 28), 62, num_clients=300))
     for epsilon in (599, 59.9, 30, 10, 3, 1):
-        stage = plan.calibrated(Budget(epsilon, DELTA)).stages[0]
-        each = stage.steps / stage.noise**2
+        stage = plan.calibrate(Budget(epsilon, DELTA)).stages[0]
+        each = stage.steps / stage.noise_multiplier**2
         print(
-            f"| {epsilon} | {each**0.5:.2f} | {stage.noise:.2f} | {300 * each / 1000:.2f} thousand | {3 * each:.1f} thousand |"
+            f"| {epsilon} | {each**0.5:.2f} | {stage.noise_multiplier:.2f} | {300 * each / 1000:.2f} thousand | {3 * each:.1f} thousand |"
         )
 
 
 @functools.cache
-def rulers(data: str, device: str) -> tuple[Workbench, Workbench]:
+def rulers(data: str, device: str) -> tuple[Evaluator, Evaluator]:
     """Features are held against the test images alone; the judge of the inception score learned from the training images."""
     train = privot.load(data, public=True)
     test = privot.load(data, "test", public=True)
-    return Workbench(test, runtime=Runtime(device), notice=print), Workbench(
-        test, train, runtime=Runtime(device), notice=print
+    return Evaluator(test, runtime=Runtime(device), on_warning=print), Evaluator(
+        test, train, runtime=Runtime(device), on_warning=print
     )
 
 
 def judged(
     name: str, images: Tensor, labels: Tensor, only: tuple[str, ...], asked: argparse.Namespace
-) -> list[Reading]:
+) -> list[MetricResult]:
     held, with_train = rulers(asked.data, asked.device)
-    subject = Subject(name, images, labels, held.test.spec.classes, public=True)
+    subject = Samples(name, images, labels, held.test_data.spec.num_classes, publishable=True)
     found = [
         reading
         for each in only
@@ -121,15 +121,15 @@ def judged(
         for reading in (with_train if each == "is" else held).measure(subject, [each])
     ]
     if "read" in only:
-        judge, text = with_train._judge
-        right = (judge.guesses(images) == labels).double()
+        judge, text = with_train._score_classifier
+        right = (judge.predict(images) == labels).double()
         found.append(
-            Reading(
+            MetricResult(
                 "read",
                 right.mean().item(),
                 right.std().item() / len(right) ** 0.5,
                 len(right),
-                held.test.name,
+                held.test_data.name,
                 0,
                 True,
                 text,
@@ -138,9 +138,9 @@ def judged(
     return found
 
 
-def measured(product: Product, spec: Spec, asked: argparse.Namespace) -> dict[str, Any]:
+def measured(product: Artifact, spec: Spec, asked: argparse.Namespace) -> dict[str, Any]:
     """All readings of what was made, by name: with labels as they come in the test images, and (_even) with as many of each."""
-    test = rulers(asked.data, asked.device)[0].test
+    test = rulers(asked.data, asked.device)[0].test_data
     assert isinstance(test, Public)
     come = test.records().labels
     come = come[
@@ -148,14 +148,14 @@ def measured(product: Product, spec: Spec, asked: argparse.Namespace) -> dict[st
             len(come), (asked.count,), generator=torch.Generator().manual_seed(asked.seed)
         )
     ]
-    target = Runtime(asked.device).target
+    target = Runtime(asked.device).torch_device
     found = {}
-    for end, labels in (("", come), ("_even", torch.arange(asked.count) % spec.classes)):
+    for end, labels in (("", come), ("_even", torch.arange(asked.count) % spec.num_classes)):
         images, labels = product.sample(
             spec, asked.count, labels, seed=asked.seed + 1, device=target
         )
         found |= {
-            f"{each.name}{end}": jsonable(asdict(each))
+            f"{each.name}{end}": to_jsonable(asdict(each))
             for each in judged("drawn", images, labels, asked.only, asked)
         }
     return found
@@ -170,8 +170,8 @@ def keep(name: str, row: dict[str, Any], shown: Tensor | None, out: Path) -> Non
         "commit": commit(),
     }
     if shown is not None:
-        picture(shown, 8 if len(shown) < 100 else 16).save(out / f"{name}.png")
-    (part := out / f"{name}.part").write_text(json.dumps(jsonable(row) | where, indent=1))
+        render_image_grid(shown, 8 if len(shown) < 100 else 16).save(out / f"{name}.png")
+    (part := out / f"{name}.part").write_text(json.dumps(to_jsonable(row) | where, indent=1))
     part.replace(out / f"{name}.json")
     figures = {key: round(each["value"], 3) for key, each in row["readings"].items()}
     print(f"{name}: {row['seconds']:.0f} s, {figures}", flush=True)
@@ -192,27 +192,31 @@ class Clock:
             print(f"  {stage} {step}/{of}, {self.seconds[stage]:.0f} s", flush=True)
 
 
-def eight(product: Product, spec: Spec, device: str) -> Tensor:
+def eight(product: Artifact, spec: Spec, device: str) -> Tensor:
     """Eight images of each class; of 62 classes two stand side by side in a row, so that a screen holds them."""
-    labels = torch.arange(spec.classes)
-    half = -(-spec.classes // 2)
+    labels = torch.arange(spec.num_classes)
+    half = -(-spec.num_classes // 2)
     order = (
-        torch.stack([labels[:half], labels[spec.classes - half :]], 1).flatten()
-        if spec.classes > 20
+        torch.stack([labels[:half], labels[spec.num_classes - half :]], 1).flatten()
+        if spec.num_classes > 20
         else labels
     )
     return product.sample(
-        spec, 8 * len(order), order.repeat_interleave(8), seed=8, device=Runtime(device).target
+        spec,
+        8 * len(order),
+        order.repeat_interleave(8),
+        seed=8,
+        device=Runtime(device).torch_device,
     )[0]
 
 
 def wired(maker: Any, spec: Spec) -> int:
     """Bytes of one owner's question and answer, as the wire carries them."""
-    rows = (spec.classes, maker.rows)
+    rows = (spec.num_classes, maker.rows)
     run = "0" * 32
     images = torch.zeros(*rows, *spec.shape, dtype=torch.uint8)
     values = torch.zeros(*rows, *maker.numbers(spec))
-    return len(pack(Request(run, 0, images))) + len(pack(Answer(run, 0, values)))
+    return len(pack_message(Request(run, 0, images))) + len(pack_message(Answer(run, 0, values)))
 
 
 def trained(owners: int, epsilon: float, start: str, asked: argparse.Namespace) -> None:
@@ -222,7 +226,7 @@ def trained(owners: int, epsilon: float, start: str, asked: argparse.Namespace) 
     box = privot.load(
         asked.data, **({} if asked.data == "femnist" and owners == 300 else {"owners": owners})
     )
-    maker = make(METHOD, settings(owners, start, asked.data, asked.set))
+    maker = make_method(METHOD, settings(owners, start, asked.data, asked.set))
     clock = Clock()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -233,10 +237,10 @@ def trained(owners: int, epsilon: float, start: str, asked: argparse.Namespace) 
             ledger=f"{folder}/ledger.jsonl",
             seed=asked.seed,
             progress=clock,
-            runtime=Runtime(asked.device, asked.microbatch),
+            runtime=Runtime(asked.device, asked.microbatch_size),
         )
     took = time.perf_counter() - begin
-    plan = Plan.from_json(release.facts["plan"])
+    plan = Plan.from_json(release.metadata["plan"])
     certified = release.guarantee
     row = {
         "data": asked.data,
@@ -248,27 +252,27 @@ def trained(owners: int, epsilon: float, start: str, asked: argparse.Namespace) 
         "seconds": took,
         "epsilon": certified.epsilon if isinstance(certified, Guarantee) else None,
         "guarantee": asdict(certified),
-        "noise": plan.stages[0].noise,
+        "noise": plan.stages[0].noise_multiplier,
         "slopes_of_an_owner": plan.stages[0].steps,
-        "settings": release.facts["settings"],
+        "settings": release.metadata["settings"],
         "bytes_of_an_owner_and_round": wired(maker, box.spec),
         "stages": clock.seconds,
-        "readings": measured(release.product, box.spec, asked),
+        "readings": measured(release.artifact, box.spec, asked),
     }
-    keep(name, row, eight(release.product, box.spec, asked.device), asked.out)
+    keep(name, row, eight(release.artifact, box.spec, asked.device), asked.out)
 
 
 def prior(asked: argparse.Namespace) -> None:
     """What the generator draws before anybody was asked: all of its rounds without a slope."""
     spec = privot.load(asked.data, owners=asked.owners[0]).spec
     begin = time.perf_counter()
-    drawing = Drawing(
-        make(METHOD, settings(asked.owners[0], "glyphs", asked.data, asked.set)),
+    drawing = ServerGenerator(
+        make_method(METHOD, settings(asked.owners[0], "glyphs", asked.data, asked.set)),
         spec,
         Streams(asked.seed, Runtime(asked.device)),
         Clock(),
     )
-    product = drawing.product()
+    product = drawing.export_artifact()
     took = time.perf_counter() - begin
     row = {
         "data": asked.data,
@@ -305,16 +309,18 @@ def real(asked: argparse.Namespace) -> None:
         asked,
     )
     if {"is", "read"} & {*asked.only}:
-        judge, text = with_train._judge
+        judge, text = with_train._score_classifier
         facts = (len(test.labels), asked.data, 0, True, text)
-        right = (judge.guesses(test.images) == test.labels).double()
+        right = (judge.predict(test.images) == test.labels).double()
         found.append(
-            Reading("read", right.mean().item(), right.std().item() / len(right) ** 0.5, *facts)
+            MetricResult(
+                "read", right.mean().item(), right.std().item() / len(right) ** 0.5, *facts
+            )
         )
         score = inception_score(
-            judge.probabilities(test.images), torch.Generator().manual_seed(asked.seed)
+            judge.predict_proba(test.images), torch.Generator().manual_seed(asked.seed)
         )
-        found.append(Reading("is", *score, *facts))
+        found.append(MetricResult("is", *score, *facts))
     row = {
         "data": asked.data,
         "owners": 0,
@@ -325,7 +331,7 @@ def real(asked: argparse.Namespace) -> None:
     }
     keep(
         f"{asked.data}-real",
-        row | {"readings": {each.name: jsonable(asdict(each)) for each in found}},
+        row | {"readings": {each.name: to_jsonable(asdict(each)) for each in found}},
         None,
         asked.out,
     )

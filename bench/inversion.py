@@ -1,14 +1,19 @@
-"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), the noise curve, speed, and the certificate beside attacks. Markdown rows.
+"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), the noise curve, speed, and the bound.
+
+Prints Markdown rows; "bound" is the Cramér-Rao bound, compared with attacks.
 
     python bench/inversion.py table2 --data mnist fashion-mnist svhn cifar100 --images 300
-    python bench/inversion.py table3 --images 20 | table4 --images 20 | table5 --images 100 | variants --images 20
+    python bench/inversion.py table3 --images 20 | table4 --images 20 | table5 --images 100
+    python bench/inversion.py variants --images 20
     python bench/inversion.py curve --data fashion-mnist svhn cifar100 --images 50 [--clip 1]
-    python bench/inversion.py speed --images 300 --alone 3 | certificate --images 50 | optimisers --images 100
+    python bench/inversion.py speed --images 300 --alone 3 | bound --images 50
+    python bench/inversion.py optimisers --images 100
 
-Each part runs alone; on one CPU thread take --images 8. Records are of the test split (of SVHN the training split), drawn by the seed;
-each victim has its own net. Success is a pixel MSE under --threshold after clamping, with its Clopper-Pearson interval (95 %). "To
-threshold" counts gradient evaluations until the true error first falls under it, which an attacker cannot see; "paired" are medians of
-ratios over victims that both attacks solved.
+Each part runs alone; on one CPU thread use --images 8. Records are of the test split (of SVHN the
+training split), sampled by the seed; each victim has its own net. Success is a pixel MSE below
+--threshold after clamping, with its Clopper-Pearson interval (95 %). "To threshold" counts gradient
+evaluations until the true error is first below it, which an attacker cannot observe; "paired" are
+medians of ratios over victims that both attacks solved.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +33,19 @@ from torch import Tensor
 
 import privot
 from privot.attacks.inversion import rgap
-from privot.attacks.inversion.attacks import ATTACKS, Attack, invert
-from privot.attacks.inversion.cramer_rao import certify
-from privot.attacks.inversion.defense_guarantee import Training, promise
-from privot.attacks.inversion.defenses import Clipped, Noise
-from privot.attacks.inversion.gauss_newton import refine
-from privot.attacks.inversion.labels import recovered
-from privot.attacks.inversion.models import NETS, drawn
-from privot.attacks.inversion.problem import Found, Problem
-from privot.attacks.inversion.scoring import Judgement, judge
-from privot.attacks.inversion.search import Phase
-from privot.release import Guarantee
-from privot.release.export import picture
+from privot.attacks.inversion.attacks import INVERSION_ATTACKS, InversionAttack, invert
+from privot.attacks.inversion.cramer_rao import compute_cramer_rao_bound
+from privot.attacks.inversion.defense_guarantee import DpSgdRun, derive_defense_guarantee
+from privot.attacks.inversion.defenses import ClippingDefense, NoiseDefense
+from privot.attacks.inversion.gauss_newton import refine_by_gauss_newton
+from privot.attacks.inversion.labels import recover_labels
+from privot.attacks.inversion.models import INVERSION_MODELS, sample_initial_weights
+from privot.attacks.inversion.problem import Problem, Reconstruction
+from privot.attacks.inversion.scoring import ReconstructionScores, score_reconstruction
+from privot.attacks.inversion.search_phase import SearchPhase
+from privot.privacy.guarantee import Guarantee
 from privot.runtime import Runtime
+from privot.runtime.preview import render_image_grid
 
 SEED = {  # of Wang et al., Table 2: success of DLG and WDLG
     "mnist": (0.82, 0.86),
@@ -79,24 +85,27 @@ def case(
     defence: Any = None,
     count: int | None = None,
 ) -> Case:
-    box = privot.load(data, SPLIT.get(data, "test"), public=True)
+    dataset = privot.load(data, SPLIT.get(data, "test"), public=True)
     count = count or asked.images
-    assert isinstance(box, privot.Public)
+    assert isinstance(dataset, privot.Public)
     generator = torch.Generator().manual_seed(asked.seed)
-    images, labels = box.records()
+    images, labels = dataset.records()
     order = torch.randperm(len(labels), generator=generator)[: count * batch]
     if batch > 1:  # distinct labels in a batch, as the papers have it
         order = torch.cat([_distinct(labels, batch, generator) for _ in range(count)])
-    device = Runtime(asked.device).target
+    device = Runtime(asked.device).torch_device
     one = net == "cnn6"
     images, labels = (
         each[order].unflatten(0, (count, batch)).to(device)
         for each in (images, labels % 2 if one else labels)
     )
-    make, loss, reach = NETS[net]
-    made = make(box.spec.shape, 1 if one else box.spec.classes).to(device)
-    weights = {name: each.to(device) for name, each in drawn(made, count, generator, reach).items()}
-    problem = Problem.of(made, loss, images, labels, weights, defence, generator=generator)
+    make, loss, reach = INVERSION_MODELS[net]
+    made = make(dataset.spec.shape, 1 if one else dataset.spec.num_classes).to(device)
+    weights = {
+        name: each.to(device)
+        for name, each in sample_initial_weights(made, count, generator, reach).items()
+    }
+    problem = Problem.from_images(made, loss, images, labels, weights, defence, generator=generator)
     return Case(problem, images, labels, labels if one else None)
 
 
@@ -108,16 +117,16 @@ def _distinct(labels: Tensor, batch: int, generator: torch.Generator) -> Tensor:
 
 @dataclass
 class Run:
-    found: Found
-    judged: Judgement
+    found: Reconstruction
+    judged: ReconstructionScores
     first: Tensor  # [N], evaluations until the error is under the threshold
     seconds: float
 
     def cells(self) -> list[str]:
         known = self.first[self.first < NEVER].double()
         return [
-            f"{self.judged.leaked:.2f} ({self.judged.low:.2f} to {self.judged.high:.2f})",
-            f"{float(self.judged.labels.mean()):.2f}",
+            f"{self.judged.leak_rate:.2f} ({self.judged.leak_rate_low:.2f} to {self.judged.leak_rate_high:.2f})",
+            f"{float(self.judged.label_accuracy.mean()):.2f}",
             f"{known.median():.0f}" if len(known) else "–",
             f"{self.found.steps.double().mean():.0f}",
             f"{self.judged.mse.median():.2g}",
@@ -128,7 +137,7 @@ class Run:
 HEAD = ("success", "labels", "to threshold", "steps", "median MSE", "seconds")
 
 
-def run(each: Case, attack: Attack, asked: argparse.Namespace, restarts: int = 0) -> Run:
+def run(each: Case, attack: InversionAttack, asked: argparse.Namespace, restarts: int = 0) -> Run:
     first = torch.full((len(each.images),), NEVER, device=each.images.device)
 
     def watch(step: int, which: Tensor, images: Tensor) -> None:
@@ -137,21 +146,21 @@ def run(each: Case, attack: Attack, asked: argparse.Namespace, restarts: int = 0
         ) < asked.threshold
         first[which] = torch.where(close, first[which].clamp(max=step), first[which])
 
-    settle(each.images.device)
+    synchronize(each.images.device)
     start = time.perf_counter()
     found = invert(
-        each.problem, attack, labels=each.given, restarts=restarts, seed=asked.seed, watch=watch
+        each.problem, attack, labels=each.given, restarts=restarts, seed=asked.seed, callback=watch
     )
-    settle(each.images.device)
+    synchronize(each.images.device)
     return Run(
         found,
-        judge(found, each.images, each.labels, asked.threshold),
+        score_reconstruction(found, each.images, each.labels, asked.threshold),
         first,
         time.perf_counter() - start,
     )
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -195,7 +204,9 @@ def table2(asked: argparse.Namespace) -> None:
             for attack in ("dlg", "idlg", "wdlg"):
                 runs[attack] = run(
                     each,
-                    ATTACKS[attack].under(optimiser, asked.steps or steps, rate),
+                    INVERSION_ATTACKS[attack].replace_optimizer(
+                        optimiser, asked.steps or steps, rate
+                    ),
                     asked,
                     restarts,
                 )
@@ -229,9 +240,18 @@ def optimisers(asked: argparse.Namespace) -> None:
                     data,
                     f"{optimiser} {rate:g}",
                     attack,
-                    *run(each, ATTACKS[attack].under(optimiser, steps, rate), asked).cells(),
+                    *run(
+                        each,
+                        INVERSION_ATTACKS[attack].replace_optimizer(optimiser, steps, rate),
+                        asked,
+                    ).cells(),
                 )
-        row(data, "Adam, then L-BFGS", "hybrid", *run(each, ATTACKS["hybrid"], asked).cells())
+        row(
+            data,
+            "Adam, then L-BFGS",
+            "hybrid",
+            *run(each, INVERSION_ATTACKS["hybrid"], asked).cells(),
+        )
 
 
 def variants(asked: argparse.Namespace) -> None:
@@ -239,9 +259,9 @@ def variants(asked: argparse.Namespace) -> None:
     head("data", "attack", "what it is", *HEAD)
     for data in asked.data:
         each = case(data, asked)
-        for name, attack in ATTACKS.items():
+        for name, attack in INVERSION_ATTACKS.items():
             if name.startswith("wdlg") or name == "cosine":
-                shown = attack.under(attack.phases[0].optimiser, asked.steps)
+                shown = attack.replace_optimizer(attack.phases[0].optimizer, asked.steps)
                 row(data, name, attack.title, *run(each, shown, asked).cells())
 
 
@@ -252,15 +272,12 @@ def table3(asked: argparse.Namespace) -> None:
             continue
         each = case(data, asked, net)
         steps = asked.steps or (1000 if each.images.shape[2] == 1 else 4000)
-        ways: dict[str, Callable[[], tuple[Judgement, float]]] = {
-            "DLG" if net == "lenet" else "DLG, label known": lambda: _searched(
-                each,
-                "dlg" if net == "lenet" else "idlg",
-                steps,
-                asked,  # noqa: B023
-            ),
-            "R-GAP": lambda: _closed(each, asked),  # noqa: B023
-            "WDLG": lambda: _searched(each, "wdlg", steps, asked),  # noqa: B023
+        is_lenet = net == "lenet"
+        dlg = partial(_searched, each, "dlg" if is_lenet else "idlg", steps, asked)
+        ways: dict[str, Callable[[], tuple[ReconstructionScores, float]]] = {
+            "DLG" if is_lenet else "DLG, label known": dlg,
+            "R-GAP": partial(_closed, each, asked),
+            "WDLG": partial(_searched, each, "wdlg", steps, asked),
         }
         for (name, way), figure in zip(ways.items(), theirs, strict=True):
             judged, took = way()
@@ -278,16 +295,18 @@ def table3(asked: argparse.Namespace) -> None:
 
 def _searched(
     each: Case, attack: str, steps: int, asked: argparse.Namespace
-) -> tuple[Judgement, float]:
-    done = run(each, ATTACKS[attack].under("lbfgs-search", steps), asked)
+) -> tuple[ReconstructionScores, float]:
+    done = run(each, INVERSION_ATTACKS[attack].replace_optimizer("lbfgs-search", steps), asked)
     return done.judged, done.seconds
 
 
-def _closed(each: Case, asked: argparse.Namespace) -> tuple[Judgement, float]:
+def _closed(each: Case, asked: argparse.Namespace) -> tuple[ReconstructionScores, float]:
     start = time.perf_counter()
-    found = rgap.invert(each.problem)
-    settle(each.images.device)
-    return judge(found, each.images, each.labels, asked.threshold), time.perf_counter() - start
+    found = rgap.reconstruct_by_rgap(each.problem)
+    synchronize(each.images.device)
+    return score_reconstruction(
+        found, each.images, each.labels, asked.threshold
+    ), time.perf_counter() - start
 
 
 def table4(asked: argparse.Namespace) -> None:
@@ -305,9 +324,15 @@ def table4(asked: argparse.Namespace) -> None:
         for batch in (1, 4):
             each = case(data, asked, batch=batch)
             for name, attack in (("D_DLG", "idlg"), ("D_EM", "wdlg")):
-                done = run(each, ATTACKS[attack].under("lbfgs-search", asked.steps or 4000), asked)
+                done = run(
+                    each,
+                    INVERSION_ATTACKS[attack].replace_optimizer(
+                        "lbfgs-search", asked.steps or 4000
+                    ),
+                    asked,
+                )
                 cells = (
-                    f"{done.found.loss.median():.2g}",
+                    f"{done.found.residual.median():.2g}",
                     f"{done.judged.mse.mean():.2g}",
                     f"{done.judged.mse.median():.2g}",
                 )
@@ -316,7 +341,7 @@ def table4(asked: argparse.Namespace) -> None:
                     data,
                     name,
                     batch,
-                    f"{float(done.judged.labels.mean()):.2f}",
+                    f"{float(done.judged.label_accuracy.mean()):.2f}",
                     *cells,
                     f"{share:.2f}",
                 )
@@ -327,17 +352,21 @@ def table5(asked: argparse.Namespace) -> None:
     for data in asked.data:
         each = case(data, asked)
         for name, attack in (("DLG", "dlg"), ("+ label", "idlg"), ("+ Wasserstein", "wdlg")):
-            done = run(each, ATTACKS[attack].under("lbfgs", asked.steps or 4000), asked)
-            row(data, name, f"{done.found.loss.median():.2g}", *done.cells())
+            done = run(
+                each,
+                INVERSION_ATTACKS[attack].replace_optimizer("lbfgs", asked.steps or 4000),
+                asked,
+            )
+            row(data, name, f"{done.found.residual.median():.2g}", *done.cells())
 
 
 def curve(asked: argparse.Namespace) -> None:
     """Section 4.5: noise against what is left, next to the epsilon of a training run with that multiplier.
 
-    The same victims at every noise, all of them as one computation; the certificate is of the first of them.
+    The same victims at every noise, all of them as one computation; the Cramér-Rao bound is of the first of them.
     """
-    training = Training(60_000, 256, 1000)
-    drawn_as = f"Poisson draws of {training.batch} of {training.size}, delta {training.delta:g}, one record more or less"
+    training = DpSgdRun(60_000, 256, 1000)
+    drawn_as = f"Poisson draws of {training.batch_size} of {training.dataset_size}, delta {training.delta:g}, one record more or less"
     print(f"\nepsilon: {training.steps} steps of DP-SGD, {drawn_as}")
     head(
         "data",
@@ -349,13 +378,14 @@ def curve(asked: argparse.Namespace) -> None:
         "SSIM",
         "success",
         "labels",
-        f"PSNR, the first {asked.checked}",
-        "their certificate",
+        f"PSNR, the first {asked.num_checked}",
+        "their Cramér-Rao bound",
         "epsilon",
     )
     scales = NOISES if not asked.clip else [each / 10 for each in NOISES[:2]] + NOISES
     defences = [
-        Clipped(asked.clip, each) if asked.clip else Noise(each) for each in asked.std or scales
+        ClippingDefense(asked.clip, each) if asked.clip else NoiseDefense(each)
+        for each in asked.std or scales
     ]
     for data in asked.data:
         cases = [case(data, asked, defence=each) for each in defences]
@@ -368,19 +398,24 @@ def curve(asked: argparse.Namespace) -> None:
             for name in first.problem.update
         }
         whole = Case(
-            replace(first.problem.pick(everyone), update=update),
+            replace(first.problem.select(everyone), update=update),
             first.images[everyone],
             first.labels[everyone],
             None,
         )
         objective = "cosine" if asked.clip else "squared"
         done = run(
-            whole, Attack(objective, (Phase(objective, "lbfgs-search", steps),)), asked, restarts=1
+            whole,
+            InversionAttack(objective, (SearchPhase(objective, "lbfgs-search", steps),)),
+            asked,
+            restarts=1,
         )
-        told = (recovered(whole.problem) == whole.labels).double().view(len(cases), -1)
-        some = torch.arange(min(asked.checked, asked.images), device=first.images.device)
-        sure = certify(
-            plain.problem.pick(some), first.images[some], first.labels[some], defences[0]
+        label_accuracy = (
+            (recover_labels(whole.problem) == whole.labels).double().view(len(cases), -1)
+        )
+        some = torch.arange(min(asked.num_checked, asked.images), device=first.images.device)
+        sure = compute_cramer_rao_bound(
+            plain.problem.select(some), first.images[some], first.labels[some], defences[0]
         )
         psnr, ssim, mse = (
             each.double().view(len(cases), -1)
@@ -388,19 +423,19 @@ def curve(asked: argparse.Namespace) -> None:
         )
         for place, defence in enumerate(defences):
             sent = torch.cat([value.flatten() for value in cases[place].problem.update.values()])
-            claim = promise(defence, training)
+            claim = derive_defense_guarantee(defence, training)
             row(
                 data,
                 asked.clip or "none",
-                f"{getattr(defence, 'noise', defence.noise_std):g}",
+                f"{getattr(defence, 'noise_multiplier', defence.noise_std):g}",
                 f"{defence.noise_std:g}",
                 f"{sent.square().mean().sqrt():.2g}",
                 f"{psnr[place].mean():.1f}",
                 f"{ssim[place].mean():.3f}",
                 f"{(mse[place] < asked.threshold).double().mean():.2f}",
-                f"{told[place].mean():.2f}",
+                f"{label_accuracy[place].mean():.2f}",
                 f"{psnr[place][: len(some)].median():.1f}",
-                f"{sure.psnr(defence.noise_std).median():.1f}",
+                f"{sure.predict_psnr(defence.noise_std).median():.1f}",
                 f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none",
             )
         print(f"{len(everyone)} searches as one: {done.seconds:.0f} s", flush=True)
@@ -411,7 +446,7 @@ def curve(asked: argparse.Namespace) -> None:
                 *done.found.images.view(len(cases), -1, *first.images.shape[1:])[:, :few],
             ]
             asked.pictures.mkdir(parents=True, exist_ok=True)
-            picture(torch.cat(strips).flatten(0, 1).clamp(0, 1).cpu(), few).save(
+            render_image_grid(torch.cat(strips).flatten(0, 1).clamp(0, 1).cpu(), few).save(
                 asked.pictures / f"{data}.png"
             )
 
@@ -428,15 +463,15 @@ def speed(asked: argparse.Namespace) -> None:
     )
     for data in asked.data:
         each = case(data, asked)
-        attack = ATTACKS["wdlg"].under("lbfgs", asked.steps or 1000)
+        attack = INVERSION_ATTACKS["wdlg"].replace_optimizer("lbfgs", asked.steps or 1000)
         run(
             Case(
-                each.problem.pick(torch.arange(2, device=each.images.device)),
+                each.problem.select(torch.arange(2, device=each.images.device)),
                 each.images[:2],
                 each.labels[:2],
                 None,
             ),
-            attack.under("lbfgs", 20),
+            attack.replace_optimizer("lbfgs", 20),
             asked,
         )
         whole = run(each, attack, asked)
@@ -445,7 +480,7 @@ def speed(asked: argparse.Namespace) -> None:
             only = torch.tensor([place], device=each.images.device)
             alone.append(
                 run(
-                    Case(each.problem.pick(only), each.images[only], each.labels[only], None),
+                    Case(each.problem.select(only), each.images[only], each.labels[only], None),
                     attack,
                     asked,
                 ).seconds
@@ -463,7 +498,7 @@ def speed(asked: argparse.Namespace) -> None:
         )
 
 
-def certificate(asked: argparse.Namespace) -> None:
+def bound(asked: argparse.Namespace) -> None:
     head(
         "data",
         "noise std",
@@ -471,30 +506,36 @@ def certificate(asked: argparse.Namespace) -> None:
         "attack",
         "measured MSE",
         "measured / predicted",
-        "seconds for the certificates",
+        "seconds for the bounds",
     )
-    hybrid = Attack(
+    hybrid = InversionAttack(
         "hybrid",
-        (Phase("norm", "adam", 100, 0.1), Phase("squared", "lbfgs-search", asked.steps or 900)),
+        (
+            SearchPhase("norm", "adam", 100, 0.1),
+            SearchPhase("squared", "lbfgs-search", asked.steps or 900),
+        ),
     )
     for data in asked.data:
         clean = case(data, asked)
         start = time.perf_counter()
-        sure = certify(
+        sure = compute_cramer_rao_bound(
             clean.problem, clean.images, clean.labels
         )  # of victim and net alone: one serves every noise
-        settle(clean.images.device)
+        synchronize(clean.images.device)
         took = time.perf_counter() - start
         for std in asked.std or (1e-3, 3e-3, 1e-2):
-            each = case(data, asked, defence=Noise(std))
-            predicted = sure.mse(std)
+            each = case(data, asked, defence=NoiseDefense(std))
+            predicted = sure.predict_mse(std)
             searched = run(each, hybrid, asked)
-            best = judge(
-                refine(each.problem, searched.found), each.images, each.labels, asked.threshold
+            best = score_reconstruction(
+                refine_by_gauss_newton(each.problem, searched.found),
+                each.images,
+                each.labels,
+                asked.threshold,
             )
             for name, measured in (
                 ("hybrid", searched.judged.mse[:, 0]),
-                ("hybrid, refined in the box", best.mse[:, 0]),
+                ("hybrid, then Gauss-Newton", best.mse[:, 0]),
             ):
                 ratio = (measured / predicted).median()
                 row(
@@ -517,7 +558,7 @@ PARTS: dict[str, tuple[Callable[[argparse.Namespace], None], Iterable[str]]] = {
     "variants": (variants, ("fashion-mnist",)),
     "curve": (curve, ("fashion-mnist", "svhn", "cifar100")),
     "speed": (speed, ("fashion-mnist",)),
-    "certificate": (certificate, ("fashion-mnist",)),
+    "bound": (bound, ("fashion-mnist",)),
 }
 
 
@@ -537,10 +578,10 @@ def main() -> None:
         "--std",
         nargs="+",
         type=float,
-        help="of certificate and curve: the noise; else the part's own",
+        help="of bound and curve: the noise; else the part's own",
     )
     parser.add_argument(
-        "--checked", type=int, default=16, help="of curve: victims with a certificate"
+        "--num-checked", type=int, default=16, help="of curve: victims with a Cramér-Rao bound"
     )
     parser.add_argument(
         "--pictures",

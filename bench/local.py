@@ -21,22 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privot.data import load
+from privot.data import load_dataset
 from privot.data.spec import Spec
-from privot.local.channels import Laplace, RandomizedResponse, Space, Unary
-from privot.local.dataset import Privatized
-from privot.local.frequency_estimation import apportioned, shares
-from privot.local.privatize import channel_for, privatize
+from privot.local.channels import Laplace, Projection, RandomizedResponse, UnaryEncoding
+from privot.local.dataset import PrivatizedDataset
+from privot.local.frequency_estimation import apportion_labels, estimate_frequencies
+from privot.local.privatize import build_image_channel, privatize
 from privot.measures.evaluator import measure
-from privot.measures.samples import Subject
-from privot.nets.generators.tabular import RecordGenerator
-from privot.release.export import picture
+from privot.measures.samples import Samples
+from privot.nets.generators.tabular import TabularGenerator
 from privot.runtime import Runtime
+from privot.runtime.preview import render_image_grid
 from privot.synthesis import synthesize
-from privot.transport.costs import city_block
-from privot.transport.entropic import entropic
+from privot.transport.costs import l1_cost
+from privot.transport.entropic import entropic_loss
 
-PLANE = Laplace.calibrated(5.0, space=Space(shape=(2,)), low=-1.0, high=1.0)
+PLANE = Laplace.calibrate(5.0, space=Projection(shape=(2,)), low=-1.0, high=1.0)
 
 
 def half_disk(count: int, seed: int) -> Tensor:
@@ -58,7 +58,7 @@ def debiased(values: Tensor, steps: int, batch: int, seed: int) -> Tensor:
     Of W(x, y) - W(x, x) / 2 - W(y, y) / 2 the last does not depend on x.
     """
     draws = torch.Generator().manual_seed(seed)
-    net = RecordGenerator((1, 1, 2), 1, [[2, -6.0, 6.0]], code=16)
+    net = TabularGenerator((1, 1, 2), 1, [[2, -6.0, 6.0]], latent_dim=16)
     for each in net.modules():
         if isinstance(each, nn.Linear):
             nn.init.xavier_uniform_(each.weight, generator=draws)
@@ -67,18 +67,18 @@ def debiased(values: Tensor, steps: int, batch: int, seed: int) -> Tensor:
     optimiser = torch.optim.Adam(net.parameters(), 2e-3)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = 1e-3 * (1 + math.cos(math.pi * step / steps))
-        x = net.points(torch.randn(batch, net.code, generator=draws), labels)
+        x = net.generate_relaxed(torch.randn(batch, net.latent_dim, generator=draws), labels)
         y = values[torch.randint(len(values), (batch,), generator=draws)]
         lost = (
-            entropic(city_block(x, y), PLANE.scale, tolerance=1e-4)
-            - entropic(city_block(x, x), PLANE.scale, tolerance=1e-4) / 2
+            entropic_loss(l1_cost(x, y), PLANE.scale, tolerance=1e-4)
+            - entropic_loss(l1_cost(x, x), PLANE.scale, tolerance=1e-4) / 2
         )
         lost.backward()
         optimiser.step()
         optimiser.zero_grad()
     with torch.no_grad():
-        return net.points(
-            torch.randn(2000, net.code, generator=draws), torch.zeros(2000, dtype=torch.int64)
+        return net.generate_relaxed(
+            torch.randn(2000, net.latent_dim, generator=draws), torch.zeros(2000, dtype=torch.int64)
         )
 
 
@@ -90,13 +90,15 @@ def on_the_half_disk(device: str, seeds: int) -> None:
         ("what was sent", False, {}),
     ]
     rows += [
-        (f"{loss}, batch {batch}", False, {"loss": loss, "batch": batch})
+        (f"{loss}, batch {batch}", False, {"loss": loss, "batch_size": batch})
         for batch in (256, 64, 1000)
         for loss in ("eot", "nll")
     ]
-    rows += [(f"eot, strength {times:g}", False, {"strength": times}) for times in (0.25, 0.5, 2.0)]
     rows += [
-        (f"eot, strength {times:g}, may leave the domain", True, {"strength": times})
+        (f"eot, strength {times:g}", False, {"regularization": times}) for times in (0.25, 0.5, 2.0)
+    ]
+    rows += [
+        (f"eot, strength {times:g}, may leave the domain", True, {"regularization": times})
         for times in (0.1, 0.5)
     ]
     rows += [("debiased (not offered), may leave the domain", True, {})]
@@ -109,7 +111,9 @@ def on_the_half_disk(device: str, seeds: int) -> None:
             values = PLANE.privatize(half_disk(20_000, seed))
             if settings:
                 channel = dataclasses.replace(PLANE, low=-6.0, high=6.0) if roomy else PLANE
-                box = Privatized(values, channel, Spec((1, 1, 2), 1, len(values)), "half disk")
+                box = PrivatizedDataset(
+                    values, channel, Spec((1, 1, 2), 1, len(values)), "half disk"
+                )
                 made = synthesize(
                     box,
                     "entropic-gan",
@@ -117,7 +121,7 @@ def on_the_half_disk(device: str, seeds: int) -> None:
                     seed=seed,
                     runtime=Runtime(device),
                 )
-                told.append(made.facts["diagnostics"]["over_noise"])
+                told.append(made.metadata["diagnostics"]["over_noise"])
                 points = made.sample(2000)[0].flatten(1)
             elif roomy:
                 points = debiased(values, 1500, 256, seed)
@@ -133,31 +137,40 @@ def on_the_half_disk(device: str, seeds: int) -> None:
 
 def unbiased(channel: Any, answers: Tensor) -> Tensor:
     """The textbook estimate of shares: frequencies less what false answers add, over what true ones add."""
-    if isinstance(channel, Unary):
-        return (answers.double().mean(0) - channel.false) / (1 - channel.miss - channel.false)
-    counts = torch.bincount(answers[:, 0].long(), minlength=channel.categories).double()
-    return (counts / len(answers) - channel.lie) / (1 - channel.categories * channel.lie)
+    if isinstance(channel, UnaryEncoding):
+        return (answers.double().mean(0) - channel.false_positive_rate) / (
+            1 - channel.false_negative_rate - channel.false_positive_rate
+        )
+    counts = torch.bincount(answers[:, 0].long(), minlength=channel.num_categories).double()
+    return (counts / len(answers) - channel.lie) / (1 - channel.num_categories * channel.lie)
 
 
 def of_categories(count: int) -> None:
     print(
         f"{count:,} records\n\n| channel | TV, shares | TV, exact answers | TV, unbiased estimate | TV, as sent |\n|---|---|---|---|---|"
     )
-    channels = [RandomizedResponse.calibrated(epsilon, categories=8) for epsilon in (0.5, 1.0, 3.0)]
+    channels = [
+        RandomizedResponse.calibrate(epsilon, num_categories=8) for epsilon in (0.5, 1.0, 3.0)
+    ]
     for channel in [
         *channels,
-        *(Unary.calibrated(epsilon, categories=5) for epsilon in (1.0, 3.0)),
+        *(UnaryEncoding.calibrate(epsilon, num_categories=5) for epsilon in (1.0, 3.0)),
     ]:
-        size = channel.categories
+        size = channel.num_categories
         truth = torch.softmax(torch.linspace(0, 2, size).double(), 0)
-        answers = channel.privatize(apportioned(truth, count)[:, None].float())
+        answers = channel.privatize(apportion_labels(truth, count)[:, None].float())
         raw = (
             answers.double().mean(0)
-            if isinstance(channel, Unary)
+            if isinstance(channel, UnaryEncoding)
             else torch.bincount(answers[:, 0].long(), minlength=size).double()
         )
         exact = fitted(channel, truth)
-        found = [shares(channel, answers), exact, unbiased(channel, answers), raw / raw.sum()]
+        found = [
+            estimate_frequencies(channel, answers),
+            exact,
+            unbiased(channel, answers),
+            raw / raw.sum(),
+        ]
         figures = " | ".join(f"{total(each, truth):.1e}" for each in found)
         print(
             f"| {channel.name}, k = {size}, epsilon {channel.epsilon:g} | {figures} |", flush=True
@@ -170,13 +183,13 @@ def total(one: Tensor, other: Tensor) -> float:
 
 def fitted(channel: Any, truth: Tensor) -> Tensor:
     """Shares from the exact law of the answers, by the likelihood: what is left is the error of the optimiser."""
-    size = channel.categories
+    size = channel.num_categories
     answers = (
         torch.cartesian_prod(*[torch.arange(2.0)] * size)
-        if isinstance(channel, Unary)
+        if isinstance(channel, UnaryEncoding)
         else torch.arange(float(size))[:, None]
     )
-    kernel = (-channel.cost(torch.eye(size).double(), answers.double())).exp()
+    kernel = (-channel.compute_cost_matrix(torch.eye(size).double(), answers.double())).exp()
     weights = truth @ kernel
     share = torch.full_like(truth, 1 / size)
     for _ in range(20_000):
@@ -186,20 +199,29 @@ def fitted(channel: Any, truth: Tensor) -> Tensor:
 
 def rates(repeats: int) -> None:
     """Against the number of records n: how far the empirical objective is from the true one, and the learned law from the truth."""
-    channel = RandomizedResponse.calibrated(1.0, categories=8)
+    channel = RandomizedResponse.calibrate(1.0, num_categories=8)
     truth = torch.softmax(torch.linspace(0, 2, 8).double(), 0)
-    law = truth @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
+    law = (
+        truth
+        @ (
+            -channel.compute_cost_matrix(torch.eye(8).double(), torch.arange(8.0).double()[:, None])
+        ).exp()
+    )
     sizes = [1000, 3000, 10_000, 30_000, 100_000]
     rows = []
     for size in sizes:
         found = []
         for _ in range(repeats):
-            answers = channel.privatize(apportioned(truth, size)[:, None].float())
+            answers = channel.privatize(apportion_labels(truth, size)[:, None].float())
             counts = torch.bincount(answers[:, 0].long(), minlength=8).double() / size
-            share = shares(channel, answers)
+            share = estimate_frequencies(channel, answers)
             mine = (
                 share
-                @ (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
+                @ (
+                    -channel.compute_cost_matrix(
+                        torch.eye(8).double(), torch.arange(8.0).double()[:, None]
+                    )
+                ).exp()
             )
             found.append(
                 (
@@ -220,10 +242,10 @@ def rates(repeats: int) -> None:
 
 def on_mnist(given: argparse.Namespace) -> None:
     """Privatize with labels, learn, look, and measure: FID, and a CNN trained on samples alone."""
-    clean = load(given.data)
+    clean = load_dataset(given.data)
     kind, _, size = given.space.partition(":")
     where = {"space": kind, "size": int(size or 0), "radius": given.radius, "centre": given.centre}
-    channel = channel_for(
+    channel = build_image_channel(
         clean.spec, given.channel, given.epsilon, labels_epsilon=given.labels, **where
     )
     out = Path(given.out)
@@ -235,21 +257,21 @@ def on_mnist(given: argparse.Namespace) -> None:
         flush=True,
     )
     settings = {
-        "batch": given.batch,
+        "batch_size": given.batch,
         "steps": given.steps,
-        "net": given.net,
+        "generator": given.net,
         "loss": given.loss,
-        "code": 64,
-        "hidden": 512,
-        "learning": 1e-3,
+        "latent_dim": 64,
+        "hidden_dim": 512,
+        "learning_rate": 1e-3,
     }
     start = time.perf_counter()
     name = f"{given.channel}-{given.epsilon:g}-{given.space.replace(':', '')}-{given.loss}"
     made = synthesize(sent, "entropic-gan", settings=settings, runtime=Runtime(given.device))
     took = time.perf_counter() - start
-    picture(made.sample(100)[0], clean.spec.classes).save(out / f"{name}.png")
+    render_image_grid(made.sample(100)[0], clean.spec.num_classes).save(out / f"{name}.png")
     made.save(out / name)
-    told = made.facts["diagnostics"]
+    told = made.metadata["diagnostics"]
     row = {
         "epsilon": channel.epsilon,
         "space": given.space,
@@ -257,10 +279,10 @@ def on_mnist(given: argparse.Namespace) -> None:
         "residual_over_noise": told["over_noise"],
     }
     if given.measure:
-        subject = Subject.sampled(made, name, 60_000 if given.device != "cpu" else 10_000)
+        subject = Samples.from_release(made, name, 60_000 if given.device != "cpu" else 10_000)
         readings = measure(
             subject,
-            load(given.data, "test", public=True),
+            load_dataset(given.data, "test", public=True),
             given.measure.split(","),
             runtime=Runtime(given.device),
         )
@@ -299,7 +321,7 @@ def main() -> None:
         print(
             "| n | objective, off by | total variation of shares | excess risk (KL of the noised laws) |\n|---|---|---|---|"
         )
-        rates(given.repeats)
+        rates(given.num_repeats)
     else:
         on_mnist(given)
 

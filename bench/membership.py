@@ -40,18 +40,20 @@ from surroundings import commit, hardware, part
 
 import privot
 from privot.attacks.membership import lira
-from privot.attacks.membership.nearest import calibrated
-from privot.attacks.membership.runner import proved
-from privot.attacks.membership.target import Scores, Target
-from privot.attacks.shadows.config import BESIDE, Shadows
-from privot.attacks.shadows.store import Prepared
-from privot.attacks.shadows.train import begun_from
-from privot.audit import advantage, many_runs, roc, tpr_at
+from privot.attacks.membership.checks import check_attack
+from privot.attacks.membership.nearest import calibrate_scores
+from privot.attacks.membership.target import AttackTarget, MembershipScores
+from privot.attacks.shadows.config import PARALLEL_METHODS, ShadowConfig
+from privot.attacks.shadows.releases import find_initial_candidates
+from privot.attacks.shadows.runner import prepare_shadows
+from privot.attacks.shadows.store import ShadowStore
+from privot.audit import audit_many_runs, compute_roc, estimate_advantage, estimate_tpr_at_fpr
 from privot.data import Public, Sensitive
-from privot.methods import make
-from privot.release import Guarantee, Release
-from privot.release.export import picture
+from privot.methods import make_method
+from privot.privacy.guarantee import Guarantee
+from privot.release import Release
 from privot.runtime import Runtime
+from privot.runtime.preview import render_image_grid
 
 SEEN = (
     "confidence",
@@ -66,25 +68,26 @@ def shown(stage: str, step: int, of: int, **facts: object) -> None:
         print(f"    {step} of {of} preparations", flush=True)
 
 
-def gains(shadows: Shadows, prepared: Prepared, real: bool) -> list[float]:
+def gains(shadows: ShadowConfig, prepared: ShadowStore, real: bool) -> list[float]:
     """The loss attack's advantage on each victim, in percent."""
-    members = prepared.members()
-    scores = prepared.observed("loss")
+    members = prepared.load_membership()
+    scores = prepared.load_observation("loss")
     found = []
     for victim, own in enumerate(members):
         rng = np.random.default_rng(victim)
         if real:
-            used = begun_from(shadows, victim)
+            used = find_initial_candidates(shadows, victim)
             unused = rng.permutation(np.setdiff1d(np.flatnonzero(own), used))[: len(used)]
             found.append(
-                100 * advantage(scores[victim, used], scores[victim, unused], victim).value
+                100 * estimate_advantage(scores[victim, used], scores[victim, unused], victim).value
             )
         else:
             inside, outside = (
                 rng.permutation(np.flatnonzero(each))[: 2 * JUDGED] for each in (own, ~own)
             )
             found.append(
-                100 * advantage(scores[victim, inside], scores[victim, outside], victim).value
+                100
+                * estimate_advantage(scores[victim, inside], scores[victim, outside], victim).value
             )
     return found
 
@@ -115,23 +118,25 @@ def loss(asked: argparse.Namespace) -> None:
                     "ratio": ratio,
                     **(settings if method != "real-subset" else {}),
                 }
-                real = method in BESIDE and make(method, given).init == "real"  # type: ignore[attr-defined]
+                real = method in PARALLEL_METHODS and make_method(method, given).init == "real"  # type: ignore[attr-defined]
                 name = "-".join([Path(data).name, method, f"{ratio:g}", *sorted(settings.values())])
-                shadows = Shadows(
+                shadows = ShadowConfig(
                     folder=asked.folder / name,
-                    box=box,
+                    dataset=box,
                     method=method,
                     settings=given,
-                    count=asked.preparations,
+                    num_shadows=asked.preparations,
                     epochs=asked.epochs,
                     observations=("loss", "confidence"),
                 )
                 begin = time.perf_counter()
-                prepared = shadows.prepare(
-                    runtime, shown if asked.verbose else lambda *given, **more: None
+                prepared = prepare_shadows(
+                    shadows, runtime, shown if asked.verbose else lambda *given, **more: None
                 )
-                made = len(prepared.release(0).product.tensors["labels"]) // box.spec.classes
-                accuracy = prepared.fact("accuracy_out")
+                made = (
+                    len(prepared.load_release(0).artifact.tensors["labels"]) // box.spec.num_classes
+                )
+                accuracy = prepared.load_fact("accuracy_out")
                 took = time.perf_counter() - begin
                 for what, found in [("all members", gains(shadows, prepared, False))] + (
                     [("what it began from", gains(shadows, prepared, True))] if real else []
@@ -181,10 +186,14 @@ def released(
     return made
 
 
-def figures(scores: Scores, seed: int) -> tuple[float, ...]:
+def figures(scores: MembershipScores, seed: int) -> tuple[float, ...]:
     """In percent: AUC, advantage, and true positives at 1 % of false ones."""
-    [at] = tpr_at(*scores, (0.01,), 0.95).points
-    return 100 * roc(*scores).auc, 100 * advantage(*scores, seed).value, 100 * at.tpr
+    [at] = estimate_tpr_at_fpr(*scores, (0.01,), 0.95).points
+    return (
+        100 * compute_roc(*scores).auc,
+        100 * estimate_advantage(*scores, seed).value,
+        100 * at.tpr,
+    )
 
 
 def leaks(asked: argparse.Namespace) -> None:
@@ -246,32 +255,34 @@ def leaks(asked: argparse.Namespace) -> None:
             if asked.pictures:
                 asked.pictures.mkdir(parents=True, exist_ok=True)
                 shown = release.sample(
-                    64, torch.arange(64) % box.spec.classes, device=runtime.target
+                    64, torch.arange(64) % box.spec.num_classes, device=runtime.torch_device
                 )[0]
-                picture(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
+                render_image_grid(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
             begin = time.perf_counter()
             sides = (
                 part(Public, box, inside[: asked.candidates], "members"),
                 part(Public, box, outside, "others"),
             )
-            targets = {str(size): Target(release, runtime, seed=seed)}
+            targets = {str(size): AttackTarget(release, runtime, seed=seed)}
             if nobody:
-                targets[f"{size}, none of them asked about"] = Target(nobody, runtime, seed=seed)
-            known = [Target(each, runtime, seed=seed) for each in references]
+                targets[f"{size}, none of them asked about"] = AttackTarget(
+                    nobody, runtime, seed=seed
+                )
+            known = [AttackTarget(each, runtime, seed=seed) for each in references]
             for who, target in targets.items():
-                differ[who].append(100 * target.variety(sides[1]))
+                differ[who].append(100 * target.measure_diversity(sides[1]))
             for name in asked.attacks:
-                proved(name, release)  # its controls, or nothing is tried
+                check_attack(name, release)  # its controls, or nothing is tried
                 without = [
-                    np.concatenate(each.told(name, *sides)) for each in known
+                    np.concatenate(each.score(name, *sides)) for each in known
                 ]  # once for all that they calibrate
                 for who, target in targets.items():
-                    scores = target.told(name, *sides)
+                    scores = target.score(name, *sides)
                     found[who, name].append(figures(scores, seed))
                     if references:
-                        less = calibrated(np.concatenate(scores), np.stack(without))
+                        less = calibrate_scores(np.concatenate(scores), np.stack(without))
                         found[who, f"{name}, calibrated"].append(
-                            figures(Scores(*np.split(less, [len(scores.members)])), seed)
+                            figures(MembershipScores(*np.split(less, [len(scores.members)])), seed)
                         )
             attacking += time.perf_counter() - begin
             each = ", ".join(
@@ -318,13 +329,17 @@ def curves(asked: argparse.Namespace) -> None:
     print("| shadows | AUC | TPR at 0.1 % | at 1 % | victims |\n|---|---|---|---|---|")
     for each in asked.folders:
         name, folder = each.split("=", 1)
-        prepared = Prepared(Path(folder))
-        members = prepared.members()
-        seen = prepared.observed(asked.observation)
-        scores = lira.leave_one_out(seen, members)
-        curve = roc(scores[members], scores[~members])
-        at = curve.at((1e-3, 1e-2))
-        axes.plot(levels, np.maximum(curve.at(levels), 1e-6), label=f"{name} (AUC {curve.auc:.3f})")
+        prepared = ShadowStore(Path(folder))
+        members = prepared.load_membership()
+        seen = prepared.load_observation(asked.observation)
+        scores = lira.lira_leave_one_out(seen, members)
+        curve = compute_roc(scores[members], scores[~members])
+        at = curve.measured_tpr_at((1e-3, 1e-2))
+        axes.plot(
+            levels,
+            np.maximum(curve.measured_tpr_at(levels), 1e-6),
+            label=f"{name} (AUC {curve.auc:.3f})",
+        )
         print(
             f"| {name} | {curve.auc:.4f} | {100 * at[0]:.3f} % | {100 * at[1]:.2f} % | {len(members)} |",
             flush=True,
@@ -355,19 +370,19 @@ def bounds(asked: argparse.Namespace) -> None:
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
     for each in asked.folders:
         name, folder = each.split("=", 1)
-        prepared = Prepared(Path(folder))
-        members = prepared.members()
-        accuracy = prepared.fact("accuracy_out")
-        claim = prepared.release(0).guarantee
+        prepared = ShadowStore(Path(folder))
+        members = prepared.load_membership()
+        accuracy = prepared.load_fact("accuracy_out")
+        claim = prepared.load_release(0).guarantee
         delta = claim.delta if isinstance(claim, Guarantee) else 1e-5
         found = {}
         estimates = []
         for what in SEEN:
-            scores = lira.leave_one_out(prepared.observed(what), members)[0]
+            scores = lira.lira_leave_one_out(prepared.load_observation(what), members)[0]
             inside = scores[members[0]]
             outside = scores[~members[0]]
-            found[what] = many_runs(inside, outside, delta, 1 - 0.05 / len(SEEN))
-            curve = roc(inside, outside)
+            found[what] = audit_many_runs(inside, outside, delta, 1 - 0.05 / len(SEEN))
+            curve = compute_roc(inside, outside)
             shown = (curve.fpr > 0) & (curve.tpr > 0)
             estimates.append(np.log(curve.tpr[shown] / curve.fpr[shown]).max())
         best = max(found, key=lambda what: found[what].epsilon)

@@ -1,6 +1,6 @@
 """DP-MERF on real data: accuracy of a LeNet trained on 60,000 samples, and seconds. Prints one Markdown row a run.
 
-    python bench/merf.py --data mnist fashion-mnist --epsilon 1 --seeds 0 1 2 [--set net=conv]
+    python bench/merf.py --data mnist fashion-mnist --epsilon 1 --seeds 0 1 2 [--set generator=conv]
 
 The data must be at hand (PRIVOT_DATA). Each run has a throw-away ledger: this is a benchmark on public data sets.
 """
@@ -16,7 +16,7 @@ import torch
 from surroundings import commit, hardware
 
 import privot
-from privot.measures import downstream
+from privot.measures import measure_downstream
 from privot.runtime import Runtime
 
 
@@ -57,8 +57,8 @@ def main() -> None:
                         runtime=runtime,
                     )
                     took = time.perf_counter() - start
-                reading = downstream(
-                    *release.sample(60_000, seed=seed, device=runtime.target),
+                reading = measure_downstream(
+                    *release.sample(60_000, seed=seed, device=runtime.torch_device),
                     test,
                     ("cnn",),
                     runtime=runtime,

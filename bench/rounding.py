@@ -9,7 +9,7 @@ import argparse
 
 import privot
 from privot.data.dataset import Public, Records
-from privot.measures.classical import CLASSICAL, run_all
+from privot.measures.classical import CLASSICAL_CLASSIFIERS, fit_predict_all
 from privot.release import Release
 
 
@@ -30,13 +30,21 @@ def main() -> None:
     )
     totals = [0.0, 0.0]
     found = [
-        run_all(list(CLASSICAL), train, images, test.spec.classes, 0, rounded=rounded)
+        fit_predict_all(
+            list(CLASSICAL_CLASSIFIERS),
+            train,
+            images,
+            test.spec.num_classes,
+            0,
+            round_to_8_bits=rounded,
+        )
         for rounded in (False, True)
     ]
-    for name in CLASSICAL:
+    for name in CLASSICAL_CLASSIFIERS:
         scores = [100 * (each[name][0] == labels).double().mean().item() for each in found]
         totals = [
-            total + score / len(CLASSICAL) for total, score in zip(totals, scores, strict=True)
+            total + score / len(CLASSICAL_CLASSIFIERS)
+            for total, score in zip(totals, scores, strict=True)
         ]
         print(f"| {name} | {scores[0]:.1f} | {scores[1]:.1f} |", flush=True)
     print(f"| mean of the twelve | {totals[0]:.1f} | {totals[1]:.1f} |")

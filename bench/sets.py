@@ -27,10 +27,10 @@ from surroundings import commit, hardware
 
 import privot
 from privot.data.dataset import Public, Sensitive
-from privot.measures import downstream
-from privot.methods import make
-from privot.release import Guarantee
-from privot.release.export import write
+from privot.measures import measure_downstream
+from privot.methods import make_method
+from privot.privacy.guarantee import Guarantee
+from privot.release.export import write_samples
 from privot.runtime import Runtime
 
 HALF = 2022  # seed of the half: public, and the same for every method and run
@@ -82,7 +82,7 @@ def main() -> None:
         + "|",
         flush=True,
     )
-    private = bool(make(asked.method, settings).plan(privot.load(asked.data[0]).spec).stages)
+    private = bool(make_method(asked.method, settings).plan(privot.load(asked.data[0]).spec).stages)
     counts = asked.per_class[:1] if "ratio" in settings else asked.per_class  # a ratio goes before
     runs = [
         (data, epsilon, count, seed)
@@ -100,11 +100,11 @@ def main() -> None:
                 box,
                 asked.method,
                 epsilon,
-                settings={**settings, "per_class": count},
+                settings={**settings, "images_per_class": count},
                 ledger=f"{folder}/ledger.jsonl",
                 seed=seed,
                 runtime=runtime,
-                progress=clock.told,
+                progress=clock.report,
             )
         where = {
             "data": data,
@@ -118,7 +118,7 @@ def main() -> None:
             more = dict(each.split("=", 1) for each in changed)
             clock = Clock(runtime, asked.stages)
             again = privot.resize(
-                release, int(size), settings=more, runtime=runtime, progress=clock.told
+                release, int(size), settings=more, runtime=runtime, progress=clock.report
             )
             judge(
                 again,
@@ -136,11 +136,11 @@ class Clock:
     def __init__(self, runtime: Runtime, aloud: bool):
         self.begin = time.perf_counter()
         self.aloud = aloud
-        self.cuda = runtime.target.type == "cuda"
+        self.cuda = runtime.torch_device.type == "cuda"
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
 
-    def told(self, stage: str, step: int, of: int, **more: object) -> None:
+    def report(self, stage: str, step: int, of: int, **more: object) -> None:
         if self.aloud and step == of:
             print(f"    {time.perf_counter() - self.begin:6.1f} s  {stage}", flush=True)
 
@@ -159,23 +159,25 @@ def judge(
 ) -> None:
     """Train on the set, print its row, and with ``out`` write the row and a picture."""
     cost = clock.read()
-    tensors = release.product.tensors
+    tensors = release.artifact.tensors
     seed = where["seed"]
     proved = release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else None
-    made = len(tensors["labels"]) // test.spec.classes
+    made = len(tensors["labels"]) // test.spec.num_classes
     hard, *more = [
-        downstream(
+        measure_downstream(
             tensors["images"],
             tensors["labels"],
             test,
             ("convnet",),
-            soft=soft,
+            soft_labels=soft,
             runtime=runtime,
             seed=seed,
         )[0]
-        for soft in ((None, tensors["soft"]) if "soft" in tensors else (None,))
+        for soft in ((None, tensors["soft_labels"]) if "soft_labels" in tensors else (None,))
     ]
-    found = [f"{100 * each.value:.2f} ± {100 * (each.error or 0):.2f}" for each in (hard, *more)]
+    found = [
+        f"{100 * each.value:.2f} ± {100 * (each.standard_error or 0):.2f}" for each in (hard, *more)
+    ]
     row = (
         where
         | cost
@@ -183,9 +185,9 @@ def judge(
             "epsilon": proved,
             "per_class": made,
             "accuracy": hard.value,
-            "deviation": hard.error,
+            "deviation": hard.standard_error,
             "soft": [each.value for each in more],
-            "ruler": hard.ruler,
+            "protocol": hard.protocol,
             "measuring_seconds": hard.seconds,
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "hardware": hardware(),
@@ -212,7 +214,9 @@ def judge(
         ]
         name = "-".join(parts)
         (out / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
-        write(*release.sample(10 * test.spec.classes), out / f"{name}.png", test.spec.classes)
+        write_samples(
+            *release.sample(10 * test.spec.num_classes), out / f"{name}.png", test.spec.num_classes
+        )
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ import torch
 from surroundings import commit, hardware
 
 import privot
-from privot.attacks.shadows.config import Shadows
-from privot.attacks.shadows.store import Prepared
+from privot.attacks.shadows.config import ShadowConfig
+from privot.attacks.shadows.runner import prepare_shadows
+from privot.attacks.shadows.store import ShadowStore
 from privot.data.dataset import Public
 from privot.runtime import Runtime
 
@@ -51,20 +52,20 @@ HEAD = (
 RATE = 0.001
 
 
-def attacked(prepared: Prepared) -> tuple[str, str]:
+def attacked(prepared: ShadowStore) -> tuple[str, str]:
     """AUC and TPR at a low rate of LiRA over all pairs of a victim and a candidate; dashes where the attack is not at hand."""
     with contextlib.suppress(ImportError):
         from privot import audit
         from privot.attacks.membership import lira
 
-        members = prepared.members()
-        scores = lira.leave_one_out(prepared.observed("confidence"), members)
+        members = prepared.load_membership()
+        scores = lira.lira_leave_one_out(prepared.load_observation("confidence"), members)
         inside = scores[members]
         outside = scores[~members]
-        point = audit.tpr_at(inside, outside, (RATE,)).points[
+        point = audit.estimate_tpr_at_fpr(inside, outside, (RATE,)).points[
             0
         ]  # its bounds take pairs as independent, and these are not
-        return f"{audit.roc(inside, outside).auc:.4f}", f"{100 * point.tpr:.3f} %"
+        return f"{audit.compute_roc(inside, outside).auc:.4f}", f"{100 * point.tpr:.3f} %"
     return "-", "-"
 
 
@@ -90,33 +91,32 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     settings = dict(each.split("=", 1) for each in asked.set)
-    settings |= {
-        key: value for key in ("ratio", "per_class") if (value := getattr(asked, key)) is not None
-    }
+    size_settings = {"ratio": asked.ratio, "images_per_class": asked.per_class}
+    settings |= {key: value for key, value in size_settings.items() if value is not None}
     if asked.method == "distribution-matching":
-        settings.setdefault("iterations", asked.iterations)
+        settings.setdefault("steps", asked.iterations)
     box = privot.load(asked.data, public=True)
     runtime = Runtime(asked.device)
     assert isinstance(box, Public)
     if asked.method == "distribution-matching" and box.spec.shape[1] < 24:
-        settings.setdefault("width", 16)  # images so small need no more
-    shadows = Shadows(
+        settings.setdefault("net_width", 16)  # images so small need no more
+    shadows = ShadowConfig(
         folder=asked.folder,
-        box=box,
+        dataset=box,
         method=asked.method,
         settings=settings,
         epsilon=asked.epsilon,
-        count=asked.shadows,
+        num_shadows=asked.shadows,
         seed=asked.seed,
         epochs=asked.epochs,
-        at_once=asked.at_once,
+        shadows_per_batch=asked.at_once,
     )
     seconds: dict[str, float] = defaultdict(float)
     begin = last = time.perf_counter()
 
     def told(stage: str, step: int, of: int, **facts: object) -> None:
         nonlocal last
-        if step == of and runtime.target.type == "cuda":
+        if step == of and runtime.torch_device.type == "cuda":
             torch.cuda.synchronize()  # or the end of a stage would count as the next one's
         now = time.perf_counter()
         part = {"shadows": "observing", "training classifiers": "classifiers"}.get(
@@ -125,16 +125,18 @@ def main() -> None:
         seconds[part] += now - last
         last = now
 
-    prepared = shadows.prepare(runtime, told, workers=asked.workers, ray=asked.ray)
+    prepared = prepare_shadows(shadows, runtime, told, num_workers=asked.workers, use_ray=asked.ray)
     whole = time.perf_counter() - begin
-    memory = torch.cuda.max_memory_allocated() / 2**30 if runtime.target.type == "cuda" else 0.0
+    memory = (
+        torch.cuda.max_memory_allocated() / 2**30 if runtime.torch_device.type == "cuda" else 0.0
+    )
     begin = time.perf_counter()
     auc, tpr = attacked(prepared)
     attack = time.perf_counter() - begin
-    accuracy = prepared.fact("accuracy_out")
+    accuracy = prepared.load_fact("accuracy_out")
     apart = asked.workers == 1 and not asked.ray
-    tensors = prepared.release(0).product.tensors
-    made = len(tensors["labels"]) // box.spec.classes if "labels" in tensors else "-"
+    tensors = prepared.load_release(0).artifact.tensors
+    made = len(tensors["labels"]) // box.spec.num_classes if "labels" in tensors else "-"
     parts = [
         f"{seconds[part]:.0f} s" if apart else "-"
         for part in ("releases", "classifiers", "observing")

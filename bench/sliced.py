@@ -23,14 +23,18 @@ import torch
 from surroundings import pot
 from torch import Tensor
 
-from privot.transport.sliced import sliced_distance, step, target_loss
-from privot.transport.sorting import monotone, rank
+from privot.transport.sliced import (
+    sliced_flow_step,
+    sliced_target_loss,
+)
+from privot.transport.sliced_distance import sliced_wasserstein_distance
+from privot.transport.sorting import argsort_rows, isotonic_regression
 
 ot = pot()
 
 
 def clock(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call: by events on a GPU; on a CPU of the processor for one thread, else by the wall."""
+    """Milliseconds of one call: by events on a GPU; on a CPU of the processor for one thread, else by the clock."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -39,9 +43,9 @@ def clock(work: Callable[[], object], device: torch.device) -> float:
         torch.cuda.synchronize()
         return start.elapsed_time(end)
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    begun = now()
+    start_time = now()
     work()
-    return 1e3 * (now() - begun)
+    return 1e3 * (now() - start_time)
 
 
 def least(
@@ -69,15 +73,17 @@ def compare(n: int, dim: int, slices: int, device: torch.device, rounds: int) ->
     columns = frame.T.contiguous()
     projected = frame @ x.T
     works: dict[str, Callable[[], object]] = {
-        "flow step, 12 bits": lambda: step(x, frame, targets, bits=12),
-        "flow step, 16 bits": lambda: step(x, frame, targets, bits=16),
-        "flow step, 32 bits": lambda: step(x, frame, targets, bits=32),
+        "flow step, 12 bits": lambda: sliced_flow_step(x, frame, targets, bits=12),
+        "flow step, 16 bits": lambda: sliced_flow_step(x, frame, targets, bits=16),
+        "flow step, 32 bits": lambda: sliced_flow_step(x, frame, targets, bits=32),
         "loss to targets, forward and backward": descent(
-            lambda each: target_loss(each, frame, targets), x
+            lambda each: sliced_target_loss(each, frame, targets), x
         ),
-        "distance, forward and backward": descent(lambda each: sliced_distance(each, y, frame), x),
-        "  of which: ranks, 16 bits": lambda: rank(projected, 16),
-        "  of which: ranks, 32 bits": lambda: rank(projected, 32),
+        "distance, forward and backward": descent(
+            lambda each: sliced_wasserstein_distance(each, y, frame), x
+        ),
+        "  of which: ranks, 16 bits": lambda: argsort_rows(projected, 16),
+        "  of which: ranks, 32 bits": lambda: argsort_rows(projected, 32),
         "  beside: torch.sort": lambda: torch.sort(projected, -1),
     }
     if ot is not None:
@@ -139,7 +145,9 @@ def repair(rows: int, parts: int, rounds: int) -> None:
     values = torch.from_numpy(
         np.random.default_rng(0).normal(size=(rows, parts)) + 0.1 * np.arange(parts)
     )
-    taken = least({"monotone": lambda: monotone(values)}, torch.device("cpu"), rounds)["monotone"]
+    taken = least({"monotone": lambda: isotonic_regression(values)}, torch.device("cpu"), rounds)[
+        "monotone"
+    ]
     print(f"\nisotonic repair of {rows:,} rows of {parts}, CPU: {taken:.0f} ms")
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from privot.components.flow_snapshots import STRIP
+from privot.components.flow_snapshots import SNAPSHOTS_KEY
 from privot.release import Release
-from privot.release.export import picture
+from privot.runtime.preview import render_image_grid
 
 
 def main() -> None:
@@ -20,12 +20,12 @@ def main() -> None:
     parser.add_argument("release", type=Path)
     parser.add_argument("out", type=Path)
     asked = parser.parse_args()
-    frames = Release.load(asked.release).product.kept.get(STRIP)
+    frames = Release.load(asked.release).artifact.resize_state.get(SNAPSHOTS_KEY)
     if frames is None:
         raise SystemExit(
             f"{asked.release} keeps no strip: it is no sliced flow, or was made with keep=false"
         )
-    picture(frames.float().transpose(0, 1).flatten(0, 1), len(frames)).save(asked.out)
+    render_image_grid(frames.float().transpose(0, 1).flatten(0, 1), len(frames)).save(asked.out)
 
 
 if __name__ == "__main__":

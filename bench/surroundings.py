@@ -36,7 +36,7 @@ def commit() -> str:
 def part(kind: type, box: Public, some: Any, name: str, sizes: bool = False) -> Any:
     """A box of this kind (`Public`, `Sensitive`) with records ``some`` of a public one; with ``sizes``, its class sizes are declared."""
     images, labels = (each.cpu()[some].numpy() for each in box.records())
-    known = tuple(np.bincount(labels, minlength=box.spec.classes).tolist()) if sizes else None
+    known = tuple(np.bincount(labels, minlength=box.spec.num_classes).tolist()) if sizes else None
     return kind(images, labels, replace(box.spec, size=len(labels), class_sizes=known), name=name)
 
 

@@ -5,8 +5,8 @@
     python bench/table1.py --only is fid cnn    some columns first; the next call adds the others
     python bench/table1.py --table              only the table, from the rows at hand
     python bench/table1.py --rows mnist/gs-wgan@10#1    another seed: the table then states the mean, and below it the deviation
-    python bench/table1.py --rows mnist/gs-wgan@10~.6#1    the same release with its codes drawn less widely, a row of its own
-    python bench/table1.py --rows mnist/gs-wgan+start=glyphs+warm=20@10    other settings than the method's own, rows of their own, too
+    python bench/table1.py --rows mnist/gs-wgan@10~.6#1    the same release with a smaller latent_scale, a row of its own
+    python bench/table1.py --rows mnist/gs-wgan+pretrain=glyphs+warmup_rounds=20@10    other settings than the method's own, rows of their own, too
 
 A row is a file in bench/table1/; a measure that is in it is not taken again. The data and the Inception weights must be at hand
 (PRIVOT_DATA). The real row is the ruler's own check: IS and accuracies of the training set, FID between its two halves.
@@ -33,10 +33,10 @@ from surroundings import commit, hardware
 import privot
 from privot.data import Public, Sensitive
 from privot.errors import SettingError
-from privot.measures import Reading, Subject, Workbench
-from privot.measures.downstream import THIRTEEN
-from privot.methods import make, methods
-from privot.progress import jsonable
+from privot.io import to_jsonable
+from privot.measures import Evaluator, MetricResult, Samples
+from privot.measures.downstream import GS_WGAN_CLASSIFIERS
+from privot.methods import list_methods, make_method
 from privot.release import Release
 from privot.runtime import Runtime
 
@@ -48,7 +48,7 @@ SETS = ("mnist", "fashion-mnist")
 EPSILONS = ("10", "1", "0.2")
 QUICK = ("is", "fid", "kid", "precision", "sliced", "cnn")
 SLOW = ("adaboost", "gbm")
-ALL = (*QUICK, *(name for name in THIRTEEN if name not in ("cnn", *SLOW)), *SLOW)
+ALL = (*QUICK, *(name for name in GS_WGAN_CLASSIFIERS if name not in ("cnn", *SLOW)), *SLOW)
 MOST = 10  # seeds that are looked for
 BEGIN = "<!-- table1 -->"
 END = "<!-- /table1 -->"
@@ -57,8 +57,8 @@ END = "<!-- /table1 -->"
 def rows() -> list[str]:
     ways = [
         f"{name}@{eps}"
-        for name, kind in methods().items()
-        for eps in (("inf",) if kind.promise.startswith("none") else EPSILONS)
+        for name, kind in list_methods().items()
+        for eps in (("inf",) if kind.guarantee_summary.startswith("none") else EPSILONS)
     ]
     return [f"{data}/{what}" for data in SETS for what in ("real", *ways)]
 
@@ -68,7 +68,7 @@ def file_of(row: str) -> Path:
 
 
 def whole(row: str) -> str:
-    """The row of the same release whose codes are drawn as wide as they were learned."""
+    """The row of the same release with latent_scale 1."""
     return re.sub("~[^#]*", "", row)
 
 
@@ -84,7 +84,7 @@ def taken(row: str) -> dict[str, Any]:
     )
 
 
-def keep(row: str, readings: list[Reading], **facts: Any) -> None:
+def keep(row: str, readings: list[MetricResult], **facts: Any) -> None:
     known = taken(row)
     where = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -92,7 +92,7 @@ def keep(row: str, readings: list[Reading], **facts: Any) -> None:
         "torch": torch.__version__,
         "commit": commit(),
     }
-    known["readings"] += [jsonable(asdict(each)) | where for each in readings]
+    known["readings"] += [to_jsonable(asdict(each)) | where for each in readings]
     ROWS.mkdir(exist_ok=True)
     part = file_of(row).with_suffix(".part")
     part.write_text(json.dumps(known | facts, indent=1))
@@ -102,7 +102,7 @@ def keep(row: str, readings: list[Reading], **facts: Any) -> None:
 def name_of(measure: str) -> str:
     return (
         f"{measure}_accuracy"
-        if measure in THIRTEEN
+        if measure in GS_WGAN_CLASSIFIERS
         else "sliced_wasserstein"
         if measure == "sliced"
         else measure
@@ -115,13 +115,13 @@ def say(stage: str, step: int, of: int, **more: Any) -> None:
 
 
 @functools.cache
-def bench(data: str, half: bool, seed: int, device: str) -> Workbench:
+def bench(data: str, half: bool, seed: int, device: str) -> Evaluator:
     train = privot.load(data, public=True)
     test = privot.load(data, "test", public=True)
     assert isinstance(train, Public)
     reference = halves(train)[1] if half else train
-    return Workbench(
-        test, reference, runtime=Runtime(device), seed=seed, progress=say, notice=print
+    return Evaluator(
+        test, reference, runtime=Runtime(device), seed=seed, progress=say, on_warning=print
     )
 
 
@@ -129,7 +129,7 @@ def declared(data: str, method: str, settings: dict[str, str]) -> Sensitive:
     """The training set, with the sizes of its classes declared public for a method that asks for them."""
     box = privot.load(data)
     try:
-        make(method, settings).plan(box.spec)
+        make_method(method, settings).plan(box.spec)
     except SettingError:
         box = privot.load(data, public_classes=True)
     assert isinstance(box, Sensitive)
@@ -146,8 +146,8 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
     if place.exists():
         release = Release.load(place)
         return release, {
-            "guarantee": jsonable(asdict(release.guarantee)),
-            "seed": release.facts["seed"],
+            "guarantee": to_jsonable(asdict(release.guarantee)),
+            "seed": release.metadata["seed"],
         }
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -163,7 +163,7 @@ def released(row: str, seed: int, runtime: Runtime) -> tuple[Release, dict[str, 
         release.save(place)  # not before it is whole: a run that is cut off is begun anew
     facts = {
         "training_seconds": time.perf_counter() - start,
-        "guarantee": jsonable(asdict(release.guarantee)),
+        "guarantee": to_jsonable(asdict(release.guarantee)),
         "seed": seed,
     }
     return release, facts
@@ -186,7 +186,7 @@ def run(
     if missing:
         facts: dict[str, Any] = {}
         if what == "real":
-            subject = Subject.of(data, 60_000)
+            subject = Samples.from_source(data, 60_000)
         else:
             if (have or taken(whole(row))["readings"]) and not file_of(whole(row)).with_suffix(
                 ""
@@ -195,8 +195,8 @@ def run(
                     f"{row}: its release is gone, and new columns must be of the same one: remove {file_of(whole(row))} to start it anew"
                 )
             release, facts = released(row, own, Runtime(device, microbatch))
-            subject = Subject.sampled(
-                release, row, 60_000, own, Runtime(device).target, spread_of(row)
+            subject = Samples.from_release(
+                release, row, 60_000, own, Runtime(device).torch_device, spread_of(row)
             )
         for group in (
             QUICK,
@@ -207,12 +207,12 @@ def run(
                 keep(row, bench(data, False, seed, device).measure(subject, wanted), **facts)
 
 
-def halves(train: Public) -> tuple[Subject, Public]:
+def halves(train: Public) -> tuple[Samples, Public]:
     """Two random halves of a training set that share no record."""
     images, labels = train.records()
     one, two = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(2)
-    spec = privot.Spec(train.spec.shape, train.spec.classes)
-    return Subject("half", images[one], labels[one], spec.classes, public=True), Public(
+    spec = privot.Spec(train.spec.shape, train.spec.num_classes)
+    return Samples("half", images[one], labels[one], spec.num_classes, publishable=True), Public(
         images[two], labels[two], spec, name=f"{train.name}, other half"
     )
 
@@ -223,7 +223,7 @@ def seeds(row: str) -> list[str]:
 
 
 def ways(what: str) -> list[str]:
-    """Such as gs-wgan@10 itself, then gs-wgan@10~.6, gs-wgan+warm=20@10 and whatever else of it is at hand by spread or settings."""
+    """Such as gs-wgan@10 itself, then gs-wgan@10~.6, gs-wgan+warmup_rounds=20@10 and whatever else of it is at hand by spread or settings."""
     known = {
         json.loads(path.read_text())["row"].split("/")[1].split("#")[0]
         for path in ROWS.glob("*.json")
@@ -252,7 +252,7 @@ def one(row: str) -> dict[str, float]:
         each["name"]: float(each["value"])
         for each in taken(f"{row.split('/')[0]}/real")["readings"]
     }
-    parts = [f"{name}_accuracy" for name in THIRTEEN]
+    parts = [f"{name}_accuracy" for name in GS_WGAN_CLASSIFIERS]
     if set(parts) <= set(found):
         found["avg_accuracy"] = sum(found[part] for part in parts) / len(parts)
         if set(parts) <= set(real):
@@ -303,7 +303,7 @@ def table() -> str:
     ]
     text.append(line("real data", "-", said, "GS-WGAN, Table 1"))
     for epsilon in EPSILONS:
-        for name in methods():
+        for name in list_methods():
             for what in ways(f"{name}@{epsilon}"):
                 found = [values(f"{data}/{what}") for data in SETS]
                 if any(found):
@@ -384,7 +384,7 @@ def chart() -> None:
             axis.plot(
                 *zip(*sorted(points), strict=True), "o-", color="0.75", ms=3, lw=0.8, zorder=1
             )
-        for name in methods():
+        for name in list_methods():
             points = [
                 (float(eps), values(f"{data}/{name}@{eps}").get("cnn_accuracy")) for eps in EPSILONS
             ]

@@ -30,8 +30,8 @@ from torch.nn.functional import pad
 
 import privot
 from privot.data import Public, Sensitive
-from privot.measures import Subject, Workbench
-from privot.progress import jsonable
+from privot.io import to_jsonable
+from privot.measures import Evaluator, Samples
 from privot.runtime import Runtime
 
 ROWS = Path(__file__).parent / "table2"
@@ -41,31 +41,34 @@ EPSILONS = {
     "celeba": ("inf", "10"),
 }
 SAMPLES = 10_000
-LESSONS = 60_000
+ACCURACY_SAMPLES = 60_000
 SIDE = 32
 BESIDE = {
     "mnist": "femnist",
     "fashion-mnist": "femnist",
     "celeba": "cifar10",
 }  # public data for an auto-encoder
-LEARNED = {"space": "public", "lessons": 10_000}
-FEW = {"waves": 4}  # numbers a side of a point, where noise goes on every record
+LEARNED = {"space": "public", "autoencoder_steps": 10_000}
+FEW = {"num_frequencies": 4}  # numbers a side of a point, where noise goes on every record
 # method and settings of a row; the paper's modes in 16 dimensions, as its latent space has 8 to 48
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "blocks": ("sliced-flow", {}),
-    "blocks-public": ("sliced-flow", {**LEARNED, "inner": 32}),
+    "blocks-public": ("sliced-flow", {**LEARNED, "autoencoder_dim": 32}),
     "blocks-private": ("sliced-flow", {"space": "private"}),
     "records": ("sliced-flow", {"mode": "records", **FEW}),
-    "records-public": ("sliced-flow", {"mode": "records", **LEARNED, "inner": 8}),
-    "resampled": ("sliced-flow", {"mode": "resampled", "drawn": 1000, **FEW}),
+    "records-public": ("sliced-flow", {"mode": "records", **LEARNED, "autoencoder_dim": 8}),
+    "resampled": ("sliced-flow", {"mode": "resampled", "sample_size": 1000, **FEW}),
     "resampled-public": (
         "sliced-flow",
-        {"mode": "resampled", "drawn": 1000, **LEARNED, "inner": 8},
+        {"mode": "resampled", "sample_size": 1000, **LEARNED, "autoencoder_dim": 8},
     ),
-    "generator": ("sliced-generator", {"net": "conv"}),
-    "generator-public": ("sliced-generator", {**LEARNED, "inner": 32}),
-    "generator-records": ("sliced-generator", {"mode": "records", "net": "conv", **FEW}),
-    "generator-records-public": ("sliced-generator", {"mode": "records", **LEARNED, "inner": 8}),
+    "generator": ("sliced-generator", {"generator": "conv"}),
+    "generator-public": ("sliced-generator", {**LEARNED, "autoencoder_dim": 32}),
+    "generator-records": ("sliced-generator", {"mode": "records", "generator": "conv", **FEW}),
+    "generator-records-public": (
+        "sliced-generator",
+        {"mode": "records", **LEARNED, "autoencoder_dim": 8},
+    ),
     "merf": ("merf", {}),
 }
 
@@ -97,40 +100,44 @@ def bordered(images: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def benches(data: str, device: str) -> tuple[Workbench, Workbench]:
+def benches(data: str, device: str) -> tuple[Evaluator, Evaluator]:
     """For FID, and for accuracy."""
     test = privot.load(data, "test", public=True)
-    how = {"runtime": Runtime(device), "progress": say, "notice": print}
+    how = {"runtime": Runtime(device), "progress": say, "on_warning": print}
     against = privot.load(data, public=True) if data == "celeba" else test
     assert isinstance(against, Public)
     images, labels = against.records()
     large = bordered(images)
-    spec = privot.Spec(tuple(large.shape[1:]), against.spec.classes)
+    spec = privot.Spec(tuple(large.shape[1:]), against.spec.num_classes)
     framed = Public(
         (large * 255).round().byte().numpy(),
         labels.numpy(),
         spec,
         name=f"{against.name}, {large.shape[2]} px",
     )
-    return Workbench(framed, **how), Workbench(test, **how)  # type: ignore[arg-type]
+    return Evaluator(framed, **how), Evaluator(test, **how)  # type: ignore[arg-type]
 
 
-def made(row: str, device: str) -> tuple[Subject, dict[str, Any]]:
+def made(row: str, device: str) -> tuple[Samples, dict[str, Any]]:
     """What the row measures, and how it came about."""
     data, what = row.split("/")
     if what == "real":
         images, labels = privot.load(data, public=True).records()
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        return Subject(row, images[order], labels[order], int(labels.max()) + 1, public=True), {}
+        return Samples(
+            row, images[order], labels[order], int(labels.max()) + 1, publishable=True
+        ), {}
     way, epsilon = what.split("@")
     method, settings = WAYS[way]
     box = privot.load(data, public_classes=True)
     assert isinstance(box, Sensitive)
     settings = dict(settings)
     if settings.get("space") == "public":
-        settings["public"] = BESIDE[data]
+        settings["public_data"] = BESIDE[data]
     if method == "sliced-flow":
-        settings["per_class"] = (LESSONS if data != "celeba" else SAMPLES) // box.spec.classes
+        settings["images_per_class"] = (
+            ACCURACY_SAMPLES if data != "celeba" else SAMPLES
+        ) // box.spec.num_classes
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         release = privot.synthesize(
@@ -146,26 +153,26 @@ def made(row: str, device: str) -> tuple[Subject, dict[str, Any]]:
         "seconds": time.perf_counter() - start,
         "settings": settings,
         "method": method,
-        "guarantee": jsonable(
+        "guarantee": to_jsonable(
             {"kind": type(release.guarantee).__name__, **dataclasses.asdict(release.guarantee)}
         ),
     }
     images, labels = release.sample(
-        LESSONS if data != "celeba" else SAMPLES, device=Runtime(device).target
+        ACCURACY_SAMPLES if data != "celeba" else SAMPLES, device=Runtime(device).torch_device
     )
-    return Subject(row, images, labels, box.spec.classes, public=True), facts
+    return Samples(row, images, labels, box.spec.num_classes, publishable=True), facts
 
 
 def run(row: str, device: str) -> None:
     if file_of(row).exists():
         return
     subject, facts = made(row, device)
-    pictures, lessons = benches(data := row.split("/")[0], device)
+    fid_evaluator, accuracy_evaluator = benches(data := row.split("/")[0], device)
     some = dataclasses.replace(
         subject, images=bordered(subject.images[:SAMPLES]), labels=subject.labels[:SAMPLES]
     )
-    readings = pictures.measure(some, ["fid"])
-    readings += lessons.measure(subject, ["cnn"]) if data != "celeba" else []
+    readings = fid_evaluator.measure(some, ["fid"])
+    readings += accuracy_evaluator.measure(subject, ["cnn"]) if data != "celeba" else []
     where = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "hardware": hardware(),
@@ -180,7 +187,7 @@ def run(row: str, device: str) -> None:
                 "row": row,
                 **facts,
                 **where,
-                "readings": [jsonable(dataclasses.asdict(each)) for each in readings],
+                "readings": [to_jsonable(dataclasses.asdict(each)) for each in readings],
             },
             indent=1,
         )

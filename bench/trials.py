@@ -1,10 +1,14 @@
-"""Settings of a generator tried on five sixths of the training images and judged by the others: test images are not touched.
+r"""Try settings on five sixths of the training images, and measure with the others.
 
-    python bench/trials.py mnist gs-wgan@10 --tried "steps=4000 batch=512 rate=3e-4" "full=true"
+Test images are not used.
+
+    python bench/trials.py mnist gs-wgan@10 --tried \
+        "steps=4000 batch_size=512 generator_learning_rate=3e-4" "normalize_gradients=true"
     python bench/trials.py mnist gs-wgan@inf gs-wgan@1 --spread 1 .6 --only is fid cnn --out trials
 
-One Markdown row for each release and spread, printed as it is measured; without settings, the method's own. FID is against the images that
-were trained on. With --out the releases are kept there, each with a sheet of samples. One run each: differences of a point are chance.
+Prints one Markdown row for each release and latent scale; without settings, the method's own. FID is
+against the images that were trained on. With --out the releases are stored there, each with a sheet
+of samples. One run each: differences of a point are chance.
 """
 
 from __future__ import annotations
@@ -20,9 +24,9 @@ from table1 import name_of
 
 import privot
 from privot.data import Public, Sensitive
-from privot.measures import Subject, Workbench
-from privot.release import Guarantee
-from privot.release.export import write
+from privot.measures import Evaluator, Samples
+from privot.privacy.guarantee import Guarantee
+from privot.release.export import write_samples
 from privot.runtime import Runtime
 
 # one image in so many is held out
@@ -32,15 +36,15 @@ APART = 6
 
 def split(data: str) -> tuple[Sensitive, Public, Public]:
     """What is trained on, the same as a reference, and what judges."""
-    box = privot.load(data, public=True)
-    assert isinstance(box, Public)
-    order = torch.randperm(len(box.records()[1]), generator=torch.Generator().manual_seed(5))
+    dataset = privot.load(data, public=True)
+    assert isinstance(dataset, Public)
+    order = torch.randperm(len(dataset.records()[1]), generator=torch.Generator().manual_seed(5))
     held = order[: len(order) // APART]
     rest = order[len(order) // APART :]
     return (
-        part(Sensitive, box, rest, "trained on"),
-        part(Public, box, rest, "the same"),
-        part(Public, box, held, "held out"),
+        part(Sensitive, dataset, rest, "trained on"),
+        part(Public, dataset, rest, "the same"),
+        part(Public, dataset, held, "held out"),
     )
 
 
@@ -63,7 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the releases here")
     asked = parser.parse_args()
     train, reference, judge = split(asked.data)
-    bench = Workbench(judge, reference, runtime=Runtime(asked.device), seed=asked.seed)
+    bench = Evaluator(judge, reference, runtime=Runtime(asked.device), seed=asked.seed)
     print(
         f"{hardware()}, commit {commit()}; {asked.data}, seed {asked.seed}, {SAMPLES:,} samples\n",
         flush=True,
@@ -95,10 +99,10 @@ def main() -> None:
             took = time.perf_counter() - start
             claim = release.guarantee
             if out:
-                write(*release.sample(100), out.with_suffix(".png"), 10)
+                write_samples(*release.sample(100), out.with_suffix(".png"), 10)
             for spread in asked.spread:
-                subject = Subject.sampled(
-                    release, method, SAMPLES, asked.seed, Runtime(asked.device).target, spread
+                subject = Samples.from_release(
+                    release, method, SAMPLES, asked.seed, Runtime(asked.device).torch_device, spread
                 )
                 known = {
                     each.name: f"{each.value:.4g}" for each in bench.measure(subject, asked.only)

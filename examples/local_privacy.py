@@ -17,8 +17,8 @@ from torch import Tensor
 
 from privot import synthesize
 from privot.data.spec import Spec
-from privot.local.channels import Laplace, Space
-from privot.local.dataset import Privatized
+from privot.local.channels import Laplace, Projection
+from privot.local.dataset import PrivatizedDataset
 
 
 def half_disk(count: int, seed: int) -> Tensor:
@@ -37,7 +37,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 
 def learned(values: Tensor, channel: Laplace, **settings: float | str) -> Tensor:
     """Two thousand points that a generator draws which has seen these answers alone: [2000, 2]."""
-    box = Privatized(values, channel, Spec((1, 1, 2), 1, len(values)), "half disk")
+    box = PrivatizedDataset(values, channel, Spec((1, 1, 2), 1, len(values)), "half disk")
     return synthesize(box, "entropic-gan", settings=settings).sample(2000)[0].flatten(1)
 
 
@@ -50,9 +50,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--count", type=int, default=200_000)
     given = parser.parse_args()
-    space = Space(shape=(2,))
-    channel = Laplace.calibrated(5.0, space=space, low=-1.0, high=1.0)
-    faint = Laplace.calibrated(120.0, space=space, low=-1.0, high=1.0)
+    space = Projection(shape=(2,))
+    channel = Laplace.calibrate(5.0, space=space, low=-1.0, high=1.0)
+    faint = Laplace.calibrate(120.0, space=space, low=-1.0, high=1.0)
     # Room to make the mistake: the same noise, for a generator that may leave the domain.
     roomy = dataclasses.replace(channel, low=-6.0, high=6.0)
     clean = half_disk(given.count, 0)

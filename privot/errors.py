@@ -1,19 +1,22 @@
-"""Every error a user can mend: one line that names the field or file and says what to do. The CLI exits with 2."""
+"""Errors that a user can fix: one line that says what is wrong and what to do.
+
+The command line prints the line and exits with code 2.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class PrivotError(Exception):
-    """Something in the input, the settings, the budget or the files is wrong; nothing was charged or half written."""
+    """The input, a setting, the budget or a file is wrong. Nothing is half written."""
 
 
 class PrivotWarning(UserWarning):
-    """A caution about a run that is allowed, such as a large epsilon. Python callers see it as a warning."""
+    """A caution about a run that is allowed, such as a large epsilon."""
 
 
 class DataError(PrivotError):
-    """The data cannot be read or does not fit what was declared about it."""
+    """The data cannot be read, or does not fit what was declared about it."""
 
 
 class SettingError(PrivotError):
@@ -21,11 +24,11 @@ class SettingError(PrivotError):
 
 
 class PlanError(PrivotError):
-    """A plan that has no privacy argument, or an ask that its plan does not cover."""
+    """A plan has no privacy argument, or a query is not covered by its plan."""
 
 
 class BudgetError(PrivotError):
-    """The budget, of the run or of the data set, does not allow this."""
+    """The budget of the run or of the data set does not allow this."""
 
 
 class LedgerError(PrivotError):
@@ -33,23 +36,28 @@ class LedgerError(PrivotError):
 
 
 class ReleaseError(PrivotError):
-    """A release is damaged, incomplete or does not prove what it claims."""
+    """A release is damaged, incomplete, or does not prove what it claims."""
 
 
 class QueryError(PrivotError):
-    """A query failed on the secret side; its own words stay there, since they may carry data."""
+    """A query failed on the secret side. Its message stays there, because it may hold data."""
 
 
 class MessageError(PrivotError):
-    """What came over a wire is not a message of the protocol, or not one that belongs here."""
+    """A received message is not of the protocol, or does not belong here."""
 
 
 @contextmanager
-def refusing(kind: type[PrivotError], text: str) -> Iterator[None]:
-    """Whatever a broken or hostile input provokes becomes one line of ours, which names the kind of failure but not its words."""
+def reraise_as(error_type: type[PrivotError], message: str) -> Iterator[None]:
+    """Turn any error that broken or hostile input causes into one line.
+
+    Args:
+        error_type: The type to raise. A `PrivotError` passes unchanged.
+        message: The line. The type of the original error is appended; its text is dropped.
+    """
     try:
         yield
     except PrivotError:
         raise
     except Exception as error:
-        raise kind(f"{text} ({type(error).__name__})") from None
+        raise error_type(f"{message} ({type(error).__name__})") from None

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, a few plain lines in a pipe."""
+"""Progress of a run: a bar on a terminal, a few plain lines in a pipe; numbers for people."""
 
 from __future__ import annotations
 
@@ -9,54 +9,56 @@ from contextlib import contextmanager
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Protocol
 
-from rich import progress as bars
+from rich import progress as rich_progress
 from rich.console import Console
 
-QUIET = 30.0  # seconds that a pipe may stay without a line
+MAX_QUIET_SECONDS = 30.0  # a pipe gets a line at least this often
 
 
 class Progress(Protocol):
-    """Sees public facts alone: a stage's name, a step, how many there are, and facts such as epsilon so far."""
+    """Reports the progress of a stage. It is given public facts only.
 
-    def __call__(self, stage: str, step: int, of: int, **facts: Any) -> None: ...
-
-
-def silent(stage: str, step: int, of: int, **facts: Any) -> None:
-    """A progress that shows nothing."""
-
-
-def jsonable(value: Any) -> Any:
-    """As JSON will give it back: lists for tuples, and text for infinite numbers, of which JSON has none.
-
-    >>> jsonable({"epsilon": float("inf")})
-    {'epsilon': 'inf'}
+    A call has the name of the stage, the steps that are done, the number of all steps, and facts
+    such as the epsilon that the run has cost so far.
     """
-    if isinstance(value, dict):
-        return {key: jsonable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    def __call__(self, stage: str, step: int, total: int, **facts: Any) -> None: ...
+
+
+def ignore_progress(stage: str, step: int, total: int, **facts: Any) -> None:
+    """Report nothing.
+
+    Args:
+        stage: The name of the stage, see `Progress`.
+        step: Steps that are done.
+        total: All steps.
+        **facts: Further public facts.
+    """
 
 
 def round_up(value: float, digits: int = 4) -> str:
-    """Format an upper bound: so many significant digits, never below the value.
+    """Format an upper bound with a number of significant digits, never below the value.
 
     Args:
-        value: The bound. What lies within 1e-9 of a shorter number counts as that number, since
-            sums of floating-point numbers are not closer than this to the number that was meant.
-        digits: Significant digits of the text.
+        value: The bound. A value within 1e-9 of a shorter number counts as that number, because a
+            sum of floating-point numbers can be that far from the number that is meant.
+        digits: Significant digits.
 
     Returns:
         The text.
 
-    >>> round_up(0.37225, 3), round_up(1.00001), round_up(5.000000000000001), round_up(1e-05), round_up(math.inf)
-    ('0.373', '1.001', '5', '1e-05', 'inf')
+    >>> round_up(0.37225, 3), round_up(1.00001), round_up(5.000000000000001)
+    ('0.373', '1.001', '5')
+    >>> round_up(1e-05), round_up(math.inf)
+    ('1e-05', 'inf')
     """
     return _format_bound(value, digits, ROUND_CEILING, 1 - 1e-9)
 
 
 def round_down(value: float, digits: int = 4) -> str:
-    """Format a lower bound: so many significant digits, never above the value; see `round_up`.
+    """Format a lower bound with a number of significant digits, never above the value.
+
+    See `round_up`.
 
     >>> round_down(0.37279, 3), round_down(0.2999999999999), round_down(0.0)
     ('0.372', '0.3', '0')
@@ -71,53 +73,59 @@ def _format_bound(value: float, digits: int, rounding: str, tolerance: float) ->
     return f"{float(rounded):.{digits}g}"
 
 
-def seconds(value: float) -> str:
-    """A duration as people say it.
+def format_duration(seconds: float) -> str:
+    """Format a duration for people.
 
-    >>> seconds(0.02), seconds(3.21), seconds(95), seconds(9000)
+    >>> format_duration(0.02), format_duration(3.21), format_duration(95), format_duration(9000)
     ('under a second', '3.2 s', '1 min 35 s', '2 h 30 min')
     """
-    whole = int(value)
-    if value < 1:
+    whole = int(seconds)
+    if seconds < 1:
         return "under a second"
-    if value < 60:
-        return f"{value:.1f} s"
-    return (
-        f"{whole // 60} min {whole % 60} s"
-        if value < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 @contextmanager
-def progress_bar(console: Console) -> Iterator[Progress]:
-    """A progress that draws itself on this console."""
+def show_progress_bar(console: Console) -> Iterator[Progress]:
+    """Give a progress that shows itself on a console: bars on a terminal, else lines."""
     if not console.is_terminal:
-        yield _lines(console)
+        yield _print_progress_lines(console)
         return
     columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeElapsedColumn(),
     )
-    with bars.Progress(
+    with rich_progress.Progress(
         *columns,
-        bars.TimeRemainingColumn(),
-        bars.TextColumn("{task.fields[facts]}"),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn("{task.fields[facts]}"),
         console=console,
     ) as bar:
         tasks: dict[str, Any] = {}
 
-        def show(stage: str, step: int, of: int, **facts: Any) -> None:
+        def update_bar(stage: str, step: int, total: int, **facts: Any) -> None:
+            """Update the bar of a stage.
+
+            Args:
+                stage: The name of the stage, see `Progress`.
+                step: Steps that are done.
+                total: All steps.
+                **facts: Further public facts.
+            """
             if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=of, facts="")
-            bar.update(tasks[stage], completed=step, total=of, facts=_words(facts))
+                tasks[stage] = bar.add_task(stage, total=total, facts="")
+            bar.update(tasks[stage], completed=step, total=total, facts=_join_facts(facts))
 
-        yield show
+        yield update_bar
 
 
-def _words(facts: dict[str, Any]) -> str:
+def _join_facts(facts: dict[str, Any]) -> str:
     return "  ".join(f"{key} {_format_fact(key, value)}" for key, value in facts.items())
 
 
@@ -127,22 +135,30 @@ def _format_fact(key: str, value: Any) -> str:
     return round_up(value, 3) if key == "epsilon" else f"{value:.3g}"
 
 
-def _lines(console: Console) -> Progress:
-    """A line when a stage begins, at each tenth of it, and after half a minute without one."""
-    shown: dict[str, int] = {}
-    last = time.monotonic()
+def _print_progress_lines(console: Console) -> Progress:
+    """Print a line when a stage starts, at each tenth of it, and after half a minute."""
+    printed_tenths: dict[str, int] = {}
+    last_line = time.monotonic()
 
-    def show(stage: str, step: int, of: int, **facts: Any) -> None:
-        nonlocal last
-        tenth = 10 * step // max(of, 1)
+    def print_line(stage: str, step: int, total: int, **facts: Any) -> None:
+        """Print a line if one is due.
+
+        Args:
+            stage: The name of the stage, see `Progress`.
+            step: Steps that are done.
+            total: All steps.
+            **facts: Further public facts.
+        """
+        nonlocal last_line
+        tenth = 10 * step // max(total, 1)
         now = time.monotonic()
-        if step <= 1 and shown.get(stage, 0) > 1:
-            shown.pop(stage)  # the same stage again, of another output
-        if shown.get(stage, -1) < tenth or now - last > QUIET:
-            shown[stage] = tenth
-            last = now
+        if step <= 1 and printed_tenths.get(stage, 0) > 1:
+            printed_tenths.pop(stage)  # the same stage of another output
+        if printed_tenths.get(stage, -1) < tenth or now - last_line > MAX_QUIET_SECONDS:
+            printed_tenths[stage] = tenth
+            last_line = now
             console.print(
-                f"{stage}: {step} of {of}  {_words(facts)}", markup=False, highlight=False
+                f"{stage}: {step} of {total}  {_join_facts(facts)}", markup=False, highlight=False
             )
 
-    return show
+    return print_line

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from privot.attacks.membership.lira import half
-from privot.data import load
+from privot.attacks.membership.lira import balanced_membership
+from privot.data import load_dataset
 
 HIDDEN = 64
 
@@ -14,7 +14,7 @@ def learned(count, others, nets, steps, wrong, seed=0):
 
     Logits [nets, count + others, classes], labels [count + others] and members [nets, count]; with 0 steps the nets know nothing.
     """
-    images, labels = load("digits", public=True).records()
+    images, labels = load_dataset("digits", public=True).records()
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=draw)[: count + others]
     images = images[order]
@@ -23,7 +23,7 @@ def learned(count, others, nets, steps, wrong, seed=0):
     labels = torch.where(
         changed, (labels + torch.randint(1, 10, labels.shape, generator=draw)) % 10, labels
     )
-    members = half(count, nets, draw)
+    members = balanced_membership(count, nets, draw)
     return by_heart(images, labels, members, steps, draw), labels, members
 
 

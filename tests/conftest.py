@@ -15,14 +15,14 @@ import torch
 import typer.main
 from trust import record
 
-from privot import io, runtime
+from privot import io
 from privot.cli import main
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.privacy import accounting
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.runtime import threads
+from privot.runtime import checkpoint, use_threads
 
 
 def pytest_addoption(parser):
@@ -82,7 +82,7 @@ def trust(request):
 @pytest.fixture(scope="module")
 def one_thread():
     """Networks as small as these are slower on two, the more so when the machine is busy."""
-    with threads(1):
+    with use_threads(1):
         yield
 
 
@@ -96,7 +96,7 @@ def ledgers_of_tests(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="session")
 def any_clock():
     """How often a run keeps where it has come to does not depend on how busy the machine is."""
-    with mock.patch.object(runtime, "CHEAP", math.inf):
+    with mock.patch.object(checkpoint, "CHEAP_SAVE_SECONDS", math.inf):
         yield
 
 
@@ -123,7 +123,7 @@ def verbs_made_once():
 @pytest.fixture
 def coarse_prices(monkeypatch):
     """Sampled plans are priced on the coarsest grid: never optimistic, near the finest for a hundred steps, 30 times as quick."""
-    monkeypatch.setattr(accounting, "GRIDS", accounting.GRIDS[-1:])
+    monkeypatch.setattr(accounting, "GRID_STEPS", accounting.GRID_STEPS[-1:])
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,7 @@ def at_hand():
     """``at_hand("weights", NAME)``: the path of a file that PRIVOT_DATA names, or the test is skipped and says what is missing."""
 
     def path_of(*names):
-        if (path := io.find(*names)) is None:
+        if (path := io.find_data_file(*names)) is None:
             pytest.skip(f"{'/'.join(names)} is not there: PRIVOT_DATA names the folder")
         return path
 
@@ -141,14 +141,16 @@ def at_hand():
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
     """An empty PRIVOT_DATA, cache and system folder."""
-    monkeypatch.setattr(io, "folders", lambda: [tmp_path / "data", tmp_path / "cache"])
+    monkeypatch.setattr(io, "list_data_folders", lambda: [tmp_path / "data", tmp_path / "cache"])
     return tmp_path
 
 
 @pytest.fixture
 def array_order(monkeypatch):
     """Positions are those of the arrays: neighbours are compared given one order, which is a coupling of the secret orders of both."""
-    monkeypatch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
+    monkeypatch.setattr(
+        Gate, "_get_secret_order", lambda gate: torch.arange(gate._dataset._count_records())
+    )
 
 
 @pytest.fixture

@@ -160,6 +160,6 @@ def elsewhere(monkeypatch: Any) -> Iterator[None]:
         "Adam",
         lambda *args, fused=None, capturable=None, **kwargs: adam(*args, **kwargs),
     )
-    monkeypatch.setattr(Runtime, "target", property(lambda self: THERE))
+    monkeypatch.setattr(Runtime, "torch_device", property(lambda self: THERE))
     with Elsewhere(), Made():
         yield

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from privot.data.dataset import Sensitive
-from privot.data.loading import _read
+from privot.data.readers import read_arrays
 
 READERS = ("folder", "idx", "npz", "parquet")
 
@@ -122,7 +122,7 @@ def write(reader, path, entries):
 
 def read(source, spec, name="files"):
     """What a reader makes of it, sealed, as it was declared."""
-    arrays = _read(source)
+    arrays = read_arrays(source)
     return Sensitive(arrays.images, arrays.labels, spec, name=name)
 
 

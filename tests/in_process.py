@@ -1,32 +1,32 @@
 """A federation from the command line without Flower's processes: the verbs, owners, gates and ledgers are the real ones."""
 
 from privot.federated import Server, Terms
-from privot.methods import make
+from privot.methods import make_method
 from privot.runtime import Runtime, Streams
 
 TINY = {
     "rounds": 2,
-    "lessons": 1,
-    "warm": 1,
-    "critic_batch": 4,
-    "width": 4,
-    "channels": 4,
-    "code": 4,
-    "records": 16,
+    "critic_steps": 1,
+    "warmup_rounds": 1,
+    "critic_batch_size": 4,
+    "critic_channels": 4,
+    "generator_channels": 4,
+    "latent_dim": 4,
+    "records_per_critic": 16,
 }
 SETS = tuple(word for key, value in TINY.items() for word in ("--set", f"{key}={value}"))
 
 
 def play(server, owners, rounds=None):
     """Ask the owners, ``{name: object with reply}``, for consent and then for so many rounds."""
-    for name, offer in server.offers().items():
+    for name, offer in server.pack_offers().items():
         if name in owners:
-            server.accept(name, owners[name].reply(offer))
-    while not server.done and (rounds is None or server.round < rounds):
-        for name, request in server.ask().items():
+            server.receive_consent(name, owners[name].reply(offer))
+    while not server.is_finished and (rounds is None or server.round < rounds):
+        for name, request in server.pack_requests().items():
             if name in owners:
-                server.take(name, owners[name].reply(request))
-        server.close()
+                server.receive(name, owners[name].reply(request))
+        server.end_round()
 
 
 def simulate_here(monkeypatch, rounds=None):
@@ -36,25 +36,34 @@ def simulate_here(monkeypatch, rounds=None):
     from privot.federated.flower.server_app import Traffic
 
     def run(cast, server, **_):
-        play(server, {name: cast.owner(number) for number, name in enumerate(server.names)}, rounds)
-        if not server.done:
+        clients = {
+            name: cast.build_client(number) for number, name in enumerate(server.client_names)
+        }
+        play(server, clients, rounds)
+        if not server.is_finished:
             raise ReleaseError("stopped")
-        cast.over()
+        cast.end_unfinished_clients()
         return Traffic()
 
-    monkeypatch.setattr(simulation, "simulate", run)
+    monkeypatch.setattr(simulation, "simulate_federation", run)
 
 
 def serve_here(monkeypatch, owners, run="0123456789abcdef" * 2, shape=(1, 8, 8), classes=3):
     """Let `privot federate client` meet a server in this process, which asks it for all rounds of a run of so many owners."""
     from privot.federated.flower import client_app, supernode
 
-    terms = Terms(run, make("federated-gs-wgan", TINY | {"noise": 8.0}), shape, classes, owners)
+    terms = Terms(
+        run,
+        make_method("federated-gs-wgan", TINY | {"noise_multiplier": 8.0}),
+        shape,
+        classes,
+        owners,
+    )
 
     def serve(owner, *_, **__):
         names = [f"owner {number}" for number in range(owners)]
         play(Server(terms, names, Streams(0, Runtime("cpu"))), {names[0]: owner})
 
-    monkeypatch.setattr(client_app, "client_app", lambda owner_of, *_: owner_of(None))
-    monkeypatch.setattr(supernode, "serve", serve)
+    monkeypatch.setattr(client_app, "build_client_app", lambda owner_of, *_: owner_of(None))
+    monkeypatch.setattr(supernode, "run_client_node", serve)
     return terms

@@ -8,40 +8,58 @@ import numpy as np
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError
-from privot.local.privatize import channel_for, privatize
-from privot.methods import methods
+from privot.local.privatize import build_image_channel, privatize
+from privot.methods import list_methods
 from privot.privacy.accounting import Neighbours
 
 SMALL = {
-    "batch": 4,
-    "channels": 4,
-    "code": 4,
+    "autoencoder_steps": 1,
+    "base_channels": 4,
+    "batch_per_class": 4,
+    "batch_size": 4,
+    "critic_channels": 4,
+    "critic_steps": 1,
     "epochs": 1,
-    "features": 32,
-    "hidden": 8,
-    "lessons": 1,
-    "nets": 4,
-    "noise": 2.0,
-    "per_class": 4,
-    "portion": 16,
-    "seeing": 2,
+    "feature_batch_size": 16,
+    "generator_channels": 4,
+    "hidden_dim": 8,
+    "images_per_class": 4,
+    "latent_dim": 4,
+    "net_train_epochs": 1,
+    "net_width": 4,
+    "nets_per_round": 2,
+    "noise_multiplier": 2.0,
+    "num_features": 32,
+    "num_networks": 4,
+    "num_pretrained_nets": 2,
+    "num_random_nets": 4,
     "steps": 4,
-    "trained": 2,
-    "width": 4,
 }
-# method: settings, where SMALL and the rule below are not enough
+# Settings of single methods, where SMALL and `quick` are not enough. At small sample rates few of so
+# few records are sampled, and the cost takes long to compute.
 ALSO: dict[str, dict] = {
-    # draws of some size: at small rates few of so few records are drawn, and a price takes long to compute
-    "dp-gan": {"drawn": 0.5},
-    "dp-sinkhorn": {"rate": 0.5},
-    "merf-ae": {"drawn": 0.5},
-    "gs-wgan": {"critics": 4, "warm": 1, "critic_batch": 2},
-    "g-pate": {"critics": 4, "warm": 1, "critic_batch": 2},
-    "federated-average-gan": {"rounds": 3, "turns": 1, "records": 4, "critic_batch": 2},
-    "federated-gs-wgan": {"rounds": 3, "rows": 2, "records": 12, "warm": 1, "critic_batch": 2},
-    "gradient-matching": {"outer": 2, "inner": 2},
-    "sliced-flow": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
-    "sliced-generator": {"waves": 3, "bases": 2, "patch": 2, "blocks": 4},
+    "distribution-matching": {"steps": 8},
+    "dp-gan": {"sample_rate": 0.5, "generator_channels": 48},
+    "dp-sinkhorn": {"sample_rate": 0.5},
+    "merf-ae": {"sample_rate": 0.5},
+    "gs-wgan": {"num_critics": 4, "warmup_rounds": 1, "critic_batch_size": 2},
+    "g-pate": {"num_critics": 4, "warmup_rounds": 1, "critic_batch_size": 2},
+    "federated-average-gan": {
+        "rounds": 3,
+        "generator_steps": 1,
+        "records_per_client": 4,
+        "critic_batch_size": 2,
+    },
+    "federated-gs-wgan": {
+        "rounds": 3,
+        "batch_per_class": 2,
+        "records_per_critic": 12,
+        "warmup_rounds": 1,
+        "critic_batch_size": 2,
+    },
+    "gradient-matching": {"num_networks": 8, "outer_steps": 2, "inner_steps": 2},
+    "sliced-flow": {"num_frequencies": 3, "num_bases": 2, "patch_size": 2, "num_blocks": 4},
+    "sliced-generator": {"num_frequencies": 3, "num_bases": 2, "patch_size": 2, "num_blocks": 4},
 }
 
 # 47: no whole number of portions of 16, nor of what owners hold
@@ -53,7 +71,7 @@ OWNERS = 5
 
 def quick(name):
     """The settings by name: those in SMALL, and 8 for any other whole number that is large by default."""
-    fields = dataclasses.fields(methods()[name])
+    fields = dataclasses.fields(list_methods()[name])
     whole = {each.name: 8 for each in fields if type(each.default) is int and each.default > 64}
     return {
         **whole,
@@ -78,9 +96,9 @@ def spec_for(method):
     needs = {"rows": 1, "sorted_blocks": 2}
     error = None
     plain = (Spec(SHAPE, CLASSES), Spec(SHAPE, CLASSES, COUNT), Spec(SHAPE, CLASSES, COUNT, sizes))
-    for level, spec in enumerate((*plain, Spec(SHAPE, CLASSES, owners=OWNERS))):
+    for level, spec in enumerate((*plain, Spec(SHAPE, CLASSES, num_clients=OWNERS))):
         try:
-            if all(needs.get(stage.verb, 0) <= level for stage in method.plan(spec).stages):
+            if all(needs.get(stage.operation, 0) <= level for stage in method.plan(spec).stages):
                 return spec
         except PrivotError as refused:
             error = refused
@@ -88,7 +106,7 @@ def spec_for(method):
 
 
 def sealed(images, labels, spec, owners=None):
-    return Sensitive(images, labels, spec, repair=True, name="tiny", owners=owners)
+    return Sensitive(images, labels, spec, repair=True, name="tiny", client_ids=owners)
 
 
 def is_local(method):
@@ -106,7 +124,7 @@ def asked(method):
     """A budget for a method that wants one; a fixed noise has its own price, as privatized records have, and no noise keeps to none."""
     return (
         None
-        if getattr(method, "noise", None) is not None or not method.plan(spec_for(method)).stages
+        if method.noise_multiplier is not None or not method.plan(spec_for(method)).stages
         else 5.0
     )
 
@@ -119,6 +137,6 @@ def given(method, images, labels, spec):
     with tempfile.TemporaryDirectory() as folder:
         return privatize(
             sealed(images, labels, counted),
-            channel_for(counted, "laplace", 40.0, labels_epsilon=5.0),
+            build_image_channel(counted, "laplace", 40.0, labels_epsilon=5.0),
             ledger=f"{folder}/book.jsonl",
         )

@@ -8,11 +8,12 @@ import torch
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.measures.result import Reading
+from privot.measures.result import MetricResult
+from privot.privacy.guarantee import Guarantee, NoGuarantee
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.release import Guarantee, NoGuarantee, Release
-from privot.release.artifact import Product
-from privot.report import Attack
+from privot.release import Release
+from privot.release.artifact import Artifact
+from privot.report import AttackResult
 
 GAUSSIAN = Plan(
     (Stage("means", "sum", 8.0), Stage("gradients", "sum", 20.0, 40)), Neighbours.REPLACE
@@ -26,7 +27,7 @@ def hand(
 ):
     """A set of noise images, ``each`` of a class, with a certificate that its plan proves."""
     images = torch.rand(each * classes, *shape, generator=torch.Generator().manual_seed(0))
-    product = Product.set(images, torch.arange(each * classes) % classes)
+    product = Artifact.from_images(images, torch.arange(each * classes) % classes)
     known = {
         "method": "handmade",
         "plan": plan.to_json(),
@@ -36,19 +37,22 @@ def hand(
         **facts,
     }
     return Release(
-        product, claim or Guarantee.of(plan, delta), Spec(shape, classes, class_names=names), known
+        product,
+        claim or Guarantee.from_plan(plan, delta),
+        Spec(shape, classes, class_names=names),
+        known,
     )
 
 
 def reading(name="cnn_accuracy", value=0.9, publishable=True, **more):
     fields = {
-        "error": 0.003,
-        "samples": 6000,
+        "standard_error": 0.003,
+        "num_samples": 6000,
         "reference": "mnist/test",
-        "count": 10000,
-        "ruler": "LeNet-5, 50 epochs",
+        "reference_size": 10000,
+        "protocol": "LeNet-5, 50 epochs",
     } | more
-    return Reading(name=name, value=value, publishable=publishable, **fields)
+    return MetricResult(name=name, value=value, publishable=publishable, **fields)
 
 
 def attack(
@@ -59,7 +63,7 @@ def attack(
     confidence=0.95,
     publishable=True,
 ):
-    return Attack(name, fpr, tpr, lower, confidence, publishable)
+    return AttackResult(name, fpr, tpr, lower, confidence, publishable)
 
 
 def box(seed, count=50):

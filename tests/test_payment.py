@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from privot import Budget
-from privot.data import Sensitive, Spec, load
+from privot.data import Sensitive, Spec, load_dataset
 from privot.errors import BudgetError, SettingError
-from privot.measures import Subject, downstream, private_accuracy
-from privot.measures.private_accuracy import _hits, paid_accuracy
+from privot.measures import Samples, measure_downstream, private_accuracy
+from privot.measures.private_accuracy import _score_record, measure_private_accuracy
 from privot.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,16 +18,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def subject():
-    return Subject.of("digits", 200)
+    return Samples.from_source("digits", 200)
 
 
 def test_without_noise_to_speak_of_it_is_the_plain_accuracy(subject, ledger):
-    [paid] = paid_accuracy(subject, load("digits", "test"), Budget(1e6), ledger=ledger)
-    [plain] = downstream(
-        subject.images, subject.labels, load("digits", "test", public=True), ["cnn"]
+    [paid] = measure_private_accuracy(
+        subject, load_dataset("digits", "test"), Budget(1e6), ledger=ledger
+    )
+    [plain] = measure_downstream(
+        subject.images, subject.labels, load_dataset("digits", "test", public=True), ["cnn"]
     )
     assert paid.value == pytest.approx(plain.value, abs=1e-3)
-    assert (paid.name, paid.samples, paid.count, paid.publishable) == (
+    assert (paid.name, paid.num_samples, paid.reference_size, paid.publishable) == (
         "cnn_accuracy",
         200,
         359,
@@ -36,36 +38,43 @@ def test_without_noise_to_speak_of_it_is_the_plain_accuracy(subject, ledger):
 
 
 def test_it_is_charged_to_the_test_set_and_says_so(subject, ledger):
-    [reading] = paid_accuracy(subject, load("digits", "test"), Budget(2.0), ledger=ledger)
-    assert ledger.spent().epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
-    assert "epsilon 2 of the test data, delta 1e-05" in reading.ruler
+    [reading] = measure_private_accuracy(
+        subject, load_dataset("digits", "test"), Budget(2.0), ledger=ledger
+    )
+    assert ledger.compute_spent_cost().epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert "epsilon 2 of the test data, delta 1e-05" in reading.protocol
     noise = (
         2 * 2.021 / 359
     )  # the analytic Gaussian at epsilon 2 has about this multiplier; one network, public size, replace-one
-    assert reading.error == pytest.approx(
+    assert reading.standard_error == pytest.approx(
         math.hypot(noise, math.sqrt(reading.value * (1 - reading.value) / 359)), rel=0.05
     )
 
 
 def test_the_owner_s_wall_holds(subject, ledger):
-    ledger.limit(Budget(1.0))
+    ledger.set_limit(Budget(1.0))
     with pytest.raises(BudgetError, match="does not allow"):
-        paid_accuracy(subject, load("digits", "test"), Budget(2.0), ledger=ledger)
+        measure_private_accuracy(
+            subject, load_dataset("digits", "test"), Budget(2.0), ledger=ledger
+        )
 
 
 def test_an_undeclared_size_is_counted_with_noise_too(subject, ledger, monkeypatch):
     # the images are the same each time, so one network will do
     nets = []
-    real = private_accuracy.trained
+    real = private_accuracy.train_downstream_network
     monkeypatch.setattr(
         private_accuracy,
-        "trained",
+        "train_downstream_network",
         lambda *given, **more: nets[0] if nets else nets.append(real(*given, **more)) or nets[0],
     )
-    images, labels = load("digits", "test", public=True).records()
+    images, labels = load_dataset("digits", "test", public=True).records()
     box = Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="own")
     ledgers = [Ledger(ledger.path.with_name(f"{turn}.jsonl")) for turn in range(3)]
-    counts = {paid_accuracy(subject, box, Budget(0.2), ledger=each)[0].count for each in ledgers}
+    counts = {
+        measure_private_accuracy(subject, box, Budget(0.2), ledger=each)[0].reference_size
+        for each in ledgers
+    }
     assert counts != {359}  # noise that rounds to nothing three times: once in a million and a half
     assert all(abs(count - 359) < 8 * 16.3 * 2 * math.sqrt(2) for count in counts)
 
@@ -80,52 +89,56 @@ def test_a_record_s_part_has_the_norm_that_is_claimed():
 
     image = torch.zeros(1, 8, 8)
     for label, hits in ((3, 1.0), (4, 0.0)):
-        assert _hits(image, torch.tensor(label), [Net()] * 3, True).tolist() == [hits] * 3 + [1.0]
-        assert _hits(image, torch.tensor(label), [Net()] * 3, False).tolist() == [hits] * 3
+        assert _score_record(image, torch.tensor(label), [Net()] * 3, True).tolist() == [
+            hits
+        ] * 3 + [1.0]
+        assert _score_record(image, torch.tensor(label), [Net()] * 3, False).tolist() == [hits] * 3
 
 
 def test_what_is_refused(subject, ledger):
-    box = load("digits", "test")
+    box = load_dataset("digits", "test")
     for names in (("logistic",), (), ("cnn", "lda")):
-        with pytest.raises(SettingError, match="of networks"):
-            paid_accuracy(subject, box, Budget(1.0), names, ledger=ledger)
+        with pytest.raises(SettingError, match="only be measured with networks"):
+            measure_private_accuracy(subject, box, Budget(1.0), names, ledger=ledger)
     nameless = Sensitive(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]), Spec((1, 8, 8), 10))
-    with pytest.raises(SettingError, match="which ledger"):
-        paid_accuracy(subject, nameless, Budget(1.0))
+    with pytest.raises(SettingError, match="No ledger counts"):
+        measure_private_accuracy(subject, nameless, Budget(1.0))
     assert ledger.entries() == []
 
 
 def test_seeded_or_free_numbers_are_not_publishable(subject, ledger):
-    box = load("digits", "test")
-    assert not paid_accuracy(subject, box, Budget(5.0), ledger=ledger, insecure_seed=3)[
+    box = load_dataset("digits", "test")
+    assert not measure_private_accuracy(subject, box, Budget(5.0), ledger=ledger, insecure_seed=3)[
         0
     ].publishable
-    assert not paid_accuracy(subject, box, Budget(math.inf), ledger=ledger)[0].publishable
+    assert not measure_private_accuracy(subject, box, Budget(math.inf), ledger=ledger)[
+        0
+    ].publishable
 
 
 def test_a_sensitive_file_is_not_named(subject, ledger):
-    images, labels = load("digits", "test", public=True).records()
+    images, labels = load_dataset("digits", "test", public=True).records()
     box = Sensitive(
         images.numpy(), labels.numpy(), Spec((1, 8, 8), 10), name="/home/ann/ward-7/patients.npz"
     )
-    [reading] = paid_accuracy(subject, box, Budget(1.2349), ledger=ledger)
+    [reading] = measure_private_accuracy(subject, box, Budget(1.2349), ledger=ledger)
     assert "patients" not in str(reading)
-    assert "epsilon 1.235 of" in reading.ruler  # never less than was charged
+    assert "epsilon 1.235 of" in reading.protocol  # never less than was charged
 
 
 def test_numbers_about_unprotected_images_are_not_publishable(ledger):
-    images, labels = load("digits", public=True).records()
-    bare = Subject("scans", images[:60], labels[:60], 10)
-    assert not paid_accuracy(bare, load("digits", "test"), Budget(1.0), ledger=ledger)[
-        0
-    ].publishable
+    images, labels = load_dataset("digits", public=True).records()
+    bare = Samples("scans", images[:60], labels[:60], 10)
+    assert not measure_private_accuracy(
+        bare, load_dataset("digits", "test"), Budget(1.0), ledger=ledger
+    )[0].publishable
 
 
 def test_nothing_is_said_of_the_records_on_the_way(subject, ledger):
     seen = []
-    paid_accuracy(
+    measure_private_accuracy(
         subject,
-        load("digits", "test"),
+        load_dataset("digits", "test"),
         Budget(1.0),
         ledger=ledger,
         progress=lambda *step, **more: seen.append((step[0], more)),

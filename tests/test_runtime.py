@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from privot import runtime
-from privot.runtime import Streams
-from privot.runtime.process_group import Alone
+from privot.runtime import Streams, checkpoint
+from privot.runtime.process_group import SingleProcess
 
 
 def kept(monkeypatch, steps: int, step: float, keeping: float) -> tuple[list[int], float]:
@@ -13,12 +12,12 @@ def kept(monkeypatch, steps: int, step: float, keeping: float) -> tuple[list[int
     clock = [0.0]
     spent = 0.0
     found = []
-    monkeypatch.setattr(runtime, "CHEAP", 1.0)
-    monkeypatch.setattr(runtime.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoint, "CHEAP_SAVE_SECONDS", 1.0)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
     streams = Streams(0)
     for each in range(steps):
         clock[0] += step
-        if streams.due(each, steps):
+        if streams.is_checkpoint_due(each, steps):
             found.append(each)
             clock[0] += keeping
             spent += keeping
@@ -44,12 +43,12 @@ def test_a_run_of_a_few_steps_keeps_after_each(monkeypatch):
 
 
 def test_several_processes_keep_when_the_first_says_so(monkeypatch):
-    class Follower(Alone):
-        def told(self, *values):
+    class Follower(SingleProcess):
+        def broadcast(self, *values):
             return tuple(torch.zeros_like(each) for each in values)
 
-    streams = Streams(0, ranks=Follower())
-    assert not any(streams.due(each, 100) for each in range(100))
+    streams = Streams(0, process_group=Follower())
+    assert not any(streams.is_checkpoint_due(each, 100) for each in range(100))
 
 
 def test_names_and_seeds_that_are_alike_draw_differently():
@@ -64,12 +63,12 @@ def test_names_and_seeds_that_are_alike_draw_differently():
         "codes 65",
     ]
     first = {
-        torch.rand(1, generator=Streams(seed).generator(name)).item()
+        torch.rand(1, generator=Streams(seed).make_rng(name)).item()
         for name in names
         for seed in (0, 1, 2**32, 2**40)
     }
     assert len(first) == 4 * len(names), "a CPU's generator looks at 32 bits of its seed alone"
-    again = Streams(7).generator("step 1")
+    again = Streams(7).make_rng("step 1")
     assert torch.equal(
-        torch.rand(5, generator=again), torch.rand(5, generator=Streams(7).generator("step 1"))
+        torch.rand(5, generator=again), torch.rand(5, generator=Streams(7).make_rng("step 1"))
     )

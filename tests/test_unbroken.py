@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from privot.cli import tidily
-from privot.runtime.interrupts import GIVEN_UP, unbroken
+from privot.cli import treat_sigterm_as_sigint
+from privot.runtime.interrupts import RESULT_LOST, defer_sigint
 from privot.synthesis import synthesize
 
 
@@ -29,7 +30,7 @@ def interrupt(number=signal.SIGINT):
 
 
 def worked(interrupts, done, number=signal.SIGINT):
-    with unbroken():
+    with defer_sigint():
         for _ in range(interrupts):
             interrupt(number)
         done.append("kept")
@@ -48,14 +49,14 @@ def test_the_second_does_not():
     done = []
     with pytest.raises(KeyboardInterrupt) as stop:
         worked(2, done)
-    assert (done, stop.value.args) == ([], (GIVEN_UP,))
+    assert (done, stop.value.args) == ([], (RESULT_LOST,))
 
 
 def test_nobody_elses_handler_is_touched():
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
     try:
-        with unbroken():
+        with defer_sigint():
             interrupt()
         assert seen == [1]
     finally:
@@ -70,7 +71,7 @@ def test_nobody_elses_handler_is_touched():
 
 
 def test_an_error_within_is_the_one_that_is_seen():
-    with pytest.raises(ValueError, match="no"), unbroken():
+    with pytest.raises(ValueError, match="no"), defer_sigint():
         raise ValueError("no")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -82,7 +83,7 @@ def test_a_request_to_end_is_heard_as_an_interrupt(ignored):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if ignored:  # then it ends the process at once, as ever: nothing is put in its place
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        tidily()
+        treat_sigterm_as_sigint()
         assert (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL) is ignored
         if not ignored:
             done = []
@@ -97,11 +98,11 @@ def test_a_request_to_end_is_heard_as_an_interrupt(ignored):
 
 RUN = """
 import json, os, signal, sys
-import privot.methods.merf, privot.synthesis, torch._dynamo  # once for all forks
-from privot.privacy import gate
+import privot.methods.dp_merf, privot.synthesis, torch._dynamo  # once for all forks
+from privot.privacy import secret_side
 from privot.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
-real = gate.noisy
+real = secret_side.add_noise
 for times, folder, words in json.loads(sys.argv[1]):
     if not (fork := os.fork()):
         os.chdir(folder)
@@ -111,7 +112,7 @@ for times, folder, words in json.loads(sys.argv[1]):
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
             return real(*given)
-        gate.noisy, sys.argv[1:] = noisy if times else real, words
+        secret_side.add_noise, sys.argv[1:] = noisy if times else real, words
         main()
         sys.exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
@@ -129,7 +130,7 @@ WORDS = [
     "book.jsonl",
     "--json",
 ]
-WORDS += ["--set", "features=64", "--set", "steps=5", "--set", "hidden=8"]
+WORDS += ["--set", "num_features=64", "--set", "steps=5", "--set", "hidden_dim=8"]
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +161,8 @@ def runs(tmp_path_factory):
 def test_a_run_that_was_stopped_in_an_answer_goes_on(runs):
     folder, (code, text), (after, then) = runs[1]
     assert code == 130
-    assert (
-        '{"error": "stopped; what was asked stays charged, and --resume goes on from here"}' in text
+    assert re.search(
+        r'{"error": "Stopped.*he queries so far stay charged; --resume continues from here', text
     )
     assert after == 0, then
     assert (folder / "made" / "manifest.json").exists()
@@ -181,10 +182,10 @@ def test_a_run_that_opened_all_records_is_not_said_to_go_on(tmp_path):
             ledger=tmp_path / "book.jsonl",
             progress=stop,
         )
-    assert stopped.value.__notes__ == ["what was asked stays charged"]
+    assert stopped.value.__notes__ == ["the queries so far stay charged"]
 
 
 def test_a_run_whose_answer_was_given_up_says_so(runs):
     _, (code, text), (after, then) = runs[2]
-    assert (code, GIVEN_UP in text, "--resume" in text) == (130, True, False)
-    assert (after, "lost an answer" in then) == (2, True)
+    assert (code, RESULT_LOST in text, "--resume" in text) == (130, True, False)
+    assert (after, "lost a query result" in then) == (2, True)

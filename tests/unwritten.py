@@ -14,16 +14,16 @@ class Unwritten:
     def reserve(self, plan, method, **more):
         return 0
 
-    def ask(self, *given):
+    def mark_asked(self, *given):
         """Marked by nobody."""
 
-    commit = ask
+    commit = mark_asked
 
 
 class Unpriced(Plan):
     """Prices of sampled answers take seconds, and nobody asks."""
 
-    def cost(self, roughly=False):
+    def cost(self, coarse=False):
         return None
 
 

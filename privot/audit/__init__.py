@@ -1,32 +1,46 @@
-"""Scores to statements: rates with bounds, lower bounds on epsilon with their ceilings, and the verdict against the certificate.
+"""Statistics of attacks: rates with bounds, lower bounds on epsilon, and verdicts on certificates.
 
-Pure statistics, no data: a score is higher for a likelier member. What they prove about sensitive records is itself secret, so every
-result says whether it is ``publishable``, and is not unless the caller says so.
+Scores are higher for likelier members. What scores prove about sensitive records is secret itself,
+so every result has a flag ``publishable``, which is False unless the caller sets it. The audit of a
+whole method is `privot.audit.runner.EpsilonAudit`.
 """
 
-from privot.audit.many_runs import Bound, gaussian_epsilon, many_runs
-from privot.audit.one_run import one_run, one_run_gaussian
-from privot.audit.operating_points import Point, Points, least, most, tpr_at
-from privot.audit.roc import Advantage, Curve, Interval, advantage, mean_auc, roc
+from privot.audit.many_runs import EpsilonBound, audit_many_runs, compute_gaussian_epsilon
+from privot.audit.one_run import audit_one_run, audit_one_run_gaussian
+from privot.audit.operating_points import (
+    OperatingPoint,
+    OperatingPoints,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    estimate_tpr_at_fpr,
+)
+from privot.audit.roc import (
+    Advantage,
+    ConfidenceInterval,
+    RocCurve,
+    bootstrap_mean_auc,
+    compute_roc,
+    estimate_advantage,
+)
 from privot.audit.verdict import Verdict, judge
 
 __all__ = [
     "Advantage",
-    "Bound",
-    "Curve",
-    "Interval",
-    "Point",
-    "Points",
+    "ConfidenceInterval",
+    "EpsilonBound",
+    "OperatingPoint",
+    "OperatingPoints",
+    "RocCurve",
     "Verdict",
-    "advantage",
-    "gaussian_epsilon",
+    "audit_many_runs",
+    "audit_one_run",
+    "audit_one_run_gaussian",
+    "bootstrap_mean_auc",
+    "clopper_pearson_lower",
+    "clopper_pearson_upper",
+    "compute_gaussian_epsilon",
+    "compute_roc",
+    "estimate_advantage",
+    "estimate_tpr_at_fpr",
     "judge",
-    "least",
-    "many_runs",
-    "mean_auc",
-    "most",
-    "one_run",
-    "one_run_gaussian",
-    "roc",
-    "tpr_at",
 ]

@@ -1,7 +1,9 @@
-"""Lower bounds on epsilon from ONE run: many canaries, each in or out by its own fair coin, and guesses about some of them.
+"""Lower bounds on epsilon from ONE run with many canaries, each included by its own fair coin.
 
-Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run"; Mahloujifar, Melis, Chaudhuri 2024, "Auditing f-differential
-privacy in one run". The coins must be independent: a split into exact halves is another experiment, and not covered.
+The auditor guesses for some of the canaries whether they were included. Steinke, Nasr, Jagielski
+2023, "Privacy auditing with one (1) training run"; Mahloujifar, Melis, Chaudhuri 2024, "Auditing
+f-differential privacy in one run". The coins must be independent: a split of the canaries into
+exact halves is another experiment, and these bounds do not hold for it.
 """
 
 from __future__ import annotations
@@ -15,204 +17,329 @@ from numpy.typing import NDArray
 from scipy.special import betainc, expit, ndtr, ndtri
 from scipy.stats import binom
 
-from privot.audit.many_runs import GAUSSIAN, Bound, gaussian_epsilon
-from privot.audit.roc import Floats, chance, checked
+from privot.audit.many_runs import GAUSSIAN_NOTE, EpsilonBound, compute_gaussian_epsilon
+from privot.audit.roc import FloatArray, check_probability, check_scores
 from privot.errors import DataError, SettingError
 
-Guesses = int | tuple[int, int] | Sequence[tuple[int, int]]
-# the search for mu: 4 grids, each of FINER steps in a step of the last, so to 1e-6
-LARGEST_MU = 16.0
-FINER = 64
+GuessCounts = int | tuple[int, int] | Sequence[tuple[int, int]]
+EPSILON_PRECISION = 1e-6  # of the bisection
+# The search for mu uses 4 grids, each of them within one step of the last one: precise to 1e-6.
+MAX_MU = 16.0
+GRID_SIZE = 64
+NUM_GRIDS = 4
 
 
-def one_run(
+def audit_one_run(
     scores: Any,
     included: Any,
     delta: float,
-    guesses: Guesses,
+    guesses: GuessCounts,
     confidence: float = 0.95,
     seed: int = 0,
     publishable: bool = False,
-) -> Bound:
-    r"""A bound from scores [canaries] of one run and whether each was ``included`` (bool [canaries]).
+) -> EpsilonBound:
+    r"""Compute a lower bound on epsilon from one run.
 
-    ``guesses``: so many of the highest are guessed in and of the lowest out, (in, out) or one number for both together; the others are
-    abstained from. Say it before looking at the scores; of several pairs the best counts and each has its share of the error (Bonferroni).
-    If v of r guesses are right, epsilon is refuted when, for :math:`W\sim Bin(r, e^\epsilon/(1+e^\epsilon))` and m canaries,
-    :math:`P(W\ge v)+2m\delta\max_i P(v-i\le W<v)/i` is no more than the error.
+    If v of r guesses are right, epsilon is refuted when, for
+    :math:`W\sim Bin(r, e^\epsilon/(1+e^\epsilon))` and m canaries,
+    :math:`P(W\ge v)+2m\delta\max_i P(v-i\le W<v)/i` is not above the error.
+
+    Args:
+        scores: Scores of the canaries, [canaries]; higher for a likelier inclusion.
+        included: Whether each canary was included, bool [canaries].
+        delta: Delta at which epsilon is bounded.
+        guesses: How many canaries are guessed: the highest scores as included, the lowest as
+            excluded. A pair (included, excluded), or one number for both together. It must be
+            fixed before the scores are looked at. With several pairs the best one counts, and each
+            has an equal share of the error (Bonferroni).
+        confidence: Confidence level of the bound.
+        seed: Seed that breaks ties between scores.
+        publishable: Whether the bound may be published.
+
+    Returns:
+        The bound with its ceiling.
+
+    Raises:
+        SettingError: If a number is out of range.
+        DataError: If scores and coins do not fit together.
 
     >>> coins = np.arange(300) % 3 == 0
-    >>> found = one_run(coins * 1.0, coins, delta=0, guesses=(100, 200))
-    >>> round(found.epsilon, 2), round(found.ceiling, 2)
+    >>> bound = audit_one_run(coins * 1.0, coins, delta=0, guesses=(100, 200))
+    >>> round(bound.epsilon, 2), round(bound.ceiling, 2)
     (4.6, 4.6)
     """
-    chance(delta, "delta", zero=True)
-    return _best(
+    check_probability(delta, "delta", allow_zero=True)
+    refuted, perfect, procedure, num_guesses = _compute_best_bound(
         scores,
         included,
-        delta,
         guesses,
         confidence,
         seed,
-        publishable,
-        lambda *given: _epsilon(*given, delta),
+        functools.partial(_search_epsilon, delta=delta),
+    )
+    return EpsilonBound(
+        refuted, confidence, perfect, procedure, num_guesses, delta, None, publishable
     )
 
 
-def one_run_gaussian(
+def audit_one_run_gaussian(
     scores: Any,
     included: Any,
     delta: float,
-    guesses: Guesses,
+    guesses: GuessCounts,
     confidence: float = 0.95,
     seed: int = 0,
     publishable: bool = False,
-) -> Bound:
-    """As `one_run`, with the trade-off curve of a Gaussian mechanism instead of (epsilon, delta): tighter, and for Gaussians alone.
+) -> EpsilonBound:
+    """Compute a lower bound on epsilon from one run of a Gaussian mechanism.
 
-    It stays far from the truth for loud mechanisms, as it allows for one that is Gaussian-private and yet tells all on a rare event.
+    It is like `audit_one_run`, but uses the trade-off curve of a Gaussian mechanism instead of
+    (epsilon, delta). This is tighter, and valid for Gaussian mechanisms only. For little noise the
+    bound stays far below the true epsilon, since it allows for a Gaussian-private mechanism that
+    reveals everything in a rare event.
+
+    Args:
+        scores: Scores of the canaries, [canaries]; higher for a likelier inclusion.
+        included: Whether each canary was included, bool [canaries].
+        delta: Delta at which epsilon is stated, above 0.
+        guesses: How many canaries are guessed; see `audit_one_run`.
+        confidence: Confidence level of the bound.
+        seed: Seed that breaks ties between scores.
+        publishable: Whether the bound may be published.
+
+    Returns:
+        The bound with its ceiling; ``mu`` is the bound on mu that epsilon is computed from.
+
+    Raises:
+        SettingError: If a number is out of range.
+        DataError: If scores and coins do not fit together.
 
     >>> coins = np.arange(300) % 3 == 0
-    >>> found = one_run_gaussian(coins * 1.0, coins, delta=1e-5, guesses=(100, 200))
-    >>> round(found.mu, 2), round(found.epsilon, 1)
+    >>> bound = audit_one_run_gaussian(coins * 1.0, coins, delta=1e-5, guesses=(100, 200))
+    >>> round(bound.mu, 2), round(bound.epsilon, 1)
     (2.04, 10.2)
     """
-    chance(delta, "delta")
-    return _best(
-        scores, included, delta, guesses, confidence, seed, publishable, _mu, gaussian=True
+    check_probability(delta, "delta")
+    refuted, perfect, procedure, num_guesses = _compute_best_bound(
+        scores, included, guesses, confidence, seed, _search_mu
     )
-
-
-def _best(
-    scores: Any,
-    included: Any,
-    delta: float,
-    guesses: Guesses,
-    confidence: float,
-    seed: int,
-    publishable: bool,
-    refuted: Callable[[int, int, int, float], float],
-    gaussian: bool = False,
-) -> Bound:
-    values = checked(scores, "scores")
-    coins = np.asarray(included)
-    if coins.dtype != bool or coins.shape != values.shape:
-        raise DataError("included: one bool for each score")
-    pairs = _pairs(guesses, len(values))
-    error = (1 - chance(confidence, "confidence")) / len(pairs)
-    # Ties are broken by lot: in the caller's order they would tell members from others wherever members come first.
-    rng = np.random.default_rng(seed)
-    lot = rng.permutation(len(values))
-    truth = coins[lot[np.argsort(values[lot], kind="stable")]]  # from the lowest score up
-    right = [int(truth[len(truth) - high :].sum() + (~truth[:low]).sum()) for high, low in pairs]
-    found = [
-        refuted(len(truth), sum(pair), each, error) for pair, each in zip(pairs, right, strict=True)
-    ]
-    perfect = max(refuted(len(truth), sum(pair), sum(pair), error) for pair in pairs)
-    at = int(np.argmax(found))
-    how = f"one run, {len(truth)} canaries, {sum(pairs[at])} guesses, " + (
-        "said beforehand"
-        if len(pairs) == 1
-        else f"the best of {len(pairs)} said beforehand, corrected"
-    )
-    if not gaussian:
-        return Bound(found[at], confidence, perfect, how, sum(pairs[at]), delta, None, publishable)
-    epsilon = gaussian_epsilon(found[at], delta)
-    ceiling = gaussian_epsilon(perfect, delta)
-    return Bound(
-        epsilon,
+    return EpsilonBound(
+        compute_gaussian_epsilon(refuted, delta),
         confidence,
-        ceiling,
-        f"{how}, {GAUSSIAN}",
-        sum(pairs[at]),
+        compute_gaussian_epsilon(perfect, delta),
+        f"{procedure}, {GAUSSIAN_NOTE}",
+        num_guesses,
         delta,
-        found[at],
+        refuted,
         publishable,
     )
 
 
-def _pairs(guesses: Guesses, canaries: int) -> list[tuple[int, int]]:
+def _compute_best_bound(
+    scores: Any,
+    included: Any,
+    guesses: GuessCounts,
+    confidence: float,
+    seed: int,
+    search_bound: Callable[[int, int, int, float], float],
+) -> tuple[float, float, str, int]:
+    """Compute the best bound of several numbers of guesses.
+
+    Args:
+        scores: Scores of the canaries.
+        included: Whether each canary was included.
+        guesses: Numbers of guesses.
+        confidence: Confidence level of the bound.
+        seed: Seed that breaks ties between scores.
+        search_bound: Gives the largest parameter that is refuted by a number of canaries, of
+            guesses and of right guesses, at an error probability.
+
+    Returns:
+        The bound, its ceiling, the procedure in words, and the number of guesses.
+    """
+    values = check_scores(scores, "scores")
+    coins = np.asarray(included)
+    if coins.dtype != bool or coins.shape != values.shape:
+        raise DataError("included: give one bool for each score")
+    guess_pairs = _parse_guesses(guesses, len(values))
+    alpha = (1 - check_probability(confidence, "confidence")) / len(guess_pairs)
+    # Ties are broken at random. In the caller's order, they would separate included canaries from
+    # the others wherever the included ones come first.
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(values))
+    ascending = shuffled[np.argsort(values[shuffled], kind="stable")]
+    truth = coins[ascending]
+    count = len(truth)
+    num_correct = [
+        int(truth[count - num_in :].sum() + (~truth[:num_out]).sum())
+        for num_in, num_out in guess_pairs
+    ]
+    bounds = [
+        search_bound(count, sum(pair), correct, alpha)
+        for pair, correct in zip(guess_pairs, num_correct, strict=True)
+    ]
+    perfect = max(search_bound(count, sum(pair), sum(pair), alpha) for pair in guess_pairs)
+    best = int(np.argmax(bounds))
+    num_guesses = sum(guess_pairs[best])
+    choice = (
+        "fixed beforehand"
+        if len(guess_pairs) == 1
+        else f"the best of {len(guess_pairs)} numbers fixed beforehand, corrected"
+    )
+    procedure = f"one run, {count} canaries, {num_guesses} guesses, {choice}"
+    return bounds[best], perfect, procedure, num_guesses
+
+
+def _parse_guesses(guesses: GuessCounts, num_canaries: int) -> list[tuple[int, int]]:
+    """Convert the forms of ``guesses`` to a list of pairs (included, excluded)."""
     if isinstance(guesses, int):
         pairs = [(guesses - guesses // 2, guesses // 2)]
     else:
-        pairs = [guesses] if guesses and isinstance(guesses[0], int) else list(guesses)  # type: ignore[list-item, arg-type]
-    if not pairs or any(min(pair) < 0 or not 0 < sum(pair) <= canaries for pair in pairs):
+        is_pair = bool(guesses) and isinstance(guesses[0], int)
+        pairs = [guesses] if is_pair else list(guesses)  # type: ignore[list-item, arg-type]
+    if not pairs or any(min(pair) < 0 or not 0 < sum(pair) <= num_canaries for pair in pairs):
         raise SettingError(
-            f"guesses={guesses}: between 1 and {canaries} guesses, as many as there are canaries, are needed"
+            f"guesses={guesses}: give between 1 and {num_canaries} guesses, the number of canaries"
         )
     return pairs
 
 
-def chance_of(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """The largest probability that an (epsilon, delta)-private run lets so many guesses be right."""
-    if correct == 0:
+def compute_guess_p_value(
+    num_correct: int, num_guesses: int, num_canaries: int, epsilon: float, delta: float
+) -> float:
+    """Bound the probability that an (epsilon, delta)-private run allows so many right guesses.
+
+    Args:
+        num_correct: Right guesses.
+        num_guesses: All guesses.
+        num_canaries: Canaries.
+        epsilon: Epsilon of the run.
+        delta: Delta of the run.
+
+    Returns:
+        The largest such probability.
+    """
+    if num_correct == 0:
         return 1.0
-    right = float(expit(epsilon))
-    tail = float(betainc(correct, guesses - correct + 1, right))
+    right_probability = float(expit(epsilon))
+    tail = float(betainc(num_correct, num_guesses - num_correct + 1, right_probability))
     if not delta:
         return tail
     below = np.cumsum(
-        binom.pmf(np.arange(correct - 1, -1, -1), guesses, right)
+        binom.pmf(np.arange(num_correct - 1, -1, -1), num_guesses, right_probability)
     )  # P(v-i <= W < v), i from 1 to v
-    return min(1.0, tail + 2 * canaries * delta * float((below / np.arange(1, correct + 1)).max()))
+    return min(
+        1.0, tail + 2 * num_canaries * delta * float((below / np.arange(1, num_correct + 1)).max())
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(canaries: int, guesses: int, correct: int, error: float, delta: float) -> float:
-    """By bisection. Any point that is refuted will do: private with less epsilon is private with more, so all below is refuted too."""
-    if chance_of(correct, guesses, canaries, 0.0, delta) > error:
+def _search_epsilon(
+    num_canaries: int, num_guesses: int, num_correct: int, alpha: float, delta: float
+) -> float:
+    """Search the largest refuted epsilon by bisection.
+
+    A run that is private with less epsilon is also private with more. So a refuted epsilon refutes
+    all smaller ones, and the lower end of the bisection is always a valid bound.
+
+    Args:
+        num_canaries: Canaries.
+        num_guesses: All guesses.
+        num_correct: Right guesses.
+        alpha: Probability of error.
+        delta: Delta of the claim.
+
+    Returns:
+        The refuted epsilon, 0 if none is refuted.
+    """
+
+    def is_refuted(epsilon: float) -> bool:
+        p_value = compute_guess_p_value(num_correct, num_guesses, num_canaries, epsilon, delta)
+        return p_value <= alpha
+
+    if not is_refuted(0.0):
         return 0.0
     low = 0.0
     high = 1.0
-    while chance_of(correct, guesses, canaries, high, delta) <= error:
+    while is_refuted(high):
         low = high
         high = 2 * high
-    while high - low > 1e-6:
+    while high - low > EPSILON_PRECISION:
         middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if chance_of(correct, guesses, canaries, middle, delta) <= error
-            else (low, middle)
-        )
+        if is_refuted(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
-def refuted(
-    canaries: int, guesses: int, correct: int, inverse: Callable[[Floats], Floats], error: float
+def is_tradeoff_refuted(
+    num_canaries: int,
+    num_guesses: int,
+    num_correct: int,
+    inverse_curve: Callable[[FloatArray], FloatArray],
+    alpha: float,
 ) -> NDArray[np.bool_]:
-    r"""Whether so many right guesses refute a trade-off curve f; elementwise over the curves that ``inverse`` holds.
+    r"""Test whether so many right guesses refute a trade-off curve f.
 
-    ``inverse`` undoes :math:`\bar f(x)=1-f(x)`, the largest TPR at FPR x. The recursion of Mahloujifar et al. (their algorithm 3).
+    This is the recursion of Mahloujifar et al. (their algorithm 3).
 
-    >>> bool(refuted(100, 100, 90, lambda tpr: tpr / np.e, 0.05)), bool(refuted(100, 100, 70, lambda tpr: tpr / np.e, 0.05))
-    (True, False)
+    Args:
+        num_canaries: Canaries.
+        num_guesses: All guesses.
+        num_correct: Right guesses.
+        inverse_curve: Inverse of :math:`\bar f(x)=1-f(x)`, the largest TPR at FPR x. It may return
+            values of several curves.
+        alpha: Probability of error.
+
+    Returns:
+        For each curve, whether it is refuted.
+
+    >>> bool(is_tradeoff_refuted(100, 100, 90, lambda tpr: tpr / np.e, 0.05))
+    True
+    >>> bool(is_tradeoff_refuted(100, 100, 70, lambda tpr: tpr / np.e, 0.05))
+    False
     """
-    right = np.asarray(error * correct / canaries)
-    wrong = np.asarray(error * (guesses - correct) / canaries)
-    for at in range(correct - 1, -1, -1):
-        higher = np.maximum(wrong, inverse(np.minimum(right, 1.0)))
-        right = right + at / (guesses - at) * (higher - wrong)
-        wrong = higher
-    return np.asarray(right + wrong > guesses / canaries)
+    right = np.asarray(alpha * num_correct / num_canaries)
+    wrong = np.asarray(alpha * (num_guesses - num_correct) / num_canaries)
+    for index in range(num_correct - 1, -1, -1):
+        next_wrong = np.maximum(wrong, inverse_curve(np.minimum(right, 1.0)))
+        right = right + index / (num_guesses - index) * (next_wrong - wrong)
+        wrong = next_wrong
+    return np.asarray(right + wrong > num_guesses / num_canaries)
 
 
 @functools.lru_cache(maxsize=4096)
-def _mu(canaries: int, guesses: int, correct: int, error: float) -> float:
-    """The largest refuted mu, from below; a larger one allows more, so what is refuted is an interval from 0."""
+def _search_mu(num_canaries: int, num_guesses: int, num_correct: int, alpha: float) -> float:
+    """Search the largest refuted mu on ever finer grids, from below.
+
+    A larger mu allows more right guesses, so the refuted values are an interval from 0.
+
+    Args:
+        num_canaries: Canaries.
+        num_guesses: All guesses.
+        num_correct: Right guesses.
+        alpha: Probability of error.
+
+    Returns:
+        The refuted mu, 0 if none is refuted.
+    """
     low = 0.0
-    step = LARGEST_MU / FINER
-    for _ in range(4):
-        mus = np.asarray(low + step * np.arange(FINER), np.float64)
-        count = int(
-            refuted(canaries, guesses, correct, functools.partial(_shifted, mus=mus), error).sum()
-        )
-        if not count:
+    step = MAX_MU / GRID_SIZE
+    for _ in range(NUM_GRIDS):
+        mus = np.asarray(low + step * np.arange(GRID_SIZE), np.float64)
+        inverse_curve = functools.partial(_invert_gaussian_tradeoff, mus=mus)
+        refuted = is_tradeoff_refuted(num_canaries, num_guesses, num_correct, inverse_curve, alpha)
+        if not refuted.any():
             return 0.0
-        low = float(mus[count - 1])
-        step = step / FINER
+        low = float(mus[int(refuted.sum()) - 1])
+        step = step / GRID_SIZE
     return low
 
 
-def _shifted(tpr: Floats, mus: Floats) -> Floats:
-    r""":math:`\Phi(\Phi^{-1}(TPR)-\mu)`, the FPR at which a Gaussian mechanism allows this TPR."""
+def _invert_gaussian_tradeoff(tpr: FloatArray, mus: FloatArray) -> FloatArray:
+    r"""Compute the FPR at which mu-Gaussian privacy allows a TPR.
+
+    It is :math:`\Phi(\Phi^{-1}(TPR)-\mu)`.
+    """
     return ndtr(ndtri(tpr) - mus)

@@ -1,4 +1,4 @@
-"""A measured attack: how well someone told members from others, and how sure that is."""
+"""Result of a membership attack or an audit, as attacks write it and reports read it."""
 
 from __future__ import annotations
 
@@ -9,167 +9,214 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privot.errors import ReleaseError, refusing
-from privot.release import Guarantee, Release, refuse_other
+from privot.errors import ReleaseError, reraise_as
+from privot.privacy.guarantee import Guarantee
+from privot.release import Release
+from privot.release.verify import refuse_mismatched_release
 
-MOST = 200  # points of one attack
+MAX_ATTACK_POINTS = 200  # most points of one attack
 
 
 @dataclass(frozen=True)
-class Attack:
-    """True-positive rates ``tpr`` of a membership attack at false-positive rates ``fpr``, three tuples of one length.
+class AttackResult:
+    """Rates of a membership attack, with confidence bounds.
 
-    ``lower`` holds lower confidence bounds of ``tpr`` (such as Clopper-Pearson), valid together at ``confidence``. A rate in ``fpr``
-    must be known or bounded from above: a measured 0 may stand for a small true rate, and would then accuse an honest release, so
-    a 0 with a lower bound above 0 is refused.
-    ``publishable`` is False when sensitive records had a part in the numbers. What else is known of it is for the reader: ``ceiling`` holds
-    what a perfect attack would have had for ``lower``, ``curve`` the measured rates (fpr, tpr) without a claim to confidence, ``auc`` the
-    area under it, ``control`` how the attack proved its power, ``caution`` what may mislead. ``verdict`` says what was proved; with one
-    there may be no rates at all, and ``refuted`` tells that it is against the certificate.
+    Each rate in ``fpr`` must be known or an upper bound. A measured rate of 0 may stand for a small
+    true rate and would then accuse an honest release. So an ``fpr`` of 0 with a ``tpr_lower`` above
+    0 is refused.
 
-    >>> attack = Attack("nearest", (0.01, 0.1), (0.03, 0.2), (0.012, 0.15), 0.95, True)
-    >>> attack.over(lambda fpr: 2 * fpr)
+    Attributes:
+        name: Name of the attack.
+        fpr: False-positive rates, [points].
+        tpr: Measured true-positive rates, [points].
+        tpr_lower: Lower confidence bounds of ``tpr``, such as Clopper-Pearson, [points].
+        confidence: Level at which all bounds hold together.
+        publishable: Whether the numbers may be published: no sensitive record influenced them.
+        auc: Area under the measured ROC curve.
+        perfect_attack_tpr_lower: ``tpr_lower`` of an attack without mistakes, [points], or empty.
+        roc_curve: Measured (fpr, tpr), without confidence bounds.
+        controls_summary: How the attack performed on its controls.
+        warning: What may mislead the reader.
+        verdict: What was proved. With a verdict, there may be no rates at all.
+        verdict_refutes_guarantee: Whether the verdict contradicts the certificate.
+
+    >>> attack = AttackResult("nearest", (0.01, 0.1), (0.03, 0.2), (0.012, 0.15), 0.95, True)
+    >>> attack.exceeds_bound(lambda fpr: 2 * fpr)
     (False, False)
-    >>> attack.over(lambda fpr: fpr)
+    >>> attack.exceeds_bound(lambda fpr: fpr)
     (True, True)
     """
 
     name: str
     fpr: tuple[float, ...]
     tpr: tuple[float, ...]
-    lower: tuple[float, ...]
+    tpr_lower: tuple[float, ...]
     confidence: float
     publishable: bool
     auc: float | None = None
-    ceiling: tuple[float, ...] = ()
-    curve: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    control: str = ""
-    caution: str = ""
+    perfect_attack_tpr_lower: tuple[float, ...] = ()
+    roc_curve: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    controls_summary: str = ""
+    warning: str = ""
     verdict: str = ""
-    refuted: bool = False
+    verdict_refutes_guarantee: bool = False
 
     def __post_init__(self) -> None:
+        self._check_lengths()
+        self._check_values()
+
+    def _check_lengths(self) -> None:
+        min_points = 0 if self.verdict else 1
+        if not min_points <= len(self.fpr) <= MAX_ATTACK_POINTS or not len(self.fpr) == len(
+            self.tpr
+        ) == len(self.tpr_lower):
+            raise ReleaseError(
+                "attack: fpr, tpr and tpr_lower must be of one length, "
+                f"1 to {MAX_ATTACK_POINTS} numbers"
+            )
+        if len(self.perfect_attack_tpr_lower) not in (0, len(self.fpr)):
+            raise ReleaseError("attack: perfect_attack_tpr_lower must be empty or as long as fpr")
+        if (
+            len(self.roc_curve[0]) != len(self.roc_curve[1])
+            or len(self.roc_curve[0]) > MAX_ATTACK_POINTS
+        ):
+            raise ReleaseError(
+                "attack: roc_curve must be two rows of one length, "
+                f"at most {MAX_ATTACK_POINTS} numbers each"
+            )
+
+    def _check_values(self) -> None:
         rates = (
             *self.fpr,
             *self.tpr,
-            *self.lower,
-            *self.ceiling,
-            *self.curve[0],
-            *self.curve[1],
+            *self.tpr_lower,
+            *self.perfect_attack_tpr_lower,
+            *self.roc_curve[0],
+            *self.roc_curve[1],
             self.auc or 0.0,
         )
-        if not (0 if self.verdict else 1) <= len(self.fpr) <= MOST or not len(self.fpr) == len(
-            self.tpr
-        ) == len(self.lower):
-            raise ReleaseError(
-                f"attack: fpr, tpr and lower need 1 to {MOST} numbers each, and as many as one another"
-            )
-        if (
-            len(self.ceiling) not in (0, len(self.fpr))
-            or len(self.curve[0]) != len(self.curve[1])
-            or len(self.curve[0]) > MOST
-        ):
-            raise ReleaseError(
-                f"attack: ceiling needs as many numbers as fpr, or none, and curve two rows of one length, {MOST} at most"
-            )
         if (
             not all(math.isfinite(rate) and 0 <= rate <= 1 for rate in rates)
             or not 0 < self.confidence < 1
         ):
-            raise ReleaseError("attack: rates lie in 0 to 1, the confidence strictly between")
-        if any(low > rate for low, rate in zip(self.lower, self.tpr, strict=True)):
-            raise ReleaseError("attack: a lower bound lies above the rate that it bounds")
-        if any(rate == 0 < low for rate, low in zip(self.fpr, self.lower, strict=True)):
             raise ReleaseError(
-                "attack: fpr 0 was measured, not known: give an upper bound of the false-positive rate"
+                "attack: rates must lie in 0 to 1, and the confidence strictly between 0 and 1"
+            )
+        if any(lower > tpr for lower, tpr in zip(self.tpr_lower, self.tpr, strict=True)):
+            raise ReleaseError("attack: a lower bound is above the rate that it bounds")
+        if any(fpr == 0 < lower for fpr, lower in zip(self.fpr, self.tpr_lower, strict=True)):
+            raise ReleaseError(
+                "attack: an fpr of 0 is measured, not known. Give an upper bound of the "
+                "false-positive rate."
             )
 
-    def over(self, bound: Callable[[float], float]) -> tuple[bool, ...]:
-        """For each point, whether even the lower bound lies above ``bound`` at its false-positive rate."""
+    def exceeds_bound(self, max_tpr: Callable[[float], float]) -> tuple[bool, ...]:
+        """Compare the lower bounds with a bound on the power of every attack.
+
+        Args:
+            max_tpr: The largest allowed true-positive rate at a false-positive rate.
+
+        Returns:
+            For each point, whether ``tpr_lower`` is above ``max_tpr(fpr)``.
+        """
         return tuple(
-            low > bound(rate) + 1e-9 for rate, low in zip(self.fpr, self.lower, strict=True)
+            lower > max_tpr(fpr) + 1e-9 for fpr, lower in zip(self.fpr, self.tpr_lower, strict=True)
         )
 
     @classmethod
-    def from_json(cls, value: Any) -> Attack:
-        """The inverse of ``dataclasses.asdict``; fields of the wrong kind are refused, those with a default may be missing."""
-        with refusing(ReleaseError, "not an attack"):
-            given = dict(value)
-            if (
-                not {"name", "fpr", "tpr", "lower", "confidence", "publishable"}
-                <= given.keys()
-                <= READ.keys()
-            ):
+    def from_json(cls, value: Any) -> AttackResult:
+        """Build a result from plain data, the inverse of ``dataclasses.asdict``.
+
+        Fields with a default may be missing.
+
+        Raises:
+            ReleaseError: If a field is unknown, missing or of the wrong type.
+        """
+        with reraise_as(ReleaseError, "not an attack"):
+            fields = dict(value)
+            required = {"name", "fpr", "tpr", "tpr_lower", "confidence", "publishable"}
+            if not required <= fields.keys() <= ATTACK_FIELD_PARSERS.keys():
                 raise TypeError
-            return cls(**{key: READ[key](each) for key, each in given.items()})
+            return cls(**{key: ATTACK_FIELD_PARSERS[key](field) for key, field in fields.items()})
 
 
-def _real(value: Any) -> float:
+def _parse_real(value: Any) -> float:
     if type(value) not in (int, float):
         raise TypeError
     return float(value)
 
 
-def _rates(value: Any) -> tuple[float, ...]:
-    return tuple(_real(each) for each in value)
+def _parse_rates(values: Any) -> tuple[float, ...]:
+    return tuple(_parse_real(value) for value in values)
 
 
-def _pair(value: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _parse_curve(value: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     fpr, tpr = value
-    return _rates(fpr), _rates(tpr)
+    return _parse_rates(fpr), _parse_rates(tpr)
 
 
-def _exactly(kind: type) -> Callable[[Any], Any]:
-    def same(value: Any) -> Any:
-        if type(value) is not kind:
+def _require_type(expected_type: type) -> Callable[[Any], Any]:
+    def check_type(value: Any) -> Any:
+        if type(value) is not expected_type:
             raise TypeError
         return value
 
-    return same
+    return check_type
 
 
-READ: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("name", "control", "caution", "verdict"), _exactly(str)),
-    **dict.fromkeys(("publishable", "refuted"), _exactly(bool)),
-    **dict.fromkeys(("fpr", "tpr", "lower", "ceiling"), _rates),
-    "curve": _pair,
-    "confidence": _real,
-    "auc": lambda value: None if value is None else _real(value),
+ATTACK_FIELD_PARSERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("name", "controls_summary", "warning", "verdict"), _require_type(str)),
+    **dict.fromkeys(("publishable", "verdict_refutes_guarantee"), _require_type(bool)),
+    **dict.fromkeys(("fpr", "tpr", "tpr_lower", "perfect_attack_tpr_lower"), _parse_rates),
+    "roc_curve": _parse_curve,
+    "confidence": _parse_real,
+    "auc": lambda value: None if value is None else _parse_real(value),
 }
 
 
-def read(path: Path, release: Release | None = None) -> list[Attack]:
-    """Attacks from a JSON file, ``{"attacks": [...]}``; if it says that they are of another than a given ``release``, refused.
+def load_attack_results(path: Path, release: Release | None = None) -> list[AttackResult]:
+    """Read attack results from a JSON file ``{"attacks": [...]}``.
 
-    An audit is of a method: it stands beside a release of the same method and settings that claims the same epsilon.
+    Args:
+        path: The file, as ``privot attack`` or ``privot audit`` writes it.
+        release: The release that the results should belong to. An audit belongs to a method: it
+            fits a release of the same method and settings that claims the same epsilon.
+
+    Returns:
+        The results.
+
+    Raises:
+        ReleaseError: If the file is not valid, or belongs to another release.
     """
-    wrong = f'{path}: not a file of attacks; it is JSON with a list "attacks"'
-    with refusing(ReleaseError, wrong):
-        said = json.loads(path.read_text())
-        found = said["attacks"]
+    message = f'{path}: this is no file of attack results. It must be JSON with a list "attacks".'
+    with reraise_as(ReleaseError, message):
+        content = json.loads(path.read_text())
+        attacks = content["attacks"]
     if release:
-        refuse_other(release, said, path)
-        if "audited" in said:
-            _refuse_other_method(release, said["audited"], path)
+        refuse_mismatched_release(release, content, path)
+        if "audited" in content:
+            _refuse_other_method(release, content["audited"], path)
     try:
-        return [Attack.from_json(each) for each in found]
-    except (ReleaseError, TypeError) as error:  # of one of them, or of no list at all
-        raise ReleaseError(f"{wrong} ({error})") from None
+        return [AttackResult.from_json(attack) for attack in attacks]
+    except (ReleaseError, TypeError) as error:  # an invalid attack, or no list
+        raise ReleaseError(f"{message} ({error})") from None
 
 
-def _refuse_other_method(release: Release, audited: Any, path: Path) -> None:
-    mine = {key: release.facts.get(key) for key in ("method", "settings")}
-    claim = release.guarantee
-    with refusing(ReleaseError, f"{path}: not an audit"):
-        claimed = None if audited["claimed"] is None else _real(audited["claimed"])
-        same = mine == {key: audited[key] for key in mine}
-    epsilon = claim.epsilon if isinstance(claim, Guarantee) else None
-    agreed = (
+def _refuse_other_method(release: Release, audit_facts: Any, path: Path) -> None:
+    """Raise unless an audit is of the release's method, settings and epsilon."""
+    release_facts = {key: release.metadata.get(key) for key in ("method", "settings")}
+    with reraise_as(ReleaseError, f"{path}: this is no audit"):
+        claimed = None if audit_facts["claimed"] is None else _parse_real(audit_facts["claimed"])
+        is_same_method = release_facts == {key: audit_facts[key] for key in release_facts}
+    guarantee = release.guarantee
+    epsilon = guarantee.epsilon if isinstance(guarantee, Guarantee) else None
+    is_same_epsilon = (
         claimed == epsilon
         if claimed is None or epsilon is None
         else math.isclose(claimed, epsilon, rel_tol=1e-3)
     )
-    if not same or not agreed:
+    if not is_same_method or not is_same_epsilon:
         raise ReleaseError(
-            f"{path}: this audit is of another method, other settings or another epsilon than the release"
+            f"{path}: this audit is of another method, other settings or another epsilon than "
+            "the release. Audit the release's method with its settings and epsilon."
         )

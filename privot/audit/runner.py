@@ -1,194 +1,220 @@
-"""Audits of a whole method: many runs with and without one planted record, or one run with many of them.
+"""Audits of a whole method: a lower bound on its true epsilon, from runs with planted records.
 
-Each run is a whole release, as an owner would make it, with a ledger of its own that is thrown away; it is marked as made for an audit,
-so that it does not verify as a release, and the ledger of a sensitive data set lists the runs. An adversary who knows the planted
-records looks at what was released; how often the two worlds are told apart bounds epsilon from below (`privot.audit`). What is planted,
-how it is scored and how many runs there are is fixed before the first, and nothing is judged before the last. Every run has the same
-public seed, which the adversary knows: runs of one world differ by secret randomness alone, no seed can pass for a record, and noise that
-came of the public seed would be seen. The folder is as secret as the records:
+There are many runs with and without one canary, or one run with many canaries. Each run is a
+complete release, as a data owner would make it. An adversary who knows the canaries looks at what
+was released. How often the two cases are distinguished bounds epsilon from below (`privot.audit`).
 
-    plan.json     all that defines the audit, with a digest of the records
-    runs.jsonl    a line for each run: its world and its scores
+The canaries, their score and the number of runs are fixed before the first run, and nothing is
+evaluated before the last. Every run has the same public seed, which the adversary knows. So runs
+with the same records differ by secret randomness only, no seed can be mistaken for a record, and
+noise that depends on the public seed would be detected.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from privot.attacks.shadows.store import digest, write
-from privot.attacks.shadows.train import half_spec
-from privot.audit import Bound, Verdict, judge, many_runs, one_run, one_run_gaussian
-from privot.audit.canaries import GIVEN, KINDS, canaries, coins
-from privot.audit.result import Attack
-from privot.audit.roc import chance
+from privot.audit import (
+    EpsilonBound,
+    Verdict,
+    audit_many_runs,
+    audit_one_run,
+    audit_one_run_gaussian,
+    judge,
+)
+from privot.audit.canaries import CANARY_KINDS, flip_fair_coins
+from privot.audit.canary_scores import CANARY_SCORES, score_canaries
+from privot.audit.neighbouring import (
+    CommonRecords,
+    build_run_dataset,
+    declare_run_spec,
+    split_records,
+)
+from privot.audit.result import AttackResult
+from privot.audit.roc import check_probability
+from privot.audit.run_store import RunStore
 from privot.data.dataset import Public, Records, Sensitive
+from privot.data.fingerprint import hash_dataset
 from privot.data.spec import Spec
-from privot.errors import ReleaseError, SettingError, refusing
-from privot.methods import make
-from privot.privacy.ledger_lookup import record_internal
-from privot.privacy.plan import Budget, Neighbours, Plan, Wall
-from privot.progress import jsonable
-from privot.release import Guarantee, NoGuarantee, Release
-from privot.runtime import Progress, Runtime, silent
+from privot.errors import ReleaseError, SettingError
+from privot.io import to_jsonable
+from privot.methods import make_method
+from privot.privacy.guarantee import Guarantee, NoGuarantee
+from privot.privacy.ledger_lookup import record_internal_runs
+from privot.privacy.plan import Budget, Neighbours, Plan, PrivacyTarget
+from privot.release import Release
+from privot.runtime import Progress, Runtime, ignore_progress
 from privot.synthesis import synthesize
-from privot.synthesis.preflight import prepare
+from privot.synthesis.preflight import resolve_plan
 
-SAMPLES = 500  # of a generator, for each canary's class
-DELTA = 1e-5  # where nothing is claimed
-GAUSSIAN = "analytic Gaussian"  # the accountant whose certificates a Gaussian reading can judge
-
-
-def along(images: Tensor, canary: Tensor, usual: Tensor) -> float:
-    """How far the mean of released images [count, ...] lies from the ``usual`` one towards a canary: all that mean matching can tell."""
-    way = (canary - usual).flatten().double()
-    return float((images.double().mean(0) - usual).flatten() @ way / way.norm().clamp(min=1e-9))
-
-
-def near(images: Tensor, canary: Tensor, usual: Tensor) -> float:
-    """Minus the distance of the nearest released image; what is usual has no part in it."""
-    return -float((images - canary).flatten(1).double().norm(dim=1).min())
-
-
-SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], float]] = {"mean": along, "nearest": near}
-
-
-class Kept(NamedTuple):
-    """Records that every run has, as they are stored, and whose each is."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    owners: np.ndarray
+DEFAULT_DELTA = 1e-5  # if nothing is claimed
+MIN_RUNS_PER_SIDE = 4
+# A bound that assumes a Gaussian mechanism can judge only the certificates of this accountant.
+GAUSSIAN_ACCOUNTANT = "analytic Gaussian"
+PLAN_FIELDS = (
+    "method",
+    "epsilon",
+    "runs_per_side",
+    "num_canaries",
+    "canary_kind",
+    "canary_score",
+    "assume_gaussian",
+    "seed",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
-    """``runs`` with and as many without one canary; or, with ``canaries``, one run in which each of so many is included by a fair coin.
+class EpsilonAudit:
+    """Audit of the epsilon that a method claims.
 
-    The two worlds differ as the method's own neighbours do: a record more, or another in its place, or in the place of all that one owner
-    has of its class. Declared counts would tell the worlds apart under add-remove, so there they are not declared. ``kind`` is one of
-    `privot.audit.canaries`; ``score`` of SCORES.
+    Data sets with and without a canary differ as the method's own neighbours do: by an additional
+    record, by a replaced record, or by all records of one client and class.
 
-    >>> from privot.data import load
-    >>> quick = {"settings": {"features": 20, "steps": 2}, "epsilon": 5.0, "runs": 4}
-    >>> audit = Audit(folder=Path(tempfile.mkdtemp()) / "audit", box=load("digits", public=True), method="merf", **quick)
+    Attributes:
+        folder: Where the runs are stored; an interrupted audit is resumed there.
+        dataset: The records of the runs.
+        method: Name of the method.
+        settings: Its settings.
+        epsilon: Budget of each run; None if the settings fix the noise.
+        runs_per_side: Runs with the canary, and as many without it.
+        num_canaries: With 2 or more, there is one run instead, which includes each of so many
+            canaries by a fair coin.
+        canary_kind: One of `privot.audit.canaries.CANARY_KINDS`.
+        canary_score: One of `privot.audit.canary_scores.CANARY_SCORES`.
+        confidence: Confidence level of the bound.
+        assume_gaussian: Whether to read the runs as those of a Gaussian mechanism, which gives a
+            much tighter bound that is valid for Gaussian mechanisms only.
+        seed: Public seed of all runs.
+
+    >>> from privot.data import load_dataset
+    >>> settings = {"num_features": 20, "steps": 2}
+    >>> audit = EpsilonAudit(
+    ...     folder=Path(tempfile.mkdtemp()) / "audit",
+    ...     dataset=load_dataset("digits", public=True),
+    ...     method="merf",
+    ...     settings=settings,
+    ...     epsilon=5.0,
+    ...     runs_per_side=4,
+    ... )
     >>> audit.run().status
     'holds'
     """
 
     folder: Path
-    box: Sensitive | Public
+    dataset: Sensitive | Public
     method: str
     settings: dict[str, Any] = field(default_factory=dict)
     epsilon: float | None = None
-    runs: int = 100
-    canaries: int = 0
-    kind: str = "blank"
-    score: str = "mean"
+    runs_per_side: int = 100
+    num_canaries: int = 0
+    canary_kind: str = "blank"
+    canary_score: str = "mean"
     confidence: float = 0.95
-    gaussian: bool = False
+    assume_gaussian: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        chance(self.confidence, "confidence")
-        if self.score not in SCORES or self.kind not in KINDS:
+        check_probability(self.confidence, "confidence")
+        if self.canary_score not in CANARY_SCORES:
             raise SettingError(
-                f"score={self.score!r}, kind={self.kind!r}: there are {', '.join(SCORES)}; and {', '.join(KINDS)}"
+                f"score={self.canary_score!r}: choose one of {', '.join(CANARY_SCORES)}"
             )
-        if self.runs < 4 or self.canaries < 0 or self.canaries == 1:
+        if self.canary_kind not in CANARY_KINDS:
             raise SettingError(
-                f"runs={self.runs}, canaries={self.canaries}: at least 4 runs a side; or none, or 2 and more, canaries"
+                f"kind={self.canary_kind!r}: choose one of {', '.join(CANARY_KINDS)}"
             )
-        if self.canaries and self._neighbours() is not Neighbours.ADD_REMOVE:
+        if self.runs_per_side < MIN_RUNS_PER_SIDE:
             raise SettingError(
-                f"{self.method} is private as to {self._neighbours()}: one run needs records that come and go; leave out canaries"
+                f"runs={self.runs_per_side}: give at least {MIN_RUNS_PER_SIDE} runs a side"
+            )
+        if self.num_canaries < 0 or self.num_canaries == 1:
+            raise SettingError(f"canaries={self.num_canaries}: give 0, or 2 or more, canaries")
+        neighbours = self._resolve_neighbours()
+        if self.num_canaries and neighbours is not Neighbours.ADD_REMOVE:
+            raise SettingError(
+                f"{self.method} is private for {neighbours} neighbours. An audit in one run needs "
+                "add-remove neighbours. Leave out canaries."
             )
 
     @property
-    def total(self) -> int:
-        """Of runs."""
-        return 1 if self.canaries else 2 * self.runs
+    def total_runs(self) -> int:
+        """Number of runs."""
+        return 1 if self.num_canaries else 2 * self.runs_per_side
 
-    def run(self, runtime: Runtime | None = None, progress: Progress = silent) -> Verdict:
-        """All runs that are not there yet, then the verdict."""
+    def run(self, runtime: Runtime | None = None, progress: Progress = ignore_progress) -> Verdict:
+        """Do all runs that are missing and compare what they prove with what is claimed.
+
+        privacy: runs are internal. Each has a temporary ledger, and its release is marked with the
+        purpose ``audit``, so that it does not verify as a release. The ledger of a sensitive data
+        set lists the missing runs before the first of them begins.
+
+        Args:
+            runtime: Device and chunk sizes.
+            progress: Called with the number of complete runs.
+
+        Returns:
+            The verdict. It may be published only if the records are public.
+
+        Raises:
+            SettingError: If the folder belongs to another audit, or no run is possible.
+            PrivotError: If a run fails.
+        """
         runtime = runtime or Runtime()
-        (records, planted) = self._parts()
-        with self._begun() as done:
-            progress("audit runs", done, self.total)
-            self._list_runs(records, self.total - done)
-            for number in range(done, self.total):
-                included = self._included(number)
-                with tempfile.TemporaryDirectory() as folder:
-                    release = synthesize(
-                        self._world(records, planted, included),
-                        make(self.method, self.settings),
-                        self.epsilon,
-                        ledger=f"{folder}/ledger.jsonl",
-                        seed=self.seed,
-                        runtime=runtime,
-                        purpose="audit",
-                        notice=lambda text: None,
-                    )
-                line = {
-                    "included": included.tolist(),
-                    "scores": self._scores(release, records, planted, runtime),
-                }
-                with open(
-                    self.folder / "runs.jsonl",
-                    "a",
-                    opener=lambda name, flags: os.open(name, flags, 0o600),
-                ) as file:
-                    file.write(
-                        json.dumps(jsonable({**line, "guarantee": asdict(release.guarantee)}))
-                        + "\n"
-                    )
-                    file.flush()
-                    os.fsync(file.fileno())
-                progress("audit runs", number + 1, self.total)
-        return self.verdict()
+        records, canary_records = self._split_records()
+        run_store = RunStore(self.folder)
+        is_public = isinstance(self.dataset, Public)
+        with run_store.lock(self.describe_plan(), private=not is_public) as num_complete:
+            progress("audit runs", num_complete, self.total_runs)
+            self._record_runs(records, self.total_runs - num_complete)
+            for run_index in range(num_complete, self.total_runs):
+                included = self._draw_inclusion(run_index)
+                dataset = self._build_dataset(records, canary_records, included)
+                release = self._synthesize_release(dataset, runtime)
+                run_store.append(
+                    included=included.tolist(),
+                    scores=self._score_canaries(release, records, canary_records, runtime),
+                    guarantee=asdict(release.guarantee),
+                )
+                progress("audit runs", run_index + 1, self.total_runs)
+        return self.compute_verdict()
 
-    def _list_runs(self, records: Kept, runs: int) -> None:
-        """List the runs that are still to do in the ledger of a sensitive data set, before the first of them begins."""
-        if runs and not isinstance(self.box, Public):
-            plan, limit = self._prepared_plan(self._declared(records.labels))
-            record_internal((self.box.name,), "audit", self.method, runs, plan, limit.delta)
+    def compute_verdict(self) -> Verdict:
+        """Compare what the runs prove with what is claimed.
 
-    def _prepared_plan(self, spec: Spec) -> tuple[Plan, Wall]:
-        return prepare(
-            spec,
-            make(self.method, self.settings),
-            None if self.epsilon is None else Budget(self.epsilon),
-        )
-
-    def verdict(self) -> Verdict:
-        """What the runs prove, against what was claimed; not before the last, since who may stop at will proves anything."""
-        return self._judged()[1]
+        Raises:
+            ReleaseError: If runs are missing: who could stop at any time would prove anything.
+        """
+        return self._evaluate_runs()[1]
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict, what was ``audited``, and ``attacks`` as the report reads them: the rates that the verdict was read off."""
-        bound, verdict = self._judged()
-        fpr, tpr, lower = (
-            () if each is None else (each,)
-            for each in (bound.highest_fpr, bound.tpr, bound.lowest_tpr)
+        """Convert the result to plain data.
+
+        Returns:
+            The fields of the verdict; ``audited``: method, settings and claimed epsilon; and
+            ``attacks``: the rates behind the verdict, as reports read them.
+        """
+        bound, verdict = self._evaluate_runs()
+        fpr, tpr, tpr_lower = (
+            () if rate is None else (rate,)
+            for rate in (bound.fpr_upper_bound, bound.tpr, bound.tpr_lower_bound)
         )
-        name = "audit of the whole method"
-        said = f"{bound.how}: {verdict.sentence}"
-        public = verdict.publishable
-        attack = Attack(
-            name, fpr, tpr, lower, bound.confidence, public, verdict=said, refuted=verdict.broken
+        attack = AttackResult(
+            "audit of the whole method",
+            fpr,
+            tpr,
+            tpr_lower,
+            bound.confidence,
+            verdict.publishable,
+            verdict=f"{bound.procedure}: {verdict.summary}",
+            verdict_refutes_guarantee=verdict.is_broken,
         )
-        plan = self.plan()
+        plan = self.describe_plan()
         audited = {
             "method": plan["method"],
             "settings": plan["settings"],
@@ -196,205 +222,161 @@ class Audit:
         }
         return {"audited": audited, "attacks": [asdict(attack)], **asdict(verdict)}
 
-    def _judged(self) -> tuple[Bound, Verdict]:
-        done = self._done()
-        if len(done) != self.total:
-            raise ReleaseError(
-                f"{self.folder}: {len(done)} of {self.total} runs are there; run it again to go on"
-            )
-        claim = done[0]["guarantee"]
-        if any(each["guarantee"] != claim for each in done):
-            raise ReleaseError(
-                f"{self.folder}: its runs do not all claim the same, so there is no one claim to judge"
-            )
-        guarantee = Guarantee(**claim) if "epsilon" in claim else NoGuarantee(**claim)
-        bound = self.bound(done, guarantee)
-        return bound, replace(judge(bound, guarantee), publishable=isinstance(self.box, Public))
+    def describe_plan(self) -> dict[str, Any]:
+        """Describe all that defines the audit, as it is stored in plan.json.
 
-    def bound(self, done: list[dict[str, Any]], guarantee: Guarantee | NoGuarantee) -> Bound:
-        """The lower bound on epsilon of these runs, at the claim's delta."""
-        delta = guarantee.delta if isinstance(guarantee, Guarantee) else DELTA
-        included, scores = (
-            np.array([each[key] for each in done]) for key in ("included", "scores")
-        )
-        if self.canaries:
-            # Half of them are guessed, a quarter as in and a quarter as out: fixed beforehand.
-            way = one_run_gaussian if self.gaussian else one_run
-            return way(
-                scores[0],
-                included[0].astype(bool),
-                delta,
-                max(2, self.canaries // 2),
-                self.confidence,
-            )
-        inside, outside = (scores[included[:, 0] == world, 0] for world in (True, False))
-        return many_runs(inside, outside, delta, self.confidence, gaussian=self.gaussian)
+        The confidence is not part of it and may change later.
 
-    def _neighbours(self) -> Neighbours:
-        """The method's own; of one that claims nothing, records come and go."""
-        plan = make(self.method, self.settings).plan(self.box.spec)
-        return plan.neighbours if plan.stages else Neighbours.ADD_REMOVE
-
-    def _parts(self) -> tuple[Kept, Records]:
-        """The records that every run has (one of which may have to make room), and the canaries. Canaries made of records leave them."""
-        count = self.canaries or 1
-        generator = torch.Generator().manual_seed(self.seed)
-        given = {}
-        images = self.box._images
-        labels = self.box._labels
-        owners = self.box._owners_by(
-            np.arange(len(labels))
-        )  # the adversary knows whose the other records are
-        if self.kind in GIVEN:
-            if count >= len(labels):
-                raise SettingError(
-                    f"canaries={count}: {self.kind} ones are taken from the records, and there are no more of these"
-                )
-            order = torch.randperm(len(labels), generator=generator)
-            taken = self.box._take(order[:count])
-            rest = order[count:].sort().values.numpy()
-            given = {"images": taken.images, "labels": taken.labels}
-            images = images[rest]
-            labels = labels[rest]
-            owners = owners[rest]
-        return Kept(images, labels, owners), canaries(
-            self.kind, self.box.spec, count, generator, **given
-        )
-
-    def _included(self, number: int) -> np.ndarray:
-        """Who is planted in a run: by coins, or the one canary in every other run."""
-        if self.canaries:
-            return coins(self.canaries)
-        return np.array([number % 2 == 1])
-
-    def _world(self, records: Kept, planted: Records, included: np.ndarray) -> Sensitive:
-        """The data set of one run."""
-        images, labels, owners = records
-        scale = 255 if images.dtype == np.uint8 else 1
-        more = (
-            (planted.images.numpy()[included] * scale)
-            .round(0 if scale > 1 else 7)
-            .astype(images.dtype)
-        )
-        if self._neighbours() is Neighbours.ADD_REMOVE:
-            images = np.concatenate([images, more])
-            labels = np.concatenate([labels, planted.labels.numpy()[included]])
-            owners = np.concatenate(
-                [owners, np.zeros(len(more), owners.dtype)]
-            )  # of the first, if there are several
-        elif included.any():
-            images = np.array(images)
-            place = self._place(records, int(planted.labels[0]))
-            images[place] = more[0]
-        known = None if self.box.spec.owners is None else owners
-        return Sensitive(images, labels, self._declared(labels), name="a world", owners=known)
-
-    def _place(self, records: Kept, label: int) -> np.ndarray:
-        """Whose place a canary takes: the first record of its class, so that classes stay as large as declared; or all that one owner has
-        of that class, where an owner is what is protected."""
-        own = np.flatnonzero(records.labels == label)
-        if not len(own):
-            raise SettingError(f"class {label} has no record in whose place a canary could stand")
-        return (
-            own[records.owners[own] == records.owners[own[0]]]
-            if self._neighbours() is Neighbours.CLIENT
-            else own[:1]
-        )
-
-    def _declared(self, labels: np.ndarray) -> Spec:
-        """What is declared of a world."""
-        if self._neighbours() is Neighbours.ADD_REMOVE:
-            return replace(self.box.spec, size=None, class_sizes=None)
-        return half_spec(self.box.spec, labels)
-
-    def _scores(
-        self, release: Release, records: Kept, planted: Records, runtime: Runtime
-    ) -> list[float]:
-        """For each canary, how much a release looks as if it was there."""
-        scored = SCORES[self.score]
-        known = {label: self._usual(records, label) for label in set(planted.labels.tolist())}
-        shown = {label: self._shown(release, label, runtime) for label in known}
-        return [
-            scored(shown[label], image, known[label])
-            for image, label in zip(planted.images, planted.labels.tolist(), strict=True)
-        ]
-
-    def _shown(self, release: Release, label: int, runtime: Runtime) -> Tensor:
-        """Images of one class, of a set all."""
-        if release.product.kind == "set":
-            return release.product.tensors["images"][release.product.tensors["labels"] == label]
-        return release.sample(SAMPLES, torch.full((SAMPLES,), label), device=runtime.target)[0]
-
-    def _usual(self, records: Kept, label: int) -> Tensor:
-        """The mean image of a class without canaries, which the adversary knows: [channels, height, width]."""
-        own = records.images[records.labels == label]
-        mean = (
-            own.mean(0, np.float64) / (255 if own.dtype == np.uint8 else 1)
-            if len(own)
-            else np.full(records.images.shape[1:], 0.5)
-        )
-        return torch.from_numpy(np.asarray(mean, np.float64))
-
-    def plan(self) -> dict[str, Any]:
-        """All that defines the audit, as it stands in plan.json; the confidence may change later. What no run could do is refused."""
-        maker = make(self.method, self.settings)
-        (records, _) = self._parts()
-        spec = self._declared(records.labels)
+        Raises:
+            SettingError: If no run is possible with these settings.
+        """
+        method = make_method(self.method, self.settings)
+        records, _ = self._split_records()
+        spec = self._declare_spec(records.labels)
         try:
-            maker.plan(spec)
+            method.plan(spec)
         except SettingError as error:
             raise SettingError(
-                f"{self.method}: the worlds have not one size, so none is declared, and then: {error}"
+                f"{self.method}: runs with and without a canary differ in size, so no size is "
+                f"declared, and then: {error}"
             ) from None
-        plan, _ = self._prepared_plan(spec)
-        if (
-            self.gaussian
-            and any(stage.noise for stage in plan.stages)
-            and (accountant := plan.cost().method) != GAUSSIAN
-        ):
-            raise SettingError(
-                f"gaussian: the certificate of {self.method} is by {accountant}, which a Gaussian reading cannot judge"
-            )
-        keys = ("method", "epsilon", "runs", "canaries", "kind", "score", "gaussian", "seed")
-        whole = {
-            **{key: getattr(self, key) for key in keys},
-            "settings": asdict(maker),  # type: ignore[call-overload]
-            "digest": digest(self.box),
+        plan, _ = self._resolve_plan(spec)
+        if self.assume_gaussian and any(stage.noise_multiplier for stage in plan.stages):
+            accountant = plan.cost().accountant
+            if accountant != GAUSSIAN_ACCOUNTANT:
+                raise SettingError(
+                    f"gaussian: the certificate of {self.method} is by {accountant}, which a bound "
+                    "for Gaussian mechanisms cannot judge. Leave it out."
+                )
+        description = {
+            **{key: getattr(self, key) for key in PLAN_FIELDS},
+            "settings": asdict(method),  # type: ignore[call-overload]
+            "digest": hash_dataset(self.dataset),
         }
-        found: dict[str, Any] = json.loads(json.dumps(jsonable(whole)))
-        return found
+        plain: dict[str, Any] = json.loads(json.dumps(to_jsonable(description)))
+        return plain
 
-    @contextmanager
-    def _begun(self) -> Iterator[int]:
-        """The folder, for this process alone, and how many runs of this audit are there."""
-        plan = self.plan()
-        path = self.folder / "plan.json"
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not isinstance(self.box, Public):
-            self.folder.chmod(0o700)  # it may have been there before
-        if not path.exists() and any(
-            not each.name.startswith(("lock", "plan.json")) for each in self.folder.iterdir()
-        ):
-            raise SettingError(f"{self.folder} holds something else: name another folder")
-        with open(self.folder / "lock", "w") as lock:
-            try:
-                fcntl.flock(
-                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # let go when the process ends, however it ends
-            except OSError:
-                raise SettingError(f"{self.folder}: another audit is at work there") from None
-            if path.exists() and json.loads(path.read_text()) != plan:
-                raise SettingError(f"{self.folder} holds another audit: name another folder")
-            if not path.exists():
-                write(path, json.dumps(plan, indent=1).encode())
-            yield len(self._done(mend=True))
+    def compute_bound(
+        self, runs: list[dict[str, Any]], guarantee: Guarantee | NoGuarantee
+    ) -> EpsilonBound:
+        """Compute the lower bound on epsilon of stored runs, at the delta of the claim."""
+        delta = guarantee.delta if isinstance(guarantee, Guarantee) else DEFAULT_DELTA
+        included = np.array([run["included"] for run in runs])
+        scores = np.array([run["scores"] for run in runs])
+        if self.num_canaries:
+            compute = audit_one_run_gaussian if self.assume_gaussian else audit_one_run
+            # Half of the canaries are guessed, a quarter as included and a quarter as excluded.
+            # This number is fixed before the run.
+            num_guesses = max(2, self.num_canaries // 2)
+            return compute(scores[0], included[0].astype(bool), delta, num_guesses, self.confidence)
+        is_included = included[:, 0].astype(bool)
+        return audit_many_runs(
+            scores[is_included, 0],
+            scores[~is_included, 0],
+            delta,
+            self.confidence,
+            assume_gaussian=self.assume_gaussian,
+        )
 
-    def _done(self, mend: bool = False) -> list[dict[str, Any]]:
-        """Runs on disk; a last line that a crash cut off is left out, and with ``mend`` removed."""
-        path = self.folder / "runs.jsonl"
-        text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if mend and whole != text:
-            write(path, whole.encode())
-        with refusing(ReleaseError, f"{path}: not the runs of an audit; name another folder"):
-            return [json.loads(line) for line in whole.splitlines()]
+    def _evaluate_runs(self) -> tuple[EpsilonBound, Verdict]:
+        """Compute bound and verdict of all stored runs."""
+        runs = RunStore(self.folder).read()
+        if len(runs) != self.total_runs:
+            raise ReleaseError(
+                f"{self.folder}: {len(runs)} of {self.total_runs} runs are complete. Run it again "
+                "to resume."
+            )
+        claim = runs[0]["guarantee"]
+        if any(run["guarantee"] != claim for run in runs):
+            raise ReleaseError(
+                f"{self.folder}: its runs do not all claim the same, so no claim can be judged. "
+                "Choose another folder."
+            )
+        guarantee = Guarantee(**claim) if "epsilon" in claim else NoGuarantee(**claim)
+        bound = self.compute_bound(runs, guarantee)
+        verdict = judge(bound, guarantee)
+        return bound, replace(verdict, publishable=isinstance(self.dataset, Public))
+
+    def _synthesize_release(self, dataset: Sensitive, runtime: Runtime) -> Release:
+        """Run the method once, with a temporary ledger."""
+        with tempfile.TemporaryDirectory() as folder:
+            return synthesize(
+                dataset,
+                make_method(self.method, self.settings),
+                self.epsilon,
+                ledger=f"{folder}/ledger.jsonl",
+                seed=self.seed,
+                runtime=runtime,
+                purpose="audit",
+                on_warning=lambda text: None,
+            )
+
+    def _record_runs(self, records: CommonRecords, num_runs: int) -> None:
+        """List the missing runs in the ledger of a sensitive data set."""
+        if num_runs and not isinstance(self.dataset, Public):
+            plan, target = self._resolve_plan(self._declare_spec(records.labels))
+            record_internal_runs(
+                (self.dataset.name,), "audit", self.method, num_runs, plan, target.delta
+            )
+
+    def _resolve_plan(self, spec: Spec) -> tuple[Plan, PrivacyTarget]:
+        """Compute the plan of a run and its privacy target."""
+        return resolve_plan(
+            spec,
+            make_method(self.method, self.settings),
+            None if self.epsilon is None else Budget(self.epsilon),
+        )
+
+    def _resolve_neighbours(self) -> Neighbours:
+        """Get the method's relation between neighbours; add-remove if it claims nothing."""
+        plan = make_method(self.method, self.settings).plan(self.dataset.spec)
+        return plan.neighbours if plan.stages else Neighbours.ADD_REMOVE
+
+    def _split_records(self) -> tuple[CommonRecords, Records]:
+        """Divide the data set into records that every run has and canaries."""
+        return split_records(self.dataset, self.canary_kind, self.num_canaries or 1, self.seed)
+
+    def _draw_inclusion(self, run_index: int) -> np.ndarray:
+        """Decide which canaries a run includes: by coins, or the one canary in every other run."""
+        if self.num_canaries:
+            return flip_fair_coins(self.num_canaries)
+        return np.array([run_index % 2 == 1])
+
+    def _build_dataset(
+        self, records: CommonRecords, canary_records: Records, included: np.ndarray
+    ) -> Sensitive:
+        """Build the data set of one run; see `build_run_dataset`.
+
+        Args:
+            records: Records that every run has.
+            canary_records: The canaries.
+            included: Which of them the run includes, bool [canaries].
+
+        Returns:
+            The data set.
+        """
+        return build_run_dataset(
+            self.dataset.spec, self._resolve_neighbours(), records, canary_records, included
+        )
+
+    def _declare_spec(self, labels: np.ndarray) -> Spec:
+        """Declare the facts about the data set of a run with these labels."""
+        return declare_run_spec(self.dataset.spec, self._resolve_neighbours(), labels)
+
+    def _score_canaries(
+        self, release: Release, records: CommonRecords, canary_records: Records, runtime: Runtime
+    ) -> list[float]:
+        """Score all canaries under a release; see `score_canaries`.
+
+        Args:
+            release: The release of a run.
+            records: Records that every run has.
+            canary_records: The canaries.
+            runtime: Where a generator runs.
+
+        Returns:
+            One score for each canary.
+        """
+        return score_canaries(
+            self.canary_score, release, records, canary_records, runtime.torch_device
+        )

@@ -1,1 +1,4 @@
-"""Methods without a mechanism, to compare with. One file, one method; their releases say `NoGuarantee`."""
+"""Methods without a privacy mechanism, for comparison.
+
+Each method has one file, and its releases carry `NoGuarantee`.
+"""

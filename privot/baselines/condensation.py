@@ -1,247 +1,277 @@
-"""What the condensation methods share: where a set starts, draws of real images by class, augmentation, steps that repeat.
+"""What the condensation methods share: initial images, batches by class, and pixel updates.
 
-None of them has a mechanism: everything here runs on opened records, and what comes of it carries ``NoGuarantee``.
+These methods have no privacy mechanism: they read the records, and their releases carry
+``NoGuarantee``.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from privot.data.dataset import Records
+from privot.components.method_base import MethodBase
+from privot.components.validation import require_positive, require_range
+
+# Baselines import the class from here: of all methods' files only this one may see `data`.
+from privot.data.dataset import Records as Records
 from privot.data.spec import Spec
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.nets.augment import Drawn, draw, operations
 from privot.privacy.plan import Neighbours, Plan
 
-OPENED = "no mechanism: the published set is an exact function of the records"
-VISIBLE = "; initialised from real images, which remain visible in the result"
-# Mean and standard deviation by channels, public constants for every data set: near those of CIFAR-10 (.47, .20) for colour, between
-# those of MNIST (.13, .31) and Fashion-MNIST (.29, .35) for grey. So the papers' rates, made for standardised pixels, hold here.
-STANDARD = {1: (0.2, 0.33), 3: (0.47, 0.2)}
-AHEAD = 100_000  # augmentations drawn at a time; 5 MB
-MOMENTUM = 0.5  # of the pixels, in DC, DSA and DM alike
+NO_MECHANISM = "no mechanism: the published set is an exact function of the records"
+REAL_INIT_WARNING = "; initialised from real images, which remain visible in the result"
+# Mean and standard deviation of the pixels by number of channels, public constants for every data
+# set. They are close to those of CIFAR-10 (.47, .20) for color, and between those of MNIST
+# (.13, .31) and Fashion-MNIST (.29, .35) for gray. So the papers' learning rates, made for
+# standardized pixels, apply here.
+PIXEL_STATS = {1: (0.2, 0.33), 3: (0.47, 0.2)}
+MOMENTUM = 0.5  # of the pixels, in DC, DSA and DM
 
 
-def reason(init: str) -> str:
-    """Why a condensed set has no guarantee.
+def explain_no_guarantee(init: str) -> str:
+    """Explain why a condensed set has no guarantee.
 
-    >>> reason("random")
+    >>> explain_no_guarantee("random")
     'no mechanism: the published set is an exact function of the records'
     """
-    return OPENED + (VISIBLE if init == "real" else "")
+    return NO_MECHANISM + (REAL_INIT_WARNING if init == "real" else "")
 
 
-def start(
-    records: Records, spec: Spec, per_class: int, init: str, generator: torch.Generator
+def initialize_images(
+    records: Records, spec: Spec, images_per_class: int, init: str, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1] and labels to begin with, ``per_class`` of each class, classes in order: [classes * per_class, ...].
+    """Choose the initial images of a set, classes in order.
 
-    "random" is N(0, 1) in standardised pixels (see `STANDARD`), cut to [0, 1]: it has seen no record. "real" is random real images of
-    each class, none twice. ``generator`` is on the CPU; the images are where the records are.
+    Args:
+        records: The records.
+        spec: Shape and number of classes.
+        images_per_class: Images of each class.
+        init: "random" for N(0, 1) in standardized pixels (see `PIXEL_STATS`), clamped to [0, 1],
+            which does not depend on the records; or "real" for random records of each class, none
+            twice.
+        rng: Random generator on the CPU.
+
+    Returns:
+        Images in [0, 1] [classes * images_per_class, ...] and labels, on the records' device.
+
+    Raises:
+        DataError: A class has too few records.
 
     >>> records = Records(torch.rand(6, 1, 8, 8), torch.arange(6) % 2)
-    >>> images, labels = start(records, Spec((1, 8, 8), 2), 3, "real", torch.Generator().manual_seed(0))
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> images, labels = initialize_images(records, Spec((1, 8, 8), 2), 3, "real", rng)
     >>> images.shape, labels.tolist()
     (torch.Size([6, 1, 8, 8]), [0, 0, 0, 1, 1, 1])
     """
     device = records.images.device
-    labels = torch.arange(spec.classes, device=device).repeat_interleave(per_class)
+    labels = torch.arange(spec.num_classes, device=device).repeat_interleave(images_per_class)
     if init == "random":
-        mean, std = STANDARD[spec.shape[0]]
-        noise = torch.randn(len(labels), *spec.shape, generator=generator)
+        mean, std = PIXEL_STATS[spec.shape[0]]
+        noise = torch.randn(len(labels), *spec.shape, generator=rng)
         return (mean + std * noise).clamp(0, 1).to(device), labels
-    known = records.labels.cpu()
-    chosen = []
-    for label in range(spec.classes):
-        places = (known == label).nonzero().flatten()
-        if len(places) < per_class:
+    record_labels = records.labels.cpu()
+    chosen_indices = []
+    for label in range(spec.num_classes):
+        indices = (record_labels == label).nonzero().flatten()
+        if len(indices) < images_per_class:
             raise DataError(
-                f"class {label} has fewer records than the {per_class} real images of each class that are wanted"
+                f"class {label} has fewer records than the {images_per_class} real images per "
+                "class. Reduce images_per_class, or use init=random."
             )
-        chosen.append(places[torch.randperm(len(places), generator=generator)[:per_class]])
-    return records.images[torch.cat(chosen).to(device)].clone(), labels
+        chosen_indices.append(
+            indices[torch.randperm(len(indices), generator=rng)[:images_per_class]]
+        )
+    return records.images[torch.cat(chosen_indices).to(device)].clone(), labels
 
 
-def counted(per_class: int, ratio: float | None, size: int, classes: int) -> int:
-    """Images of each class: ``per_class``, or ``ratio`` of the mean class size of all ``size`` records, at least one.
+def count_images_per_class(
+    images_per_class: int, ratio: float | None, size: int, classes: int
+) -> int:
+    """Compute the number of images of each class.
 
-    >>> [counted(50, ratio, 50_000, 10) for ratio in (None, 0.002, 0.01, 0.02)]
+    Args:
+        images_per_class: Used where there is no ratio.
+        ratio: Share of the mean class size, or None.
+        size: Number of records.
+        classes: Number of classes.
+
+    Returns:
+        The number, at least 1.
+
+    >>> [count_images_per_class(50, ratio, 50_000, 10) for ratio in (None, 0.002, 0.01, 0.02)]
     [50, 10, 50, 100]
     """
-    return per_class if ratio is None else max(1, round(ratio * size / classes))
-
-
-def at_least_one(method: Any, *keys: str) -> None:
-    """Refuse these settings below 1; one that is not there, or None, is left alone."""
-    for key in keys:
-        if (value := getattr(method, key, None)) is not None and value < 1:
-            raise SettingError(f"{method.name}.{key}={value}: at least 1 is needed")
+    return images_per_class if ratio is None else max(1, round(ratio * size / classes))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condensed:
-    """What a method that condenses opened records has anyway: how many images, and a plan without a mechanism.
+class CondensationMethod(MethodBase):
+    """Settings and plan that all condensation methods share.
 
-    A method adds ``init`` ("random" or "real"), and of iterations, steps, batch, nets, width, depth, rate and the like what it needs.
+    A subclass adds ``init`` ("random" or "real") and those of the settings checked below that it
+    needs.
     """
 
     name: ClassVar[str]
-    trusts: ClassVar[str] = "everyone who sees the set"
-    promise: ClassVar[str] = "none: no mechanism, the set is an exact function of the records"
+    trusted_party: ClassVar[str] = "everyone who sees the set"
+    guarantee_summary: ClassVar[str] = (
+        "none: no mechanism, the set is an exact function of the records"
+    )
 
-    per_class: int = 50
-    ratio: float | None = None  # of the mean class size, in place of ``per_class``
+    images_per_class: int = 50
+    ratio: float | None = None  # share of the mean class size, in place of ``images_per_class``
 
     def __post_init__(self) -> None:
-        at_least_one(
+        require_positive(
             self,
-            "per_class",
-            "iterations",
+            "images_per_class",
             "steps",
-            "batch",
-            "nets",
-            "width",
-            "depth",
-            "outer",
-            "inner",
+            "batch_size",
+            "batch_per_class",
+            "num_networks",
+            "net_width",
+            "net_depth",
+            "outer_steps",
+            "inner_steps",
         )
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise SettingError(
-                f"{self.name}.ratio={self.ratio}: a part of each class, above 0 and at most 1, is needed"
-            )
-        if (init := self._init()) not in ("random", "real"):
-            raise SettingError(f"{self.name}.init={init!r}: random or real")
-        if (rate := getattr(self, "rate", None)) is not None and not 0 < rate < math.inf:
-            raise SettingError(f"{self.name}.rate={rate}: a number above 0 is needed")
+        require_range(self, "ratio", above=0, maximum=1)
+        require_range(self, "learning_rate", above=0, below=math.inf)
+        if (init := self._get_init()) not in ("random", "real"):
+            raise SettingError(f"{self.name}.init={init!r} is unknown. Choose random or real.")
 
     def plan(self, spec: Spec) -> Plan:
-        """No stages. Refuses, where class sizes are declared, what `start` would refuse after the records were opened."""
+        """Return a plan without stages.
+
+        Raises:
+            SettingError: Declared class sizes show that a class has too few records.
+        """
         if spec.class_sizes is not None:
-            wanted = (
-                counted(self.per_class, self.ratio, sum(spec.class_sizes), spec.classes)
-                if self._init() == "real"
-                else 1
-            )
-            if (least := min(spec.class_sizes)) < wanted:
+            num_needed = 1
+            if self._get_init() == "real":
+                num_needed = count_images_per_class(
+                    self.images_per_class, self.ratio, sum(spec.class_sizes), spec.num_classes
+                )
+            if (smallest := min(spec.class_sizes)) < num_needed:
                 raise SettingError(
-                    f"{self.name}: {wanted} records of each class are needed, but class_sizes declares {least}"
+                    f"{self.name}: {num_needed} records of each class are needed, but class_sizes "
+                    f"declares {smallest}. Reduce images_per_class, or leave out the class."
                 )
         return Plan((), Neighbours.REPLACE)
 
-    def images(self, spec: Spec) -> int | None:
-        """Of each class, as far as that is known before the records are opened."""
-        return (
-            None
-            if self.ratio is not None and spec.size is None
-            else counted(self.per_class, self.ratio, spec.size or 0, spec.classes)
+    def predict_images_per_class(self, spec: Spec) -> int | None:
+        """Predict the images of each class; None where it depends on an undeclared size."""
+        if self.ratio is not None and spec.size is None:
+            return None
+        return count_images_per_class(
+            self.images_per_class, self.ratio, spec.size or 0, spec.num_classes
         )
 
-    def _init(self) -> str:
+    def _get_init(self) -> str:
         return getattr(self, "init", "random")
 
 
-def standardised(images: Tensor) -> Tensor:
-    """[0, 1] to the pixels in which the papers optimise."""
-    mean, std = STANDARD[images.shape[1]]
+def standardize_images(images: Tensor) -> Tensor:
+    """Convert pixels in [0, 1] to the standardized pixels that the papers optimize."""
+    mean, std = PIXEL_STATS[images.shape[1]]
     return (images - mean) / std
 
 
-def bounds(spec: Spec) -> tuple[float, float]:
-    """Where black and white lie in standardised pixels."""
-    mean, std = STANDARD[spec.shape[0]]
-    return -mean / std, (1 - mean) / std
+def unstandardize_images(images: Tensor) -> Tensor:
+    """Convert standardized pixels to [0, 1].
 
-
-def finished(images: Tensor) -> Tensor:
-    """Standardised pixels back to [0, 1]."""
-    mean, std = STANDARD[images.shape[1]]
+    Raises:
+        ReleaseError: A value is not finite.
+    """
+    mean, std = PIXEL_STATS[images.shape[1]]
     if not images.isfinite().all():
         raise ReleaseError(
-            "the set has values that are not finite: its optimisation diverged; try a lower rate"
+            "The optimization of the set diverged: some values are not finite. Use a lower "
+            "learning_rate."
         )
     return (images.detach() * std + mean).clamp(0, 1)
 
 
-class Pixels:
-    """The set while it is optimised: standardised pixels, kept between black and white, by gradient steps with momentum."""
+def compute_pixel_range(spec: Spec) -> tuple[float, float]:
+    """Compute the standardized values of black and white."""
+    mean, std = PIXEL_STATS[spec.shape[0]]
+    return -mean / std, (1 - mean) / std
 
-    def __init__(self, images: Tensor, spec: Spec, rate: float):
-        self.free = standardised(images).requires_grad_()
-        self.rate = rate
-        (self.black, self.white) = bounds(spec)
-        self.speed = torch.zeros_like(self.free)
 
-    def descend(self, gradient: Tensor) -> None:
+class PixelOptimizer:
+    """Gradient descent with momentum on the standardized pixels of a set.
+
+    Pixels stay between black and white.
+
+    Args:
+        images: Initial images in [0, 1] [count, ...].
+        spec: Shape of the images.
+        learning_rate: Step size.
+    """
+
+    def __init__(self, images: Tensor, spec: Spec, learning_rate: float):
+        self.pixels = standardize_images(images).requires_grad_()
+        self.learning_rate = learning_rate
+        (self.min_value, self.max_value) = compute_pixel_range(spec)
+        self.momentum_buffer = torch.zeros_like(self.pixels)
+
+    def apply_gradient(self, gradient: Tensor) -> None:
+        """Make one step along a gradient with respect to the pixels [count, ...]."""
         with torch.no_grad():
-            self.speed.mul_(MOMENTUM).add_(gradient)
-            self.free.sub_(self.speed, alpha=self.rate).clamp_(self.black, self.white)
+            self.momentum_buffer.mul_(MOMENTUM).add_(gradient)
+            self.pixels.sub_(self.momentum_buffer, alpha=self.learning_rate).clamp_(
+                self.min_value, self.max_value
+            )
 
 
-class Pool:
-    """The records by class, on their device, for draws of as many from each class without a word to the host."""
+class ClassPool:
+    """The records by class on their device, for samples that do not synchronize with the host.
+
+    Args:
+        records: The records.
+        classes: Number of classes.
+
+    Attributes:
+        images: All images [count, ...].
+        record_indices: Indices of the records of each class [classes, largest class].
+        is_record: Which entries of ``record_indices`` are valid [classes, largest class].
+    """
 
     def __init__(self, records: Records, classes: int):
         counts = torch.bincount(records.labels, minlength=classes)
         if not counts.min():
             raise DataError(
-                f"class {int(counts.argmin())} has no records: there is nothing to condense"
+                f"class {int(counts.argmin())} has no records, so it cannot be condensed. Leave "
+                "out the class."
             )
         order = records.labels.argsort(stable=True)
         column = torch.arange(int(counts.max()), device=counts.device)
-        # [classes, largest]
+        first_index = counts.cumsum(0) - counts
         self.images = records.images
-        self.there = column < counts[:, None]
-        self.places = order[
-            ((counts.cumsum(0) - counts)[:, None] + column).clamp(max=len(order) - 1)
-        ]
+        self.is_record = column < counts[:, None]
+        self.record_indices = order[(first_index[:, None] + column).clamp(max=len(order) - 1)]
 
-    def draw(self, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standardised images [classes, batch, ...] and weights [classes, batch] that add up to 1 in each class.
+    def sample(self, batch_per_class: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Sample records of each class without replacement.
 
-        Drawn without repetition. A class with fewer records gives all of them, and the rest of its row has weight 0.
+        A class with fewer records gives all of them; the rest of its row has weight 0.
+
+        Args:
+            batch_per_class: Records of each class.
+            rng: Random generator on the records' device.
+
+        Returns:
+            Standardized images [classes, batch, ...] and weights [classes, batch], whose sum in
+            each class is 1.
         """
         keys = torch.rand(
-            self.there.shape, generator=generator, device=self.there.device
-        ).masked_fill(~self.there, -1)
-        first = keys.topk(min(batch, keys.shape[1]), sorted=False).indices
-        weight = self.there.gather(1, first).float()
-        images = standardised(self.images[self.places.gather(1, first).flatten()])
-        return images.unflatten(0, first.shape), weight / weight.sum(1, keepdim=True)
-
-
-class Augmentations:
-    """Differentiable augmentations drawn ahead in bulk: ``ready`` on the host before each step, ``take`` as part of the step."""
-
-    def __init__(self, count: int, spec: Spec, generator: torch.Generator, device: torch.device):
-        self.count = count
-        self.sides = spec.shape[1:]
-        self.generator = generator
-        self.operations = operations(spec.mirrored)
-        self.rounds = max(1, AHEAD // count)
-        self.used = 0
-        self.row = torch.arange(count, device=device)
-        self.turn = torch.zeros((), dtype=torch.int64, device=device)
-        self.drawn = self._draw().to(device)
-
-    def _draw(self) -> Drawn:
-        return draw(self.rounds * self.count, self.sides, self.generator, self.operations)
-
-    def ready(self) -> None:
-        """Make sure that the next ``take`` finds fresh numbers."""
-        if self.used == self.rounds:
-            for old, new in zip(self.drawn, self._draw(), strict=True):
-                old.copy_(new)
-            self.turn.zero_()
-            self.used = 0
-        self.used += 1
-
-    def take(self) -> Drawn:
-        """The next ``count``; where they lie is counted on the device, so that a captured step goes on by itself."""
-        chosen = self.drawn.chosen(self.turn * self.count + self.row)
-        self.turn.add_(1)
-        return chosen
+            self.is_record.shape, generator=rng, device=self.is_record.device
+        ).masked_fill(~self.is_record, -1)
+        columns = keys.topk(min(batch_per_class, keys.shape[1]), sorted=False).indices
+        weights = self.is_record.gather(1, columns).float()
+        indices = self.record_indices.gather(1, columns)
+        images = standardize_images(self.images[indices.flatten()])
+        return images.unflatten(0, columns.shape), weights / weights.sum(1, keepdim=True)

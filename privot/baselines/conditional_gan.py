@@ -1,12 +1,15 @@
-r"""Conditional GAN without privacy: the baseline to which private and condensed data are compared.
+r"""Conditional GAN without privacy: the baseline for private and condensed data.
 
-**Released** a generator trained on the records themselves.
-**Bound** none: the critic sees every record as often as it likes, and tells the generator.
-**Cost** infinite. The gate is opened, and the release says `NoGuarantee`.
-**Departs** from the papers, which leave the networks open: a critic with label projection and a penalty on its slope at the records (R1,
-Mescheder et al. 2018), and the released generator is the running mean of the trained one. None of it was tuned on a test set.
-**Notation** critic D(x, y), generator G(z, y), z ~ N(0, I), s(t) = log(1 + e^t); D minimises E s(-D(x, y)) + E s(D(G(z, y), y)) +
-penalty/2 E |\nabla_x D(x, y)|^2, G minimises E s(-D(G(z, y), y)).
+**Released** a generator that was trained on the records themselves.
+**Bound** none: the critic reads every record without limit, and the generator learns from the
+critic.
+**Cost** infinite: the records are read without the gate, and the release carries `NoGuarantee`.
+**Departs** from the papers, which do not fix the networks: a critic with label projection and a
+penalty on its input gradient at the records (R1, Mescheder et al. 2018); the released generator is
+the running mean of the trained one. Nothing was tuned on a test set.
+**Notation** critic D(x, y), generator G(z, y), z ~ N(0, I), s(t) = log(1 + e^t). D minimizes
+E s(-D(x, y)) + E s(D(G(z, y), y)) + penalty/2 E |\nabla_x D(x, y)|^2, G minimizes
+E s(-D(G(z, y), y)).
 """
 
 from __future__ import annotations
@@ -19,35 +22,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from privot.baselines.condensation import at_least_one
+from privot.baselines.condensation import Records
+from privot.components.method_base import MethodBase
+from privot.components.validation import require_positive, require_range
 from privot.data.spec import Spec
-from privot.errors import SettingError
-from privot.nets import NETS, initialise
-from privot.nets.conv_block import half
-from privot.nets.ema import SETTLING, Averaged
-from privot.nets.generators.dcgan import ProjectionCritic, doublings, steepness
+from privot.nets import GENERATORS, initialize_weights
+from privot.nets.conv_block import autocast_half
+from privot.nets.ema import RECALIBRATION_BATCHES, EmaTrainer
+from privot.nets.generators.dcgan import ProjectionCritic, count_doublings, gradient_penalty
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
-from privot.runtime.graphed_step import Repeated
+from privot.runtime.cuda_graphs import GraphedStep
 
-CALLS = 700  # of tensor operators, in a step of one of the two networks
-REASON = "no mechanism: the generator was trained on the records themselves, without clipping or noise, and can reproduce some of them"
+GENERATOR_NAME = "DcganGenerator"
+ADAM_BETAS = (0.0, 0.99)  # momentum makes generator and critic oscillate
+CALLS_PER_STEP = 700  # tensor operators in a step of one of the two networks
+STEPS_PER_REPORT = 25
+NO_GUARANTEE_REASON = (
+    "no mechanism: the generator was trained on the records themselves, without clipping or noise, "
+    "and can reproduce some of them"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConditionalGan:
-    """Settings of the conditional GAN. It promises nothing: every record may be visible in what it draws.
+class ConditionalGAN(MethodBase):
+    """Settings of the conditional GAN.
 
-    >>> ConditionalGan().plan(Spec((1, 28, 28), 10)).stages
+    It has no guarantee: every record may be visible in what it generates.
+
+    >>> ConditionalGAN().plan(Spec((1, 28, 28), 10)).stages
     ()
     """
 
     name: ClassVar[str] = "conditional-gan"
     title: ClassVar[str] = "Conditional GAN, a baseline (no privacy)"
-    trusts: ClassVar[str] = "everyone who sees the generator"
-    promise: ClassVar[str] = (
+    trusted_party: ClassVar[str] = "everyone who sees the generator"
+    guarantee_summary: ClassVar[str] = (
         "none: no mechanism, the generator was trained on the records themselves"
     )
     citation: ClassVar[str] = """@article{mirza2014conditional,
@@ -70,133 +82,175 @@ class ConditionalGan:
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"width": 8, "steps": 500, "batch": 32}
+    cpu_minimums: ClassVar[dict[str, int]] = {"base_channels": 8, "steps": 500, "batch_size": 32}
 
-    code: int = 64
-    width: int = 64  # channels at full resolution, of both networks; twice as many at each halving
+    latent_dim: int = 64
+    # Channels of both networks at full resolution; each halving of the sides doubles them.
+    base_channels: int = 64
     steps: int = 20_000  # of the generator
     critic_steps: int = 1  # for each of them
-    batch: int = 128
-    rate: float = 2e-4  # of Adam, for both
-    penalty: float = 10.0  # on the critic's slope at the records
-    average: float = 0.999  # of the generator's weights over the steps
+    batch_size: int = 128
+    learning_rate: float = 2e-4  # of Adam, for both networks
+    gradient_penalty: float = 10.0  # weight of the penalty on the critic's input gradient
+    ema_decay: float = 0.999  # of the generator's weights over the steps
 
     def __post_init__(self) -> None:
-        at_least_one(self, "code", "width", "steps", "critic_steps")
-        if self.batch < 2:
-            raise SettingError(f"conditional-gan.batch={self.batch}: batch norm needs at least 2")
-        if not 0 < self.rate < 1 or not 0 <= self.average < 1:
-            raise SettingError("conditional-gan: 0 < rate < 1 and 0 <= average < 1 are needed")
-        if not 0 <= self.penalty < math.inf:
-            raise SettingError(f"conditional-gan.penalty={self.penalty}: 0 or more is needed")
+        require_positive(self, "latent_dim", "base_channels", "steps", "critic_steps")
+        require_range(self, "batch_size", minimum=2)  # batch norm needs 2
+        require_range(self, "learning_rate", above=0, below=1)
+        require_range(self, "ema_decay", minimum=0, below=1)
+        require_range(self, "gradient_penalty", minimum=0, below=math.inf)
 
     def plan(self, spec: Spec) -> Plan:
         return Plan((), Neighbours.REPLACE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        # Every round has as many places times pairs of channels as any other: places fall by 4 where channels double. The generator has a
-        # 3x3 convolution from twice as many channels, the critic a 3x3 of its own channels and, a quarter of the places, a 4x4 to twice
-        # as many.
-        rounds = doublings(*spec.shape[1:])
-        places = spec.shape[1] * spec.shape[2]
-        ends = 9 * self.width * spec.pixels  # the layer at the image
-        judge = 2 * (17 * rounds * self.width**2 * places + ends)
-        draw = 2 * (
-            18 * rounds * self.width**2 * places
-            + ends
-            + (self.code + spec.classes) * self.width * places / 2**rounds
+        # Every resolution has the same product of pixels and pairs of channels: pixels decrease by
+        # 4 where channels double. At each, the generator has a 3x3 convolution from twice as many
+        # channels, and the critic a 3x3 of its own channels and, at a quarter of the pixels, a 4x4
+        # to twice as many.
+        num_levels = count_doublings(*spec.shape[1:])
+        num_pixels = spec.shape[1] * spec.shape[2]
+        image_layer = 9 * self.base_channels * spec.num_features
+        critic_flops = 2 * (17 * num_levels * self.base_channels**2 * num_pixels + image_layer)
+        latent_layer = (
+            (self.latent_dim + spec.num_classes) * self.base_channels * num_pixels / 2**num_levels
         )
-        # Forward and back is 3 passes. The critic learns from two images, one of them drawn, and from its slope at the other (1 pass to the
-        # image, 2 back from there); then the generator learns through the critic, which is gone through forward and back to the image.
-        step = (
-            self.critic_steps * ((6 + 3 * (self.penalty > 0)) * judge + draw) + 3 * draw + 2 * judge
+        generator_flops = 2 * (
+            18 * num_levels * self.base_channels**2 * num_pixels + image_layer + latent_layer
         )
-        work = self.batch * (self.steps * step + SETTLING * draw)
-        calls = self.steps * (self.critic_steps + 1) * CALLS
-        return {"floating_point_operations": work, "operator_calls": calls}
+        # Forward and backward are 3 passes. The critic is trained on two images, one of them
+        # generated, and on its input gradient at the other (1 pass to the image, 2 back from
+        # there). Then the generator is trained through the critic: forward, and backward to the
+        # image.
+        critic_passes = 6 + 3 * (self.gradient_penalty > 0)
+        step_flops = (
+            self.critic_steps * (critic_passes * critic_flops + generator_flops)
+            + 3 * generator_flops
+            + 2 * critic_flops
+        )
+        total = self.batch_size * (
+            self.steps * step_flops + RECALIBRATION_BATCHES * generator_flops
+        )
+        num_calls = self.steps * (self.critic_steps + 1) * CALLS_PER_STEP
+        return {"floating_point_operations": total, "operator_calls": num_calls}
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
         spec = gate.spec
-        device = streams.runtime.target
-        records = gate.open(REASON)
+        device = streams.runtime.torch_device
+        records = gate.read_without_guarantee(NO_GUARANTEE_REASON)
         arguments = {
             "shape": list(spec.shape),
-            "classes": spec.classes,
-            "code": self.code,
-            "width": self.width,
+            "classes": spec.num_classes,
+            "latent_dim": self.latent_dim,
+            "channels": self.base_channels,
         }
-        net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(
-            device
-        )
-        critic = initialise(
-            ProjectionCritic(spec.shape, spec.classes, self.width), streams.generator("critic")
+        generator = initialize_weights(
+            GENERATORS[GENERATOR_NAME](**arguments), streams.make_rng("weights")
         ).to(device)
-        for each in (net, critic):  # as the matrix units of a GPU read them
-            each.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        mean = self._train(net, critic, records.images, records.labels, streams, progress)
-        return Product.generator("DeepConvGenerator", arguments, mean)
+        critic = initialize_weights(
+            ProjectionCritic(spec.shape, spec.num_classes, self.base_channels),
+            streams.make_rng("critic"),
+        ).to(device)
+        for net in (generator, critic):  # the layout of a GPU's matrix units
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        rng = streams.make_rng("draws", records.images.device)
+        trainer = _GanTrainer(self, generator, critic, records, rng)
+        return Artifact.from_generator(GENERATOR_NAME, arguments, trainer.train(progress))
 
-    def _train(
+
+class _GanTrainer:
+    """Trains the two networks. On a GPU one step, sampling included, is one CUDA graph.
+
+    Args:
+        method: The settings.
+        generator: The generator.
+        critic: The critic.
+        records: The records.
+        rng: Random generator on the records' device.
+    """
+
+    def __init__(
         self,
-        net: nn.Module,
+        method: ConditionalGAN,
+        generator: nn.Module,
         critic: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        streams: Streams,
-        progress: Progress,
-    ) -> nn.Module:
-        """The running mean of the generator. On a GPU a step of the pair, draws included, is one CUDA graph."""
-        device = images.device
-        draws = streams.generator("draws", images.device)
-        # momentum makes the pair circle
-        betas = (0.0, 0.99)
-        on_gpu = device.type == "cuda"
-        pair = Averaged(net, self.rate, betas, self.average)
-        optimiser = torch.optim.Adam(
-            critic.parameters(), lr=self.rate, betas=betas, capturable=on_gpu, fused=on_gpu
+        records: Records,
+        rng: torch.Generator,
+    ):
+        self.method = method
+        self.critic = critic
+        self.records = records
+        self.rng = rng
+        self.device = records.images.device
+        on_gpu = self.device.type == "cuda"
+        self.trainer = EmaTrainer(generator, method.learning_rate, ADAM_BETAS, method.ema_decay)
+        self.critic_optimizer = torch.optim.Adam(
+            critic.parameters(),
+            lr=method.learning_rate,
+            betas=ADAM_BETAS,
+            capturable=on_gpu,
+            fused=on_gpu,
         )
 
-        def some() -> Tensor:
-            return torch.randint(len(labels), (self.batch,), generator=draws, device=device)
+    def train(self, progress: Progress) -> nn.Module:
+        """Run all steps, and return the running mean of the generator."""
+        self.trainer.net.train()
+        self.critic.train()
+        graphed_step = GraphedStep(self._train_step, self.device, self.rng)
+        steps = self.method.steps
+        for step in range(steps):
+            self.trainer.prepare_step()
+            graphed_step()
+            if (step + 1) % STEPS_PER_REPORT == 0 or step + 1 == steps:
+                progress("training the pair", step + 1, steps)
+        return self.trainer.recalibrate(lambda net: self._generate(net, self._sample_labels()))
 
-        def made(generator: nn.Module, wanted: Tensor) -> Tensor:
-            return generator(
-                torch.randn(self.batch, self.code, generator=draws, device=device), wanted
-            )
+    def _train_step(self) -> None:
+        for _ in range(self.method.critic_steps):
+            self._train_critic()
+        labels = self._sample_labels()
+        self.critic.requires_grad_(False)
+        with autocast_half(self.device):
+            scores = self.critic(self._generate(self.trainer.net, labels), labels).float()
+        softplus(-scores).mean().backward()
+        self.trainer.apply_step()
+        self.critic.requires_grad_(True)
 
-        def both() -> None:
-            for _ in range(self.critic_steps):
-                which = some()
-                real = images[which].requires_grad_(self.penalty > 0)
-                wanted = labels[some()]  # labels as frequent as among the records
-                with half(device):
-                    with torch.no_grad():
-                        fake = made(net, wanted)
-                    known = critic(real, labels[which]).float()
-                    drawn = critic(fake, wanted).float()
-                loss = softplus(-known).mean() + softplus(drawn).mean()
-                if self.penalty:
-                    loss = loss + self.penalty / 2 * steepness(known, real)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
-            wanted = labels[some()]
-            critic.requires_grad_(False)
-            with half(device):
-                scores = critic(made(net, wanted), wanted).float()
-            softplus(-scores).mean().backward()
-            pair.follow()
-            critic.requires_grad_(True)
+    def _train_critic(self) -> None:
+        penalty_weight = self.method.gradient_penalty
+        indices = self._sample_indices()
+        real = self.records.images[indices].requires_grad_(penalty_weight > 0)
+        fake_labels = self._sample_labels()
+        with autocast_half(self.device):
+            with torch.no_grad():
+                fake = self._generate(self.trainer.net, fake_labels)
+            real_scores = self.critic(real, self.records.labels[indices]).float()
+            fake_scores = self.critic(fake, fake_labels).float()
+        loss = softplus(-real_scores).mean() + softplus(fake_scores).mean()
+        if penalty_weight:
+            loss = loss + penalty_weight / 2 * gradient_penalty(real_scores, real)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.critic_optimizer.step()
 
-        net.train()
-        critic.train()
-        again = Repeated(both, device, draws)
-        for step in range(self.steps):
-            pair.ahead()
-            again()
-            if step % 25 == 24 or step + 1 == self.steps:
-                progress("training the pair", step + 1, self.steps)
-        return pair.settled(lambda mean: made(mean, labels[some()]))
+    def _sample_indices(self) -> Tensor:
+        return torch.randint(
+            len(self.records.labels),
+            (self.method.batch_size,),
+            generator=self.rng,
+            device=self.device,
+        )
+
+    def _sample_labels(self) -> Tensor:
+        """Sample labels with the frequencies of the records."""
+        return self.records.labels[self._sample_indices()]
+
+    def _generate(self, net: nn.Module, labels: Tensor) -> Tensor:
+        latents = torch.randn(
+            self.method.batch_size, self.method.latent_dim, generator=self.rng, device=self.device
+        )
+        return net(latents, labels)
 
 
-METHOD = ConditionalGan
+METHOD = ConditionalGAN

@@ -1,11 +1,15 @@
-r"""DM: a small set whose mean features match those of the data, class by class, in random networks.
+r"""DM: a small set whose mean features equal those of the data, class by class, in random networks.
 
-**Released** a set of ``per_class`` images a class.
-**Bound** none: no record's influence is limited, and nothing is added. In a linear network the means of set and data become equal.
-**Cost** the records are opened: ``NoGuarantee``. With ``init="real"`` the set is real images, slightly altered.
-**Departs** from the paper: pixels stay in [0, 1] at each step; public constants standardise them; starts from noise unless told otherwise;
-one augmentation a class; bfloat16 on a GPU; from noise the rates of Dong et al. (2022), in long runs less.
-**Notation** minimise E sum over classes of |mean psi(A(T_c)) - mean psi(A(S_c))|², psi a fresh random ConvNet, A one augmentation.
+**Released** a set of ``images_per_class`` images of each class.
+**Bound** none: the influence of a record is not limited, and nothing is added. In a linear network
+the means of set and data become equal.
+**Cost** the records are read: ``NoGuarantee``. With ``init="real"`` the set is real images,
+slightly altered.
+**Departs** from the paper: pixels stay in [0, 1] at each step; public constants standardize them;
+the initial images are noise by default; one augmentation for each class; bfloat16 on a GPU; from
+noise the learning rates of Dong et al. (2022), lower in long runs.
+**Notation** minimize E sum over classes of |mean psi(A(T_c)) - mean psi(A(S_c))|², psi a new random
+ConvNet in each step, A one augmentation.
 """
 
 from __future__ import annotations
@@ -15,34 +19,39 @@ from typing import Any, ClassVar
 
 import torch
 
+from privot.baselines.augmentation_buffer import AugmentationBuffer
 from privot.baselines.condensation import (
-    Augmentations,
-    Condensed,
-    Pixels,
-    Pool,
-    counted,
-    finished,
-    reason,
-    start,
+    ClassPool,
+    CondensationMethod,
+    PixelOptimizer,
+    count_images_per_class,
+    explain_no_guarantee,
+    initialize_images,
+    unstandardize_images,
 )
-from privot.baselines.parallel_matching import distance, random_net, usual_rate
+from privot.baselines.feature_means import (
+    build_random_net,
+    choose_dm_learning_rate,
+    compute_class_mean_distance,
+)
 from privot.data.spec import Spec
-from privot.nets.augment import apply
-from privot.nets.conv_shapes import Outline
-from privot.nets.generators.conv import initialise
+from privot.nets.augment import apply_augmentations
+from privot.nets.conv_shapes import ConvNetShapes
+from privot.nets.generators.conv import initialize_weights
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
-from privot.runtime.graphed_step import Repeated
+from privot.runtime.cuda_graphs import GraphedStep
 
-ELEMENTWISE = 2  # passes over the maps of an image, for each way through the net
-CALLS = 400  # of tensor operators, in an iteration
+ELEMENTWISE_PASSES = 2  # passes over the feature maps of an image, for each pass of the network
+CALLS_PER_STEP = 400  # tensor operators in a step
+STEPS_PER_REPORT = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributionMatching(Condensed):
-    """Settings of DM. ``ratio`` sets the images of a class as a part of its records, in place of ``per_class``.
+class DistributionMatching(CondensationMethod):
+    """Settings of DM.
 
     >>> DistributionMatching().plan(Spec((1, 28, 28), 10)).stages
     ()
@@ -64,67 +73,78 @@ class DistributionMatching(Condensed):
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"width": 16, "iterations": 250, "batch": 64}
+    cpu_minimums: ClassVar[dict[str, int]] = {"net_width": 16, "steps": 250, "batch_per_class": 64}
 
     init: str = "random"  # or "real"
-    iterations: int = 20_000
-    rate: float | None = None  # None: see `usual_rate`
-    batch: int = 256  # real images of a class
+    steps: int = 20_000
+    learning_rate: float | None = None  # None: see `choose_dm_learning_rate`
+    batch_per_class: int = 256  # records of each class in a step
     augment: bool = True
-    width: int = 128
-    depth: int = 3
+    net_width: int = 128
+    net_depth: int = 3
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        if (images := self.images(spec)) is None:
+        if (images_per_class := self.predict_images_per_class(spec)) is None:
             return {"floating_point_operations": None}
-        # a real image goes forward, a synthetic one also back, to its pixels
-        passes = spec.classes * (self.batch + 2 * images)
-        outline = Outline(spec.shape, self.width, self.depth)
+        # A record takes a forward pass, an image of the set a backward pass to its pixels, too.
+        passes = spec.num_classes * (self.batch_per_class + 2 * images_per_class)
+        shapes = ConvNetShapes(spec.shape, self.net_width, self.net_depth)
         return {
-            "images": images * spec.classes,
-            "floating_point_operations": self.iterations * passes * outline.work,
-            "elementwise_operations": ELEMENTWISE * self.iterations * passes * outline.elements,
-            "operator_calls": self.iterations * CALLS,
+            "images": images_per_class * spec.num_classes,
+            "floating_point_operations": self.steps * passes * shapes.flops,
+            "elementwise_operations": ELEMENTWISE_PASSES
+            * self.steps
+            * passes
+            * shapes.num_activations,
+            "operator_calls": self.steps * CALLS_PER_STEP,
         }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
         spec = gate.spec
-        device = streams.runtime.target
-        portion = streams.runtime.portion
-        records = gate.open(reason(self.init))
-        per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
-        begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
-        pixels = Pixels(begun, spec, self.rate or usual_rate(self.init, per_class, self.iterations))
-        pool = Pool(records, spec.classes)
-        draws = streams.generator("draws", device)
-        net = random_net(spec, self.width, self.depth, device)
-        ahead = (
-            Augmentations(spec.classes, spec, streams.generator("augment", device), device)
-            if self.augment
-            else None
+        device = streams.runtime.torch_device
+        chunk_size = streams.runtime.chunk_size
+        records = gate.read_without_guarantee(explain_no_guarantee(self.init))
+        images_per_class = count_images_per_class(
+            self.images_per_class, self.ratio, len(records.labels), spec.num_classes
         )
-
-        def step() -> None:
-            initialise(net, draws)
-            real, weight = pool.draw(self.batch, draws)
-            known = real.flatten(0, 1)
-            shown = pixels.free
-            if ahead:
-                drawn = ahead.take()  # one for each class, real and synthetic alike
-                known = apply(known, drawn.chosen(ahead.row.repeat_interleave(real.shape[1])))
-                shown = apply(shown, drawn.chosen(labels))
-            pixels.descend(
-                *torch.autograd.grad(distance(net, known, weight, shown, portion), pixels.free)
+        initial_images, labels = initialize_images(
+            records, spec, images_per_class, self.init, streams.make_rng("start")
+        )
+        learning_rate = self.learning_rate or choose_dm_learning_rate(
+            self.init, images_per_class, self.steps
+        )
+        pixels = PixelOptimizer(initial_images, spec, learning_rate)
+        pool = ClassPool(records, spec.num_classes)
+        rng = streams.make_rng("draws", device)
+        net = build_random_net(spec, self.net_width, self.net_depth, device)
+        augmentations = None
+        if self.augment:
+            augmentations = AugmentationBuffer(
+                spec.num_classes, spec, streams.make_rng("augment", device), device
             )
 
-        repeated = Repeated(step, device, draws)
-        for iteration in range(self.iterations):
-            if ahead:
-                ahead.ready()
-            repeated()
-            if iteration % 100 == 99 or iteration + 1 == self.iterations:
-                progress("matching the means", iteration + 1, self.iterations)
-        return Product.set(finished(pixels.free), labels)
+        def match_means() -> None:
+            initialize_weights(net, rng)
+            class_batches, weights = pool.sample(self.batch_per_class, rng)
+            real = class_batches.flatten(0, 1)
+            images = pixels.pixels
+            if augmentations:
+                # Real and synthetic images of a class share one augmentation.
+                params = augmentations.next_params()
+                real_labels = augmentations.row_indices.repeat_interleave(class_batches.shape[1])
+                real = apply_augmentations(real, params.select(real_labels))
+                images = apply_augmentations(images, params.select(labels))
+            distance = compute_class_mean_distance(net, real, weights, images, chunk_size)
+            pixels.apply_gradient(*torch.autograd.grad(distance, pixels.pixels))
+
+        graphed_step = GraphedStep(match_means, device, rng)
+        for step in range(self.steps):
+            if augmentations:
+                augmentations.refill_if_empty()
+            graphed_step()
+            if (step + 1) % STEPS_PER_REPORT == 0 or step + 1 == self.steps:
+                progress("matching the means", step + 1, self.steps)
+        return Artifact.from_images(unstandardize_images(pixels.pixels), labels)
 
 
 METHOD = DistributionMatching

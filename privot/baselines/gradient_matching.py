@@ -1,12 +1,14 @@
-r"""DC and DSA: a small set on which a network's gradients are those of the data, class by class, while it learns.
+r"""DC and DSA: a small set on which a network's gradients equal those of the data, class by class.
 
-**Released** a set of ``per_class`` images a class.
+**Released** a set of ``images_per_class`` images of each class.
 **Bound** none: the gradients of real images are used as they are.
-**Cost** the records are opened: ``NoGuarantee``. With ``init="real"`` the set is real images, slightly altered.
-**Departs** from the papers: pixels stay in [0, 1] at each step; public constants standardise them; 1,000 restarts, not 1,001; noise is
-the start unless told otherwise; inner batches are of equal size; with ``augment`` each image of an inner batch draws its own operation.
-**Notation** minimise sum over classes, layers and output rows of 1 - cos(grad of T_c, grad of S_c); ``outer`` steps a network, ``inner``
-epochs between them.
+**Cost** the records are read: ``NoGuarantee``. With ``init="real"`` the set is real images,
+slightly altered.
+**Departs** from the papers: pixels stay in [0, 1] at each step; public constants standardize them;
+1,000 networks, not 1,001; the initial images are noise by default; batches of an epoch are of equal
+size; with ``augment`` each image of such a batch gets its own operation.
+**Notation** minimize the sum over classes, layers and output rows of 1 - cos(grad of T_c, grad of
+S_c); ``outer_steps`` steps for each network, with ``inner_steps`` epochs between them.
 """
 
 from __future__ import annotations
@@ -15,33 +17,25 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-
 from privot.baselines.condensation import (
-    Augmentations,
-    Condensed,
-    Pixels,
-    Pool,
-    counted,
-    finished,
-    reason,
-    start,
+    ClassPool,
+    CondensationMethod,
+    PixelOptimizer,
+    count_images_per_class,
+    explain_no_guarantee,
+    initialize_images,
+    unstandardize_images,
 )
+from privot.baselines.gradient_matching_run import NET_BATCH_SIZE, MatchingRun
 from privot.data.spec import Spec
-from privot.nets.augment import Drawn, apply
-from privot.nets.classifiers.convnet import ConvNet
-from privot.nets.conv_block import half
-from privot.nets.conv_shapes import Outline
-from privot.nets.generators.conv import initialise
+from privot.nets.conv_shapes import ConvNetShapes
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
-from privot.runtime.graphed_step import Repeated
 
-LOOPS = {
+# images per class -> (outer steps, inner steps), from the papers
+PAPER_LOOP_COUNTS = {
     1: (1, 1),
     10: (10, 50),
     20: (20, 25),
@@ -49,56 +43,28 @@ LOOPS = {
     40: (40, 15),
     50: (50, 10),
     100: (50, 10),
-}  # (outer, inner), the papers'
-LEARNING = 0.01  # rate of the network's plain gradient steps
-BATCH = 256  # most images in one of them
-CALLS = 500  # of tensor operators, in a step of the network; of matching a class it is four times as many
+}
+MAX_OUTER_STEPS = 50
+TOTAL_INNER_STEPS = 500  # outer * inner steps, as in the papers at 10, 20 and 50 images per class
+DEFAULT_LEARNING_RATE = 0.1  # of the pixels, the papers' for every size
+CALLS_PER_STEP = 500  # tensor operators in a training step of the network
+MATCHING_CALLS_FACTOR = 4  # matching one class takes this many times as many
 
 
-def loops(per_class: int) -> tuple[int, int]:
-    """Outer and inner loops by the images of a class. The papers have a table; between, outer * inner = 500 as at 10, 20 and 50.
+def choose_loop_counts(images_per_class: int) -> tuple[int, int]:
+    """Choose outer and inner steps: those of the papers, or else outer * inner = 500.
 
-    >>> loops(10), loops(5), loops(60)
+    >>> choose_loop_counts(10), choose_loop_counts(5), choose_loop_counts(60)
     ((10, 50), (5, 100), (50, 10))
     """
-    outer = min(per_class, 50)
-    return LOOPS.get(per_class, (outer, round(500 / outer)))
-
-
-def row_distance(real: list[Tensor], synthetic: list[Tensor]) -> Tensor:
-    """One minus the cosine of each output row, added up over rows and weights."""
-    total = torch.zeros((), device=real[0].device)
-    for one, other in zip(real, synthetic, strict=True):
-        one = one.flatten(1)
-        other = other.flatten(1)
-        # 1e-6 as in the papers' code, for rows that are 0
-        cosine = (one * other).sum(1) / (one.norm(dim=1) * other.norm(dim=1) + 1e-6)
-        total = total + (1 - cosine).sum()
-    return total
-
-
-def class_gradient(
-    net: nn.Module, known: Tensor, weight: Tensor, shown: Tensor, label: Tensor
-) -> Tensor:
-    """What moves the synthetic images of one class: the gradient of `row_distance` with respect to ``shown``.
-
-    ``known`` [batch, ...] are real images with weights [batch] that add up to 1, ``shown`` [per_class, ...] is what the network sees
-    of the synthetic ones, and ``label`` is the class, a scalar. Biases and norms, of one dimension, are not compared.
-    """
-    compared = [each for each in net.parameters() if each.ndim > 1]
-    with half(known.device):
-        losses = cross_entropy(net(known), label.expand(len(known)), reduction="none")
-    real = torch.autograd.grad(
-        losses.float() @ weight, compared
-    )  # out of autocast, which would round the losses to half precision
-    loss = cross_entropy(net(shown), label.expand(len(shown)))
-    synthetic = torch.autograd.grad(loss, compared, create_graph=True)
-    return torch.autograd.grad(row_distance(list(real), list(synthetic)), shown)[0]
+    outer_steps = min(images_per_class, MAX_OUTER_STEPS)
+    inner_steps = round(TOTAL_INNER_STEPS / outer_steps)
+    return PAPER_LOOP_COUNTS.get(images_per_class, (outer_steps, inner_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientMatching(Condensed):
-    """Settings of DSA, or of DC with ``augment=False``. ``outer`` and ``inner`` follow the papers' table unless given.
+class GradientMatching(CondensationMethod):
+    """Settings of DSA, or of DC with ``augment=False``.
 
     >>> GradientMatching().plan(Spec((1, 28, 28), 10)).stages
     ()
@@ -120,157 +86,77 @@ class GradientMatching(Condensed):
 }"""
 
     # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"width": 16, "iterations": 2, "batch": 64}
+    cpu_minimums: ClassVar[dict[str, int]] = {
+        "net_width": 16,
+        "num_networks": 2,
+        "batch_per_class": 64,
+    }
 
     init: str = "random"  # or "real"
-    iterations: int = 1000  # networks
-    outer: int | None = None
-    inner: int | None = None
-    rate: float | None = None  # None: 0.1, the papers' for every size
-    batch: int = 256  # real images of a class
+    num_networks: int = 1000  # random networks, one after another
+    outer_steps: int | None = None  # of the set for each network; None: see `choose_loop_counts`
+    inner_steps: int | None = None  # epochs of the network between two of them
+    learning_rate: float | None = None  # of the pixels; None: 0.1
+    batch_per_class: int = 256  # records of each class in a step
     augment: bool = True  # DSA
-    width: int = 128
-    depth: int = 3
+    net_width: int = 128
+    net_depth: int = 3
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        if (images := self.images(spec)) is None:
+        if (images_per_class := self.predict_images_per_class(spec)) is None:
             return {"floating_point_operations": None}
-        outer, inner = self._loops(images)
-        # forward and back is 3 passes; back again through those is 5 more
-        passes = outer * (3 * self.batch + 8 * images) + (outer - 1) * inner * 3 * images
-        work_done = (
-            self.iterations
-            * spec.classes
-            * passes
-            * Outline(spec.shape, self.width, self.depth).work
+        num_images = images_per_class * spec.num_classes
+        outer_steps, inner_steps = self._get_loop_counts(images_per_class)
+        num_epochs = (outer_steps - 1) * inner_steps
+        # Forward and backward are 3 passes; backward through both is 5 more.
+        passes = (
+            outer_steps * (3 * self.batch_per_class + 8 * images_per_class)
+            + num_epochs * 3 * images_per_class
         )
-        learnt = (outer - 1) * inner * math.ceil(images * spec.classes / BATCH)
-        calls = self.iterations * CALLS * (4 * outer * spec.classes + learnt)
+        flops = ConvNetShapes(spec.shape, self.net_width, self.net_depth).flops
+        training_steps = num_epochs * math.ceil(num_images / NET_BATCH_SIZE)
+        matching_steps = MATCHING_CALLS_FACTOR * outer_steps * spec.num_classes
         return {
-            "images": images * spec.classes,
-            "floating_point_operations": work_done,
-            "operator_calls": calls,
+            "images": num_images,
+            "floating_point_operations": self.num_networks * spec.num_classes * passes * flops,
+            "operator_calls": self.num_networks
+            * CALLS_PER_STEP
+            * (matching_steps + training_steps),
         }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
         spec = gate.spec
-        records = gate.open(reason(self.init))
-        per_class = counted(self.per_class, self.ratio, len(records.labels), spec.classes)
-        begun, labels = start(records, spec, per_class, self.init, streams.generator("start"))
-        run = _Run(
-            self,
+        records = gate.read_without_guarantee(explain_no_guarantee(self.init))
+        images_per_class = count_images_per_class(
+            self.images_per_class, self.ratio, len(records.labels), spec.num_classes
+        )
+        initial_images, labels = initialize_images(
+            records, spec, images_per_class, self.init, streams.make_rng("start")
+        )
+        run = MatchingRun(
             spec,
-            Pool(records, spec.classes),
-            Pixels(begun, spec, self.rate or 0.1),
+            ClassPool(records, spec.num_classes),
+            PixelOptimizer(initial_images, spec, self.learning_rate or DEFAULT_LEARNING_RATE),
             labels,
             streams,
+            batch_per_class=self.batch_per_class,
+            augment=self.augment,
+            net_width=self.net_width,
+            net_depth=self.net_depth,
         )
-        outer, inner = self._loops(per_class)
-        for iteration in range(self.iterations):
-            run.renew()
-            for turn in range(outer):
-                run.match()
-                for _ in range(inner if turn + 1 < outer else 0):
-                    run.learn()
-            progress("matching the gradients", iteration + 1, self.iterations)
-        return Product.set(finished(run.pixels.free), labels)
+        outer_steps, inner_steps = self._get_loop_counts(images_per_class)
+        for network in range(self.num_networks):
+            run.reset_net()
+            for outer_step in range(outer_steps):
+                run.match_gradients()
+                for _ in range(inner_steps if outer_step + 1 < outer_steps else 0):
+                    run.train_net()
+            progress("matching the gradients", network + 1, self.num_networks)
+        return Artifact.from_images(unstandardize_images(run.pixels.pixels), labels)
 
-    def _loops(self, per_class: int) -> tuple[int, int]:
-        outer, inner = loops(per_class)
-        return self.outer or outer, self.inner or inner
-
-
-class _Run:
-    """One network after another, the set, and the two steps that alternate; each step is one CUDA graph where there is a GPU."""
-
-    def __init__(
-        self,
-        method: GradientMatching,
-        spec: Spec,
-        pool: Pool,
-        pixels: Pixels,
-        labels: Tensor,
-        streams: Streams,
-    ):
-        device = streams.runtime.target
-        self.pool = pool
-        self.pixels = pixels
-        self.labels = labels
-        self.batch = method.batch
-        self.classes = torch.arange(spec.classes, device=device)
-        self.draws = streams.generator("draws", device)
-        self.net = ConvNet(spec.shape, spec.classes, method.width, method.depth).to(device)
-        self.siamese = self.single = None  # type: Augmentations | None
-        if method.augment:
-            self.siamese = Augmentations(
-                spec.classes, spec, streams.generator("siamese", device), device
-            )
-            self.single = Augmentations(
-                len(labels), spec, streams.generator("augment", device), device
-            )
-        self.parts = math.ceil(
-            len(labels) / BATCH
-        )  # of an epoch: 500 images are two batches of 250
-        self._match, self._learn = (
-            Repeated(each, device, self.draws) for each in (self._matching, self._learning)
-        )
-
-    def renew(self) -> None:
-        """A fresh random network in the place of the old."""
-        initialise(self.net, self.draws)
-        for module in self.net.modules():
-            if isinstance(module, nn.GroupNorm):
-                module.reset_parameters()
-
-    def match(self) -> None:
-        """One step of the set toward the data's gradients."""
-        if self.siamese:
-            self.siamese.ready()
-        self._match()
-
-    def learn(self) -> None:
-        """One epoch of the network on the set as it is."""
-        if self.single:
-            self.single.ready()
-        self._learn()
-
-    def _matching(self) -> None:
-        real, weight = self.pool.draw(self.batch, self.draws)
-        drawn = self.siamese.take() if self.siamese else None
-        each = self.pixels.free.detach().unflatten(0, (len(self.classes), -1))
-        # class by class, with plain convolutions: a batch of one class is work enough for a GPU, and in one graph launches are cheap
-        parts = zip(real, weight, each, self.classes, strict=True)
-        self.pixels.descend(torch.cat([self._class_gradient(*part, drawn) for part in parts]))
-
-    def _class_gradient(
-        self, real: Tensor, weight: Tensor, images: Tensor, label: Tensor, drawn: Drawn | None
-    ) -> Tensor:
-        """The gradient of one class's pixels: through the augmentation that real and synthetic images share."""
-        images = images.clone().requires_grad_()
-        if drawn is None:
-            return class_gradient(self.net, real, weight, images, label)
-        known, shown = (
-            apply(part, drawn.chosen(label.expand(len(part)))) for part in (real, images)
-        )
-        (gradient,) = torch.autograd.grad(
-            shown, images, class_gradient(self.net, known, weight, shown, label)
-        )
-        return gradient
-
-    def _learning(self) -> None:
-        images = self.pixels.free.detach()
-        if self.single:
-            images = apply(images, self.single.take())
-        order = torch.rand(len(images), generator=self.draws, device=images.device).argsort()
-        size = len(images) // self.parts
-        parameters = list(self.net.parameters())
-        for chosen in order[: size * self.parts].split(size):
-            with half(images.device):
-                loss = cross_entropy(self.net(images[chosen]), self.labels[chosen])
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            with torch.no_grad():
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=LEARNING)
+    def _get_loop_counts(self, images_per_class: int) -> tuple[int, int]:
+        outer_steps, inner_steps = choose_loop_counts(images_per_class)
+        return self.outer_steps or outer_steps, self.inner_steps or inner_steps
 
 
 METHOD = GradientMatching

@@ -1,4 +1,7 @@
-"""Kernel ridge regression from a small support set, differentiable in its images and labels, with the kernels of wide networks."""
+"""Kernel ridge regression from a small support set, with the kernels of wide networks.
+
+It is differentiable in the images and labels of the support set.
+"""
 
 from __future__ import annotations
 
@@ -7,90 +10,128 @@ import math
 import torch
 from torch import Tensor
 
-from privot.baselines.ntk import tangent_kernel
-from privot.nets.conv_block import half
+from privot.baselines.ntk import compute_neural_tangent_kernel
+from privot.nets.conv_block import autocast_half
 from privot.nets.ensemble import Ensemble
 
 
-def coefficients(kernel: Tensor, labels: Tensor, ridge: float) -> Tensor:
-    """Solve (K + ridge · trace(K)/n · I) a = labels by Cholesky: [n, n] and [n, classes] to [n, classes], in double precision.
+def solve_kernel_ridge(kernel: Tensor, labels: Tensor, ridge: float) -> Tensor:
+    """Solve (K + ridge * trace(K)/n * I) a = labels by Cholesky, in float64.
 
-    The check that the factor exists would stop a GPU at each call; a ridge far above rounding (1e-16 n) makes it needless.
+    It does not check that the factor exists, since the check would synchronize with a GPU. A ridge
+    far above rounding (1e-16 n) guarantees it.
+
+    Args:
+        kernel: K [n, n].
+        labels: Labels [n, classes].
+        ridge: Share of the mean diagonal that is added to the diagonal.
+
+    Returns:
+        a [n, classes].
     """
     kernel = kernel.double()
-    kernel = kernel + ridge * kernel.diagonal().mean() * torch.eye(
-        len(kernel), dtype=kernel.dtype, device=kernel.device
-    )
+    identity = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+    kernel = kernel + ridge * kernel.diagonal().mean() * identity
     factor, _ = torch.linalg.cholesky_ex(kernel)
-    half = torch.linalg.solve_triangular(factor, labels.double(), upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    half_solution = torch.linalg.solve_triangular(factor, labels.double(), upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half_solution, upper=True)
 
 
-class DenseKernel:
-    """The tangent kernel of a dense network of ``depth`` hidden layers, exact."""
+class DenseNtkRegression:
+    """Regression with the exact tangent kernel of a dense network.
+
+    Args:
+        depth: Number of hidden layers.
+    """
 
     def __init__(self, depth: int):
         self.depth = depth
 
-    def renew(self, generator: torch.Generator) -> None:
-        """Nothing in it is random."""
+    def resample(self, generator: torch.Generator) -> None:
+        """Do nothing: the kernel is not random."""
 
     def predict(self, support: Tensor, labels: Tensor, images: Tensor, ridge: float) -> Tensor:
-        """Regression from the support set [n, ...] with labels [n, classes] at images [m, ...]: [m, classes]."""
+        """Predict labels from a support set.
+
+        Args:
+            support: Images of the support set [n, ...].
+            labels: Their labels [n, classes].
+            images: Images to predict [m, ...].
+            ridge: See `solve_kernel_ridge`.
+
+        Returns:
+            Predictions [m, classes].
+        """
         support = support.double()
         images = images.double()
-        solved = coefficients(tangent_kernel(support, support, self.depth), labels, ridge)
-        return tangent_kernel(images, support, self.depth) @ solved
+        support_kernel = compute_neural_tangent_kernel(support, support, self.depth)
+        coefficients = solve_kernel_ridge(support_kernel, labels, ridge)
+        return compute_neural_tangent_kernel(images, support, self.depth) @ coefficients
 
 
-class FeatureKernel:
-    """Mean over random ConvNets of the inner products of their last features, a sample of the conjugate kernel of the wide network.
+class ConvFeatureRegression:
+    """Regression with the mean inner product of the last features of random ConvNets.
 
-    Without trained layers, it is what a last linear layer on random features would learn. ``renew`` draws other networks.
+    The kernel is a sample of the conjugate kernel of the wide network. It gives what a last linear
+    layer on random features would learn.
+
+    Args:
+        nets: The random networks.
+        chunk_size: Images at a time.
 
     >>> nets = Ensemble(2, (1, 8, 8), 2, width=4, generator=torch.Generator().manual_seed(0))
     >>> images, labels = torch.rand(3, 1, 8, 8), torch.eye(3)
-    >>> FeatureKernel(nets).predict(images, labels, images, ridge=1e-6).argmax(1)
+    >>> regression = ConvFeatureRegression(nets)
+    >>> regression.predict(images, labels, images, ridge=1e-6).argmax(1)
     tensor([0, 1, 2])
     """
 
-    def __init__(self, nets: Ensemble, portion: int = 1000):
+    def __init__(self, nets: Ensemble, chunk_size: int = 1000):
         self.nets = nets.requires_grad_(False)
-        self.portion = portion
+        self.chunk_size = chunk_size
 
-    def renew(self, generator: torch.Generator) -> None:
-        """Fresh convolutions, drawn on the networks' device by PyTorch's usual law."""
-        for block in range(self.nets.blocks):
+    def resample(self, generator: torch.Generator) -> None:
+        """Sample new convolutions on the networks' device, from PyTorch's usual distribution."""
+        for block in range(self.nets.num_blocks):
             convolution = self.nets.get_parameter(f"conv{block}")
-            reach = 1 / math.sqrt(convolution[0, 0].numel())
+            limit = 1 / math.sqrt(convolution[0, 0].numel())
             for name in ("conv", "bias"):
-                self.nets.get_parameter(f"{name}{block}").uniform_(
-                    -reach, reach, generator=generator
-                )
+                parameter = self.nets.get_parameter(f"{name}{block}")
+                parameter.uniform_(-limit, limit, generator=generator)
 
     def predict(self, support: Tensor, labels: Tensor, images: Tensor, ridge: float) -> Tensor:
-        """As `DenseKernel.predict`; gradients reach the support set, not the images.
+        """Predict labels from a support set; gradients reach the support set only.
 
-        K a = F_images (F_support' a): the weights in the bracket are found in double precision, so that rounding of the features
-        alone (which gives another kernel, but still a kernel) is all the error there is.
+        K a = F_images (F_support^T a). The weights in parentheses are computed in float64, so the
+        only error is the rounding of the features, which gives another kernel, but still a kernel.
+
+        Args:
+            support: Images of the support set [n, ...].
+            labels: Their labels [n, classes].
+            images: Images to predict [m, ...].
+            ridge: See `solve_kernel_ridge`.
+
+        Returns:
+            Predictions [m, classes].
         """
-        # One net at a time: dense convolutions are quicker than grouped ones, and hold less.
-        alone = [
-            {name: value[each : each + 1] for name, value in self.nets.named_parameters()}
-            for each in range(self.nets.nets)
+        # One network at a time: dense convolutions are faster than grouped ones, and need less
+        # memory.
+        net_weights = [
+            {name: value[net : net + 1] for name, value in self.nets.named_parameters()}
+            for net in range(self.nets.num_nets)
         ]
-        with half(support.device):
+        with autocast_half(support.device):
             features = torch.stack(
-                [self.nets.features(support, each)[0] for each in alone]
-            ).double()  # [nets, n, numbers]
-        solved = coefficients((features @ features.mT).sum(0), labels, ridge)
-        weights = (features.mT @ solved).float()  # [nets, numbers, classes]
-        parts = []
-        for part in images.split(self.portion):
-            total = weights.new_zeros(len(part), weights.shape[2])
-            for each, weight in zip(alone, weights, strict=True):
-                with torch.no_grad(), half(part.device):
-                    seen = self.nets.features(part, each)[0]
-                total = total + seen.float() @ weight
-            parts.append(total)
-        return torch.cat(parts)
+                [self.nets.features(support, weights)[0] for weights in net_weights]
+            ).double()  # [nets, n, features]
+        coefficients = solve_kernel_ridge((features @ features.mT).sum(0), labels, ridge)
+        head_weights = (features.mT @ coefficients).float()  # [nets, features, classes]
+        predictions = []
+        for chunk in images.split(self.chunk_size):
+            total = head_weights.new_zeros(len(chunk), head_weights.shape[2])
+            for weights, head_weight in zip(net_weights, head_weights, strict=True):
+                with torch.no_grad(), autocast_half(chunk.device):
+                    chunk_features = self.nets.features(chunk, weights)[0]
+                total = total + chunk_features.float() @ head_weight
+            predictions.append(total)
+        return torch.cat(predictions)

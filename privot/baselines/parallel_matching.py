@@ -1,7 +1,8 @@
-"""DM, matching mean features in random networks: what one set needs, and many sets side by side, each of some of the same records.
+"""Distribution matching (DM) of many sets at once, each from its own subset of the same records.
 
-Side by side, all sets share the random network, the augmentations and the draws of an iteration; a set sees those of the drawn records
-that are its own. So the records are embedded once for all of them, and the sets go through the network as one batch.
+In each step all sets share the random network, the augmentations and the sampled records, and each
+set uses those of the sampled records that belong to it. So the records are embedded once for all
+sets, and the sets pass through the network as one batch.
 """
 
 from __future__ import annotations
@@ -9,206 +10,224 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from privot.baselines.condensation import Augmentations, Pixels, Pool, finished, standardised
+from privot.baselines.augmentation_buffer import AugmentationBuffer
+from privot.baselines.condensation import (
+    ClassPool,
+    PixelOptimizer,
+    standardize_images,
+    unstandardize_images,
+)
+from privot.baselines.feature_means import build_random_net, extract_features
 from privot.data.spec import Spec
 from privot.errors import DataError
-from privot.nets.augment import apply
-from privot.nets.classifiers.convnet import ConvNet
-from privot.nets.conv_block import precision
-from privot.nets.generators.conv import initialise
+from privot.nets.augment import AugmentParams, apply_augmentations
+from privot.nets.generators.conv import initialize_weights
 from privot.runtime import Progress, Streams
-from privot.runtime.graphed_step import Repeated
+from privot.runtime.cuda_graphs import GraphedStep
 
-LEGS = 20  # parts of a long run; where it stands is kept after each, so a crash loses a twentieth
-FAR = 2500  # iterations after which a start from noise goes no further for being moved longer: the rate falls instead
-
-
-def class_means(net: ConvNet, images: Tensor, weight: Tensor, portion: int) -> Tensor:
-    """Weighted mean features of each class: images [classes * batch, ...], weight [classes, batch], to [classes, numbers]."""
-    return (weight[:, None] @ embedded(net, images, portion).view(*weight.shape, -1)).squeeze(1)
+NUM_PHASES = 20  # the state of a long run is saved after each phase, so a crash loses a twentieth
+STEPS_PER_REPORT = 100
 
 
-def embedded(net: ConvNet, images: Tensor, portion: int) -> Tensor:
-    """Features [count, numbers] of standardised images [count, ...], in float32 whatever the network computes with."""
-    images = images.to(net.head.weight.dtype)
-    return torch.cat([net.features(part) for part in images.split(portion)]).float()
+class ParallelDistributionMatching:
+    r"""DM of many sets.
 
+    With m the members of set s among the sampled records T_c of a class, each step follows the
+    gradient of :math:`\sum_s \sum_c |\mu_{s,c} - \mathrm{mean}\, \psi(A(S_{s,c}))|^2` with
+    :math:`\mu_{s,c} = \mathrm{mean}_{T_c \cap m}\, \psi(A(x))`, which for one set is the method's
+    own.
 
-def distance(net: ConvNet, real: Tensor, weight: Tensor, images: Tensor, portion: int) -> Tensor:
-    """Squared distance of the class means, added up over classes; ``real`` [classes * batch, ...] is a constant."""
-    with torch.no_grad():
-        goal = class_means(net, real, weight, portion)
-    even = weight.new_full((len(weight), len(images) // len(weight)), len(weight) / len(images))
-    return (goal - class_means(net, images, even, len(images))).square().sum()
-
-
-def usual_rate(init: str, per_class: int, iterations: int) -> float:
-    """From real images 1, or 10 above 50 a class (Zhao and Bilen). From noise the images of a class (Dong et al.), less in a long run.
-
-    >>> usual_rate("random", 40, 1000), usual_rate("random", 40, 20_000), usual_rate("real", 50, 20_000), usual_rate("real", 100, 20_000)
-    (40.0, 5.0, 1.0, 10.0)
-    """
-    if init == "random":
-        return per_class * min(1.0, FAR / iterations)
-    return 1.0 if per_class <= 50 else 10.0
-
-
-def random_net(spec: Spec, width: int, depth: int, device: torch.device) -> ConvNet:
-    """Random and never trained; on a GPU all of it is in bfloat16."""
-    net: nn.Module = (
-        ConvNet(spec.shape, spec.classes, width, depth).to(device).requires_grad_(False)
-    )
-    if precision(device) is torch.bfloat16:
-        net = net.to(dtype=torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return net  # type: ignore[return-value]
-
-
-class SideBySide:
-    r"""DM of many sets. ``pool`` holds all records, ``members`` [sets, records] says which are whose, ``begun`` is in [0, 1].
-
-    With m the members of set s among the drawn records T_c of a class, each iteration steps on
-    :math:`\sum_s \sum_c |\mathrm{mean}_{T_c \cap m}\, \psi(A(x)) - \mathrm{mean}\, \psi(A(S_{s,c}))|^2`, for one set the method's own.
-    ``begun`` is [sets, classes * per_class, ...], classes in order. ``batch`` records of a class are each set's on average where members
-    are half: twice as many are drawn.
+    Args:
+        pool: All records.
+        membership: Which records belong to which set, bool [sets, records].
+        initial_images: Images in [0, 1], classes in order [sets, classes * images_per_class, ...].
+        spec: Shape and number of classes.
+        streams: Public random streams.
+        learning_rate: Step size.
+        batch_per_class: Records of a class in a step, for each set on average. Sets are expected
+            to contain half of the records, so twice as many are sampled.
+        augment: Whether images are augmented.
+        net_width: Channels of each block of the random networks.
+        net_depth: Number of blocks.
     """
 
     def __init__(
         self,
-        pool: Pool,
-        members: Tensor,
-        begun: Tensor,
+        pool: ClassPool,
+        membership: Tensor,
+        initial_images: Tensor,
         spec: Spec,
         streams: Streams,
         *,
-        rate: float,
-        batch: int,
+        learning_rate: float,
+        batch_per_class: int,
         augment: bool,
-        width: int,
-        depth: int,
+        net_width: int,
+        net_depth: int,
     ):
-        device = begun.device
+        device = initial_images.device
         self.streams = streams
-        self.portion = streams.runtime.portion
+        self.chunk_size = streams.runtime.chunk_size
         self.pool = pool
-        self.members = members
-        self.classes = spec.classes
-        self.drawn = 2 * batch
-        self.sets = len(begun)
-        self.per_class = begun.shape[1] // spec.classes
-        for label, (row, there) in enumerate(zip(pool.places, pool.there, strict=True)):
-            if not (members[:, row] & there).any(1).all():
-                raise DataError(
-                    f"class {label} has no member in one of the halves: fewer classes or more records are needed"
-                )
-        self.pixels = Pixels(begun.flatten(0, 1), spec, rate)
-        self.net = random_net(spec, width, depth, device)
-        self.draws = torch.Generator(device)
-        self.ahead = (
-            Augmentations(spec.classes, spec, torch.Generator(device), device) if augment else None
-        )
-        self.row = torch.arange(spec.classes, device=device)
-        self.repeated = Repeated(self.step, device, self.draws)
+        self.membership = membership
+        self.classes = spec.num_classes
+        self.records_per_draw = 2 * batch_per_class
+        self.num_sets = len(initial_images)
+        self.images_per_class = initial_images.shape[1] // spec.num_classes
+        _check_membership(pool, membership)
+        self.pixels = PixelOptimizer(initial_images.flatten(0, 1), spec, learning_rate)
+        self.net = build_random_net(spec, net_width, net_depth, device)
+        self.rng = torch.Generator(device)
+        self.augmentations = None
+        if augment:
+            self.augmentations = AugmentationBuffer(
+                spec.num_classes, spec, torch.Generator(device), device
+            )
+        self.class_indices = torch.arange(spec.num_classes, device=device)
+        self.graphed_step = GraphedStep(self.step, device, self.rng)
 
     def run(
         self,
-        iterations: int,
+        steps: int,
         progress: Progress,
-        kept: dict[str, Tensor] | None = None,
-        keep: Callable[[dict[str, Tensor]], None] = lambda state: None,
+        initial_state: dict[str, Tensor] | None = None,
+        save_state: Callable[[dict[str, Tensor]], None] = lambda state: None,
     ) -> Tensor:
-        """All iterations; the sets in [0, 1], [sets, classes * per_class, ...]. ``keep`` gets the state after each leg, to go on from.
+        """Run all steps.
 
-        The random numbers of a leg depend on its number alone, so that a run that goes on is the run that was never broken off.
+        The random numbers of a phase depend on its index only, so a resumed run gives the same
+        result as a run without interruption.
+
+        Args:
+            steps: Number of steps.
+            progress: Shows the progress.
+            initial_state: A saved state to resume from, or None.
+            save_state: Called with the state after each phase but the last.
+
+        Returns:
+            The sets in [0, 1] [sets, classes * images_per_class, ...].
         """
-        first = 0
-        if kept is not None:
-            first = int(kept["leg"])
-            self.pixels.free.data.copy_(kept["free"])
-            self.pixels.speed.copy_(kept["speed"])
-        for leg in range(first, LEGS):
-            self._seed(leg)
-            begin, end = (iterations * each // LEGS for each in (leg, leg + 1))
-            for iteration in range(begin, end):
-                if self.ahead:
-                    self.ahead.ready()
-                self.repeated()
-                if iteration % 100 == 99 or iteration + 1 == end:
-                    progress("matching the means", iteration + 1, iterations)
-            if end > begin and leg + 1 < LEGS:
-                keep(
+        first_phase = 0
+        if initial_state is not None:
+            first_phase = int(initial_state["phase"])
+            self.pixels.pixels.data.copy_(initial_state["pixels"])
+            self.pixels.momentum_buffer.copy_(initial_state["momentum"])
+        for phase in range(first_phase, NUM_PHASES):
+            self._seed_phase(phase)
+            first_step = steps * phase // NUM_PHASES
+            end_step = steps * (phase + 1) // NUM_PHASES
+            for step in range(first_step, end_step):
+                if self.augmentations:
+                    self.augmentations.refill_if_empty()
+                self.graphed_step()
+                if (step + 1) % STEPS_PER_REPORT == 0 or step + 1 == end_step:
+                    progress("matching the means", step + 1, steps)
+            if end_step > first_step and phase + 1 < NUM_PHASES:
+                save_state(
                     {
-                        "leg": torch.tensor(leg + 1),
-                        "free": self.pixels.free.detach(),
-                        "speed": self.pixels.speed,
+                        "phase": torch.tensor(phase + 1),
+                        "pixels": self.pixels.pixels.detach(),
+                        "momentum": self.pixels.momentum_buffer,
                     }
                 )
-        return finished(self.pixels.free).unflatten(0, (self.sets, -1))
+        return unstandardize_images(self.pixels.pixels).unflatten(0, (self.num_sets, -1))
 
-    def _seed(self, leg: int) -> None:
-        self.draws.manual_seed(self.streams.generator(f"draws {leg}").initial_seed())
-        if self.ahead:
-            self.ahead.generator.manual_seed(
-                self.streams.generator(f"augment {leg}").initial_seed()
+    def _seed_phase(self, phase: int) -> None:
+        self.rng.manual_seed(self.streams.make_rng(f"draws {phase}").initial_seed())
+        if self.augmentations:
+            self.augmentations.rng.manual_seed(
+                self.streams.make_rng(f"augment {phase}").initial_seed()
             )
-            self.ahead.used = self.ahead.rounds  # what was drawn ahead is of the leg before
+            self.augmentations.discard()  # the buffer belongs to the phase before
 
     def step(self) -> None:
-        """One iteration: a fresh network, a draw, one gradient step of every set."""
-        initialise(self.net, self.draws)
-        real, weight = self.draw()
-        drawn = self.ahead.take() if self.ahead else None
-        if drawn:
-            real = apply(real, drawn.chosen(self.row.repeat_interleave(weight.shape[2])))
-        goal = self.goals(real, weight)
-        size = self.classes * self.per_class
-        some = max(1, self.portion // size)
-        known = (
-            weight.sum(2) > 0
-        )  # [classes, sets]; a set without a member in this draw of a class has nothing to match there
-        parts: list[Tensor] = []
-        for begin in range(0, self.sets, some):
-            free = self.pixels.free.detach()[begin * size : (begin + some) * size].requires_grad_()
-            shown = (
-                apply(
-                    free,
-                    drawn.chosen(
-                        self.row.repeat_interleave(self.per_class).repeat(len(free) // size)
-                    ),
-                )
-                if drawn
-                else free
-            )
-            here = slice(begin, begin + some)
-            parts += torch.autograd.grad(
-                self.distances(shown, goal[:, here], known[:, here]).sum(), free
-            )
-        self.pixels.descend(torch.cat(parts))
+        """Sample a new network and records, and make one gradient step of every set."""
+        initialize_weights(self.net, self.rng)
+        real, weights = self.sample_records()
+        params = self.augmentations.next_params() if self.augmentations else None
+        if params:
+            labels = self.class_indices.repeat_interleave(weights.shape[2])
+            real = apply_augmentations(real, params.select(labels))
+        targets = self.compute_targets(real, weights)
+        # [classes, sets]; a set without a member among the sampled records of a class has nothing
+        # to match there
+        has_members = weights.sum(2) > 0
+        set_size = self.classes * self.images_per_class
+        sets_per_chunk = max(1, self.chunk_size // set_size)
+        gradients: list[Tensor] = []
+        for first_set in range(0, self.num_sets, sets_per_chunk):
+            chunk = slice(first_set, first_set + sets_per_chunk)
+            pixels = self.pixels.pixels.detach()[
+                first_set * set_size : (first_set + sets_per_chunk) * set_size
+            ].requires_grad_()
+            images = self._augment_sets(pixels, params) if params else pixels
+            distances = self.compute_distances(images, targets[:, chunk], has_members[:, chunk])
+            gradients += torch.autograd.grad(distances.sum(), pixels)
+        self.pixels.apply_gradient(torch.cat(gradients))
 
-    def draw(self) -> tuple[Tensor, Tensor]:
-        """Standardised records [classes * drawn, ...], and each set's weights of its own among them [classes, sets, drawn]."""
-        there = self.pool.there
-        keys = torch.rand(there.shape, generator=self.draws, device=there.device).masked_fill(
-            ~there, -1
+    def _augment_sets(self, pixels: Tensor, params: AugmentParams) -> Tensor:
+        """Augment the pixels of some sets; all images of a class share their parameters."""
+        set_labels = self.class_indices.repeat_interleave(self.images_per_class)
+        labels = set_labels.repeat(len(pixels) // len(set_labels))
+        return apply_augmentations(pixels, params.select(labels))
+
+    def sample_records(self) -> tuple[Tensor, Tensor]:
+        """Sample records of each class, shared by all sets.
+
+        Returns:
+            Standardized records [classes * sampled, ...], and for each set the weights of its
+            members among them [classes, sets, sampled].
+        """
+        is_record = self.pool.is_record
+        keys = torch.rand(is_record.shape, generator=self.rng, device=is_record.device).masked_fill(
+            ~is_record, -1
         )
-        first = keys.topk(min(self.drawn, keys.shape[1]), sorted=False).indices
-        places = self.pool.places.gather(1, first)  # [classes, drawn]
-        own = (self.members[:, places] & there.gather(1, first)).transpose(0, 1).float()
-        return standardised(self.pool.images[places.flatten()]), own / own.sum(
-            2, keepdim=True
-        ).clamp(min=1)
+        columns = keys.topk(min(self.records_per_draw, keys.shape[1]), sorted=False).indices
+        indices = self.pool.record_indices.gather(1, columns)  # [classes, sampled]
+        is_member = self.membership[:, indices] & is_record.gather(1, columns)
+        weights = is_member.transpose(0, 1).float()
+        records = standardize_images(self.pool.images[indices.flatten()])
+        return records, weights / weights.sum(2, keepdim=True).clamp(min=1)
 
-    def goals(self, real: Tensor, weight: Tensor) -> Tensor:
-        """Class means of every set's own records: [classes, sets, numbers]."""
+    def compute_targets(self, real: Tensor, weights: Tensor) -> Tensor:
+        """Compute the class means of every set's members.
+
+        Args:
+            real: Standardized records [classes * sampled, ...].
+            weights: Their weights [classes, sets, sampled].
+
+        Returns:
+            Means [classes, sets, features].
+        """
         with torch.no_grad():
-            return weight @ embedded(self.net, real, self.portion).view(
-                self.classes, weight.shape[2], -1
-            )
+            features = extract_features(self.net, real, self.chunk_size)
+            return weights @ features.view(self.classes, weights.shape[2], -1)
 
-    def distances(self, shown: Tensor, goal: Tensor, known: Tensor) -> Tensor:
-        """Squared distances to the class means of some sets [some * classes * per_class, ...]: [classes, some]."""
-        features = embedded(self.net, shown, len(shown)).view(
-            -1, self.classes, self.per_class, goal.shape[2]
+    def compute_distances(self, images: Tensor, targets: Tensor, has_members: Tensor) -> Tensor:
+        """Compute squared distances of the class means.
+
+        Args:
+            images: Standardized images of some sets [sets * classes * images_per_class, ...].
+            targets: Means of the members [classes, sets, features].
+            has_members: Which sets have a member in the step [classes, sets].
+
+        Returns:
+            Distances [classes, sets], 0 where a set has no member.
+        """
+        features = extract_features(self.net, images, len(images)).view(
+            -1, self.classes, self.images_per_class, targets.shape[2]
         )
-        return (goal - features.mean(2).transpose(0, 1)).square().sum(2) * known
+        return (targets - features.mean(2).transpose(0, 1)).square().sum(2) * has_members
+
+
+def _check_membership(pool: ClassPool, membership: Tensor) -> None:
+    """Raise an error unless every set has a member of every class."""
+    rows = zip(pool.record_indices, pool.is_record, strict=True)
+    for label, (indices, is_record) in enumerate(rows):
+        if not (membership[:, indices] & is_record).any(1).all():
+            raise DataError(
+                f"class {label} has no member in one of the sets. Use fewer classes or more "
+                "records."
+            )

@@ -1,9 +1,10 @@
-"""A random subset of the real images: the baseline that any condensed set must be held against.
+"""A random subset of the real images: the baseline with which any condensed set must be compared.
 
-**Released** ``per_class`` records of each class, as they are.
+**Released** ``images_per_class`` records of each class, as they are.
 **Bound** none: a chosen record is published whole.
-**Cost** the records are opened: ``NoGuarantee``. Of those that are not chosen nothing is said but that.
-**Departs** from nothing: Dong et al. (2022) attack the same baseline, but on its own images alone.
+**Cost** the records are read: ``NoGuarantee``. Of the other records only the fact is published that
+they were not chosen.
+**Departs** from nothing: Dong et al. (2022) attack the same baseline, but only on its own images.
 **Notation** none.
 """
 
@@ -12,27 +13,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privot.baselines.condensation import Condensed, counted, start
+from privot.baselines.condensation import (
+    CondensationMethod,
+    count_images_per_class,
+    initialize_images,
+)
 from privot.data.spec import Spec
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealSubset(Condensed):
-    """``per_class`` real images of each class, or ``ratio`` of the mean class size.
+class RandomSubset(CondensationMethod):
+    """``images_per_class`` real images of each class, or ``ratio`` of the mean class size.
 
-    >>> RealSubset(per_class=10).forecast(Spec((1, 28, 28), 10), RealSubset().plan(Spec((1, 28, 28), 10)))
+    >>> method, spec = RandomSubset(images_per_class=10), Spec((1, 28, 28), 10)
+    >>> method.forecast(spec, method.plan(spec))
     {'images': 100, 'floating_point_operations': 0}
     """
 
     name: ClassVar[str] = "real-subset"
-    title: ClassVar[str] = "random real images: the naive baseline (no privacy)"
-    promise: ClassVar[str] = "none: these are real records"
+    title: ClassVar[str] = "random real images: the simplest baseline (no privacy)"
+    guarantee_summary: ClassVar[str] = "none: these are real records"
     init: ClassVar[str] = "real"
-    real: ClassVar[bool] = True  # what is released are records as they were
+    releases_real_records: ClassVar[bool] = True
     citation: ClassVar[str] = """@inproceedings{dong2022privacy,
   title     = {Privacy for Free: How does Dataset Condensation Help Privacy?},
   author    = {Dong, Tian and Zhao, Bo and Lyu, Lingjuan},
@@ -41,16 +47,23 @@ class RealSubset(Condensed):
 }"""
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        each_class = self.images(spec)
-        return {"images": each_class and each_class * spec.classes, "floating_point_operations": 0}
+        images_per_class = self.predict_images_per_class(spec)
+        return {
+            "images": images_per_class and images_per_class * spec.num_classes,
+            "floating_point_operations": 0,
+        }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
         progress("choosing records", 0, 1)
-        records = gate.open("these are real records")
-        per_class = counted(self.per_class, self.ratio, len(records.labels), gate.spec.classes)
-        chosen = start(records, gate.spec, per_class, self.init, streams.generator("start"))
+        records = gate.read_without_guarantee("these are real records")
+        images_per_class = count_images_per_class(
+            self.images_per_class, self.ratio, len(records.labels), gate.spec.num_classes
+        )
+        images, labels = initialize_images(
+            records, gate.spec, images_per_class, self.init, streams.make_rng("start")
+        )
         progress("choosing records", 1, 1)
-        return Product.set(*chosen)
+        return Artifact.from_images(images, labels)
 
 
-METHOD = RealSubset
+METHOD = RandomSubset

@@ -1,4 +1,7 @@
-"""The command line: one verb a job, ``--json`` on every one, errors of one line with exit code 2."""
+"""The command line: one command for each task, ``--json`` on every one.
+
+Errors that a user can mend are one line with exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,45 @@ import signal
 import sys
 import warnings
 from importlib import import_module
+from typing import Any
 
-import typer.core
-
-from privot.cli.options import FOLLOWS, Stopped, Usage, app, refuse
+from privot.cli.app import UsageError, app
+from privot.cli.console import IS_SECONDARY_PROCESS, UserInterrupt, exit_with_error
 from privot.errors import DataError, PrivotError
 
-typer.core.HAS_RICH = (
-    False  # its older versions put backslashes before the brackets of a help without markup
-)
-
-for part in (
+# Each module adds its commands, in this order.
+COMMAND_MODULES = (
+    "plan",
     "synthesize",
+    "sample",
     "privatize",
     "measure",
+    "compare",
+    "report",
     "attack",
+    "audit",
     "invert",
-    "federate",
+    "federate_simulate",
+    "federate_server",
+    "federate_client",
+    "federate_keys",
     "verify",
-):  # each adds its verbs, in this order
-    import_module(f"privot.cli.{part}")
+    "ledger",
+    "cite",
+)
+for module_name in COMMAND_MODULES:
+    import_module(f"privot.cli.{module_name}")
+
+INTERRUPT_EXIT_CODE = 130
+# PyTorch reports a lack of CPU memory as a RuntimeError without a type of its own. Only the name of
+# the allocator in its text tells this error from a bug.
 
 
-def tidily() -> None:
-    """A request to end, as of `kill` or a container that is stopped, is heard as Ctrl-C is: answers that are paid for are kept first.
+def treat_sigterm_as_sigint() -> None:
+    """Handle SIGTERM as Ctrl-C, so that a charged query result is stored first.
 
-    Not where interrupts are ignored, as they are in a shell's background, or where somebody else looks after such requests.
+    `kill` and a container that stops send SIGTERM. Nothing changes if interrupts are ignored, as
+    for a background job of a shell, or if another handler is installed.
     """
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -42,36 +58,46 @@ def tidily() -> None:
 
 
 def main() -> None:
-    """Run the command line; what a user can mend ends in one line and exit code 2."""
-    tidily()
+    """Run the command line. An error that the user can mend is one line with exit code 2."""
+    treat_sigterm_as_sigint()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # Python's warnings are for developers
     try:
-        code = app(standalone_mode=False, prog_name="privot")
-    except Stopped as stop:
-        refuse(str(stop), 130)
+        exit_code = app(standalone_mode=False, prog_name="privot")
+    except UserInterrupt as interrupt:
+        exit_with_error(str(interrupt), INTERRUPT_EXIT_CODE)
     except PrivotError as error:
-        if FOLLOWS and not isinstance(
-            error, DataError
-        ):  # the first process says it, too; but what can be read may differ
+        # The first process reports the same error, except for data that only this one reads.
+        if IS_SECONDARY_PROCESS and not isinstance(error, DataError):
             sys.exit(2)
-        refuse(str(error))
-    except Usage as error:
-        said = re.sub(
-            r"( Did you mean [^?]*\?)\1+", r"\1", " ".join(error.format_message().split())
-        )  # typer and click both ask
-        refuse(f"{said} (see {error.ctx.command_path if error.ctx else 'privot'} --help)")
+        exit_with_error(str(error))
+    except UsageError as error:
+        exit_with_error(_format_usage_error(error))
     except OSError as error:
-        refuse(
-            f"{error.filename or 'a file'}: {error.strerror or type(error).__name__}; check the path, its rights and the free space"
+        reason = error.strerror or type(error).__name__
+        exit_with_error(
+            f"{error.filename or 'A file'}: {reason}. Check the path, its permissions and the "
+            "free disk space."
         )
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        from privot.runtime.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
             raise
-        refuse(
-            "not enough memory for these settings: ask for fewer samples, a smaller model, or fewer records at a time (--microbatch)"
+        exit_with_error(
+            "Not enough memory for these settings. Use fewer samples, a smaller model or a smaller "
+            "--microbatch."
         )
-    if code:
-        sys.exit(code)
+    if exit_code:
+        sys.exit(exit_code)
+
+
+def _format_usage_error(error: Any) -> str:
+    """Format an error of typer as one line."""
+    text = " ".join(error.format_message().split())
+    # Typer and click both append the same suggestion.
+    text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", text)
+    command = error.ctx.command_path if error.ctx else "privot"
+    return f"{text} (see {command} --help)"

@@ -1,384 +1,321 @@
-"""Verbs that attack: attack, audit."""
+"""Commands of membership attacks: attacks, attack."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from privot.cli.options import (
-    Config,
-    Dealt,
-    Device,
-    Download,
-    IsPublic,
-    Json,
-    Label,
-    Microbatch,
-    PublicClasses,
-    Resize,
-    Seed,
-    Sets,
-    app,
-    declared,
-    emit,
-    err_console,
-    out_console,
-    plain,
-    resumable,
-    say,
-    say_caution,
-    to_settings,
-)
+from privot.cli.app import app
+from privot.cli.attack_options import AttackedMethodOptions, CandidateOptions, ShadowOptions
+from privot.cli.attack_output import exit_if_refuted, print_attack_report, write_result_file
+from privot.cli.console import err_console, explain_interrupt, out_console, print_json
+from privot.cli.option_groups import expand_option_groups
+from privot.cli.options import ComputeOptions, Confidence, IsPublic, Json, ReadOptions, Seed
+from privot.cli.parsing import parse_settings, reuse_declarations
 from privot.errors import SettingError
-from privot.io import writable
-from privot.progress import jsonable, progress_bar, round_down, round_up
+from privot.io import check_writable
+from privot.progress import Progress, show_progress_bar
 
-SHADOWS = 64
-Confidence = Annotated[float, typer.Option(help="Of every bound.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes on this host that prepare shadows.")]
-OnRay = Annotated[
-    bool,
-    typer.Option("--ray", help="Prepare shadows on a Ray cluster (RAY_ADDRESS, or this host)."),
-]
+if TYPE_CHECKING:
+    from privot.attacks.membership.attack_report import AttackReport
+    from privot.attacks.shadows.config import ShadowConfig
+    from privot.attacks.shadows.store import ShadowStore
+    from privot.data import Public, Sensitive
+    from privot.release import Release
+    from privot.runtime import Runtime
+
+    Dataset = Sensitive | Public
+
+DEFAULT_NUM_SHADOWS = 64
 
 
-@app.command()
-def attacks(as_json: Json = False) -> None:
-    """Which attacks there are, and what each needs."""
+@app.command("attacks")
+def _attacks_command(as_json: Json = False) -> None:
+    """List the attacks and what each needs."""
     from privot.attacks.membership.registry import ATTACKS
 
     rows = [
-        {"name": name, "title": each.title, "needs": list(each.needs)}
-        for name, each in ATTACKS.items()
+        {"name": name, "title": attack.title, "needs": list(attack.needs)}
+        for name, attack in ATTACKS.items()
     ]
     if as_json:
-        return emit(rows)
+        return print_json(rows)
     table = Table("attack", "what it is", "needs")
     for row in rows:
         table.add_row(str(row["name"]), str(row["title"]), ", ".join(row["needs"]))
     out_console.print(table, soft_wrap=False)
 
 
-@app.command()
-def attack(
-    name: Annotated[str, typer.Argument(help="See `privot attacks`.")],
+@app.command("attack")
+@expand_option_groups
+def _attack_command(
+    *,
+    attack_name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the attack; see `privot attacks`.")
+    ],
     target: Annotated[
         str,
         typer.Argument(
-            help="Folder of a release; or, for attacks with shadows, the name of a method."
+            help="Folder of a release; for attacks with shadows also the name of a method."
         ),
     ],
-    members: Annotated[str, typer.Option(help="Records that the release was made from.")],
-    nonmembers: Annotated[
-        str,
-        typer.Option(help="Records that it was not made from; of a built-in name its test split."),
-    ],
-    population: Annotated[
-        str | None,
-        typer.Option(
-            help="Yet other records that nobody learned; else a fifth of the non-members."
-        ),
-    ] = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(help="A release of yet other records: what is near it too says nothing."),
-    ] = None,
-    candidates: Annotated[
-        int | None,
-        typer.Option(min=1, help="So many of each side, drawn by the seed; all if not given."),
-    ] = None,
-    shadows: Annotated[
-        int | None, typer.Option(min=2, help="To compare with, an even number; 64 if not given.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where shadows are, or will be; TARGET.shadows if not given. What was broken off goes on there."
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Of a private method's shadows, where a method is named.")
-    ] = None,
-    sets: Sets = None,
-    config: Config = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Of classifiers.")] = 300,
+    candidates: CandidateOptions,
+    is_public: IsPublic = False,
+    shadow_options: ShadowOptions,
+    method_options: AttackedMethodOptions,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Training epochs of the attack's classifiers.")
+    ] = 300,
     confidence: Confidence = 0.95,
-    workers: Workers = 1,
-    ray: OnRay = False,
-    public: IsPublic = False,
-    public_classes: PublicClasses = False,
-    device: Device = "auto",
-    microbatch: Microbatch = None,
     seed: Seed = 0,
-    label: Label = "label",
-    resize: Resize = None,
-    download: Download = False,
-    owners: Dealt = None,
+    read_options: ReadOptions,
+    compute: ComputeOptions,
     as_json: Json = False,
 ) -> None:
-    """Tell members from others by a release. Exit code 3 if that beats its certificate, 4 if the two can be told apart without it.
+    """Test whether a release reveals who is in the data.
 
-    The attack first proves its power on controls. Results go beside the release, into RELEASE.attacks, which is the owner's own; where all
-    data is public, into RELEASE/attacks. `privot report` reads both.
+    The attack must first pass its controls. Results go into RELEASE.attacks, for the data owner
+    alone, or into RELEASE/attacks if all data is public; `privot report` reads both. Exit code 3
+    if the result refutes the certificate, 4 if the two sides differ without the release.
     """
-    from privot.attacks.membership.registry import ATTACKS
-    from privot.attacks.membership.runner import attempt, compared, left_out, proved, shadows_of
-    from privot.audit.roc import chance
-    from privot.data import load
-    from privot.methods import methods
+    from privot.attacks.membership.runner import (
+        AttackOptions,
+        check_attack,
+        leave_one_out_attack,
+        run_attack,
+    )
+    from privot.audit.roc import check_probability
     from privot.release import Release
-    from privot.runtime import Runtime
 
-    if name not in ATTACKS:
-        raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
-    runtime = Runtime(device, microbatch)
-    compares = "shadows" in ATTACKS[name].needs
-    path = Path(target)
-    made = Path(target, "manifest.json").exists()
-    if not made and not (compares and target in methods()):
-        raise SettingError(
-            f"{target}: no release is there"
-            + ("; nor is it a method" if compares else f"; {name} attacks a release")
-        )
-    if made and (epsilon is not None or sets or config or public_classes or owners):
-        raise SettingError(
-            "--epsilon, --set, --config, --public-classes, --owners are of a method: a release says itself how it was made"
-        )
-    if not compares and (shadows or folder or ray or workers > 1):
-        raise SettingError(
-            f"--shadows, --folder, --workers and --ray: {name} compares with no shadows; leave them out"
-        )
-    chance(confidence, "--confidence")
-    release = Release.load(path) if made else None
-    references = [Release.load(Path(each)) for each in reference or ()]
-    base = path.resolve() if made else path
-    folder = folder or base.with_name(f"{base.name}.shadows")
-    out = (
-        folder
-        if not release
-        else path / "attacks"
-        if public
-        else base.with_name(f"{base.name}.attacks")
+    runtime = compute.build_runtime()
+    has_release = Path(target, "manifest.json").exists()
+    uses_shadows = _check_target(attack_name, target, has_release, method_options, shadow_options)
+    check_probability(confidence, "--confidence")
+    release = Release.load(Path(target)) if has_release else None
+    references = [Release.load(Path(path)) for path in candidates.reference_releases or ()]
+    folder = shadow_options.folder or _name_sibling(target, has_release, "shadows")
+    out = folder
+    if release:
+        out = Path(target, "attacks") if is_public else _name_sibling(target, True, "attacks")
+    check_writable(out / attack_name)  # before the work
+    members, nonmembers, population = _load_candidates(
+        candidates, release, method_options, read_options.to_arguments() | {"public": is_public}
     )
-    writable(out / name)  # said before the work
-    more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    known = release.spec if release else None
-    inside = load(
-        members, **declared(members, known), **more, public_classes=public_classes, owners=owners
-    )
-    known = known or inside.spec
-    outside = load(nonmembers, "test", **declared(nonmembers, known), **more)
-    others = load(population, "test", **declared(population, known), **more) if population else None
-    with progress_bar(err_console) as progress:
-        prepared = None
-        if compares:
-            proved(name, release, others)  # before the long work
-            given: dict[str, Any] = {"epochs": epochs, "seed": seed}
-            if release:
-                planned = shadows_of(release, inside, outside, folder, shadows or SHADOWS, **given)
-            else:
-                planned = compared(
-                    target,
-                    to_settings(config, sets),
-                    epsilon,
-                    inside,
-                    outside,
-                    folder,
-                    shadows or SHADOWS,
-                    **given,
-                )
-            with resumable(folder):
-                prepared = planned.prepare(runtime, progress, workers=workers, ray=ray)
+    with show_progress_bar(err_console) as progress:
+        shadow_store = None
+        if uses_shadows:
+            check_attack(attack_name, release, population)  # before the long work
+            config = _configure_shadows(
+                release or target,
+                (members, nonmembers),
+                (folder, shadow_options.num_shadows or DEFAULT_NUM_SHADOWS),
+                method_options,
+                {"epochs": epochs, "seed": seed},
+            )
+            shadow_store = _prepare_shadows(config, shadow_options, runtime, progress)
         if release:
-            found = attempt(
-                name,
+            result = run_attack(
+                attack_name,
                 release,
-                inside,
-                outside,
-                population=others,
-                prepared=prepared,
+                members,
+                nonmembers,
+                population=population,
+                shadow_store=shadow_store,
                 references=references,
-                candidates=candidates,
-                epochs=epochs,
-                seed=seed,
-                confidence=confidence,
+                options=AttackOptions(
+                    num_candidates=candidates.num_candidates,
+                    epochs=epochs,
+                    seed=seed,
+                    confidence=confidence,
+                ),
                 runtime=runtime,
                 progress=progress,
             )
         else:
-            assert prepared
-            found = left_out(name, prepared, confidence, seed)
-    out.mkdir(exist_ok=True, mode=0o755 if found.publishable else 0o700)
-    _write(
-        out / f"{name}.json",
-        {"release": release.digest if release else None, **found.to_json()},
-        found.publishable,
-    )
-    _show(found, out / f"{name}.json", as_json)
+            assert shadow_store
+            result = leave_one_out_attack(attack_name, shadow_store, confidence, seed)
+    _report_result(result, release, out, as_json)
 
 
-def _write(path: Path, value: dict[str, Any], publishable: bool) -> None:
-    from privot.attacks.shadows.store import write
+def _report_result(result: AttackReport, release: Release | None, out: Path, as_json: bool) -> None:
+    """Write and print the result of an attack, and exit if it refutes the certificate.
 
-    write(
-        path,
-        (json.dumps(jsonable(value), indent=1) + "\n").encode(),
-        0o644 if publishable else 0o600,
-    )
-
-
-def _show(found: Any, path: Path, as_json: bool) -> None:
+    Args:
+        result: The result.
+        release: The attacked release, or None if a method was attacked.
+        out: Folder for the file.
+        as_json: Print JSON instead of a table.
+    """
+    out.mkdir(exist_ok=True, mode=0o755 if result.publishable else 0o700)
+    content = {"release": release.digest if release else None, **result.to_json()}
+    path = out / f"{result.name}.json"
+    write_result_file(path, content, result.publishable)
     if as_json:
-        emit({**found.to_json(), "file": str(path)})
+        print_json({**result.to_json(), "file": str(path)})
     else:
-        say(found.power.sentence)
-        table = Table("false positives", "true positives", "at least", "at most", "false alarms")
-        for point in found.points.points:
-            rates = [f"{100 * each:.3g} %" for each in (point.level, point.tpr)]
-            rates += [
-                f"{round_down(100 * point.lowest_tpr, 3)} %",
-                f"{round_up(100 * point.highest_tpr, 3)} %",
-            ]
-            table.add_row(*rates, f"{point.alarms}{' (few)' if point.few else ''}")
-        out_console.print(table, soft_wrap=False)
-        over = found.spread
-        say(
-            f"AUC        {found.auc:.4f}"
-            + (
-                f", {over.low:.4f} to {over.high:.4f}, the mean over {over.count} victims"
-                if over
-                else ""
-            )
+        print_attack_report(result, path)
+    exit_if_refuted(result.verdict)
+
+
+def _check_target(
+    attack_name: str,
+    target: str,
+    has_release: bool,
+    method_options: AttackedMethodOptions,
+    shadow_options: ShadowOptions,
+) -> bool:
+    """Raise unless attack, target and options fit together.
+
+    Args:
+        attack_name: Name of the attack.
+        target: A release folder or the name of a method.
+        has_release: Whether the target is a release folder.
+        method_options: Options for a method as the target.
+        shadow_options: Options for attacks with shadows.
+
+    Returns:
+        Whether the attack compares with shadows.
+    """
+    from privot.attacks.membership.registry import ATTACKS
+    from privot.methods import list_methods
+
+    if attack_name not in ATTACKS:
+        raise SettingError(
+            f"There is no attack {attack_name!r}. Choose one of {', '.join(ATTACKS)}."
         )
-        if found.blind is not None:
-            say(f"unseen     {found.blind:.4f}, the AUC of one who never saw the release")
-        say(f"advantage  {100 * found.advantage.value:.2f} % +- {100 * found.advantage.error:.2f}")
-        say(f"verdict    {found.verdict.sentence}")
-        say(f"file       {plain(path)}")
-        if found.caution:
-            say_caution(found.caution)
-        if not found.publishable:
-            say_caution("sensitive records had a part in these numbers: they are the owner's own")
-    _broken(found.verdict)
-
-
-def _broken(verdict: Any) -> None:
-    from privot.audit.verdict import NO_VERDICT
-
-    if verdict.broken:
-        say(
-            "privot: implementation broken: more was proved than the certificate allows; do not publish",
-            err_console,
-            "red",
+    uses_shadows = "shadows" in ATTACKS[attack_name].needs
+    if not has_release and not (uses_shadows and target in list_methods()):
+        hint = (
+            f"There is no method {target!r} either."
+            if uses_shadows
+            else f"{attack_name} attacks a release."
         )
-        sys.exit(3)
-    if verdict.status == NO_VERDICT:
-        say(
-            "privot: no verdict: members and non-members differ by more than that; take both from one random split",
-            err_console,
-            "red",
+        raise SettingError(f"{target} is no release. {hint}")
+    if has_release and method_options.is_given:
+        raise SettingError(
+            "--epsilon, --set, --config, --public-classes and --clients are for a method as the "
+            "target; a release states how it was made. Leave them out."
         )
-        sys.exit(4)
+    if not uses_shadows and shadow_options.is_given:
+        raise SettingError(
+            f"{attack_name} uses no shadows. Leave out --shadows, --folder, --workers and --ray."
+        )
+    return uses_shadows
 
 
-@app.command()
-def audit(
-    method: Annotated[str, typer.Argument(help="See `privot methods`.")],
-    data: Annotated[
-        str, typer.Option(help="A built-in name or a path: the records that every run has.")
-    ],
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where the runs are kept; METHOD.audit if not given. What was broken off goes on there."
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Claimed by every run; inf for none.")
-    ] = None,
-    runs: Annotated[
-        int, typer.Option(min=4, help="With the planted record, and as many without.")
-    ] = 100,
-    canaries: Annotated[
-        int,
-        typer.Option(
-            min=0, help="So many planted records in one single run, instead of many runs."
-        ),
-    ] = 0,
-    kind: Annotated[
-        str,
-        typer.Option(
-            help="Of planted records: blank, noise, scenes, orthogonal, mislabelled, clean."
-        ),
-    ] = "blank",
-    score: Annotated[
-        str, typer.Option(help="What of a release is looked at: mean or nearest.")
-    ] = "mean",
-    gaussian: Annotated[
-        bool,
-        typer.Option(
-            "--gaussian", help="Read the runs as of a Gaussian mechanism: proves far more of one."
-        ),
-    ] = False,
-    sets: Sets = None,
-    config: Config = None,
-    confidence: Confidence = 0.95,
-    public: IsPublic = False,
-    public_classes: PublicClasses = False,
-    device: Device = "auto",
-    microbatch: Microbatch = None,
-    seed: Seed = 0,
-    label: Label = "label",
-    resize: Resize = None,
-    download: Download = False,
-    owners: Dealt = None,
-    as_json: Json = False,
-) -> None:
-    """Whole runs with and without a planted record: what do they prove about epsilon? Exit code 3 if more than was claimed."""
-    from privot.audit.runner import Audit
-    from privot.data import load
-    from privot.runtime import Runtime
+def _name_sibling(target: str, has_release: bool, suffix: str) -> Path:
+    """Name the folder of shadows or results beside a target.
 
-    folder = folder or Path(f"{method}.audit")
-    box = load(
-        data,
-        label=label,
-        resize=resize,
-        download=download,
-        public=public,
-        public_classes=public_classes,
-        owners=owners,
+    Args:
+        target: A release folder or the name of a method.
+        has_release: Whether the target is a release folder.
+        suffix: Suffix of the folder.
+
+    Returns:
+        The path.
+    """
+    path = Path(target).resolve() if has_release else Path(target)
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def _load_candidates(
+    candidates: CandidateOptions,
+    release: Release | None,
+    method_options: AttackedMethodOptions,
+    arguments: dict[str, Any],
+) -> tuple[Dataset, Dataset, Dataset | None]:
+    """Load the records that an attack distinguishes.
+
+    Args:
+        candidates: Names or paths of the records.
+        release: The release, whose declarations hold for the records too.
+        method_options: Declarations for a method as the target.
+        arguments: Keyword arguments for `load_dataset`.
+
+    Returns:
+        Members, non-members and the population.
+    """
+    from privot.data import load_dataset
+
+    spec = release.spec if release else None
+    members = load_dataset(
+        candidates.member_data,
+        **reuse_declarations(candidates.member_data, spec),
+        **arguments,
+        public_classes=method_options.public_class_sizes,
+        num_clients=method_options.num_clients,
     )
-    planned = Audit(
-        folder=folder,
-        box=box,
-        method=method,
-        settings=to_settings(config, sets),
-        epsilon=epsilon,
-        runs=runs,
-        canaries=canaries,
-        kind=kind,
-        score=score,
-        confidence=confidence,
-        gaussian=gaussian,
-        seed=seed,
+    spec = spec or members.spec
+    nonmembers = load_dataset(
+        candidates.nonmember_data,
+        "test",
+        **reuse_declarations(candidates.nonmember_data, spec),
+        **arguments,
     )
-    with progress_bar(err_console) as progress, resumable(folder):
-        verdict = planned.run(Runtime(device, microbatch), progress)
-    told = planned.to_json()
-    _write(folder / "verdict.json", told, verdict.publishable)
-    if as_json:
-        emit({**told, "folder": str(folder)})
-    else:
-        say(f"{verdict.status}: {verdict.sentence}")
-        say(
-            f"file: {plain(folder / 'verdict.json')}, for `privot report RELEASE --attacks` of a release made likewise"
+    population = None
+    if candidates.population_data:
+        population = load_dataset(
+            candidates.population_data,
+            "test",
+            **reuse_declarations(candidates.population_data, spec),
+            **arguments,
         )
-        if not verdict.publishable:
-            say_caution("sensitive records had a part in these numbers: they are the owner's own")
-    _broken(verdict)
+    return members, nonmembers, population
+
+
+def _configure_shadows(
+    target: Release | str,
+    sides: tuple[Dataset, Dataset],
+    location: tuple[Path, int],
+    method_options: AttackedMethodOptions,
+    shadow_arguments: dict[str, Any],
+) -> ShadowConfig:
+    """Configure the shadows of a release or of a method.
+
+    Args:
+        target: The release, or the name of the method.
+        sides: Members and non-members.
+        location: Folder and number of the shadows.
+        method_options: How shadows of a method are made.
+        shadow_arguments: Further fields of `ShadowConfig`.
+
+    Returns:
+        The configuration.
+    """
+    from privot.attacks.membership.method_shadows import shadows_for_method, shadows_for_release
+
+    if not isinstance(target, str):
+        return shadows_for_release(target, *sides, *location, **shadow_arguments)
+    settings = parse_settings(method_options.config, method_options.overrides)
+    return shadows_for_method(
+        target, settings, method_options.epsilon, *sides, *location, **shadow_arguments
+    )
+
+
+def _prepare_shadows(
+    config: ShadowConfig, options: ShadowOptions, runtime: Runtime, progress: Progress
+) -> ShadowStore:
+    """Prepare the shadows that are not there yet.
+
+    Args:
+        config: The configuration of the shadows.
+        options: Where and with how many processes they are prepared.
+        runtime: Where to compute.
+        progress: Receives the progress.
+
+    Returns:
+        The shadows.
+    """
+    from privot.attacks.shadows.runner import prepare_shadows
+
+    with explain_interrupt(config.folder):
+        return prepare_shadows(
+            config,
+            runtime,
+            progress,
+            num_workers=options.num_workers,
+            use_ray=options.use_ray,
+        )

@@ -1,453 +1,217 @@
-"""Verbs that judge: measure, compare, report."""
+"""The command that measures the quality of an output: measure."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 
-from privot.cli.options import (
-    AllowLargeDelta,
-    Delta,
-    Device,
-    Download,
-    IsPublic,
-    Json,
-    Label,
-    LedgerFile,
-    Resize,
-    Seed,
-    app,
-    declared,
-    emit,
+from privot.cli.app import app
+from privot.cli.console import (
     err_console,
+    escape_unprintable,
     out_console,
-    plain,
-    say,
-    say_caution,
-    say_guarantee,
+    print_json,
+    print_line,
 )
-from privot.errors import ReleaseError, SettingError
-from privot.io import writable
-from privot.progress import Progress, jsonable, progress_bar
+from privot.cli.measure_outputs import (
+    MeasureOptions,
+    load_samples,
+    measure_sources,
+    results_to_json,
+)
+from privot.cli.option_groups import expand_option_groups
+from privot.cli.options import AllowLargeDelta, Delta, Json, LedgerFile
+from privot.cli.parsing import reuse_declarations, split_words
+from privot.errors import SettingError
+from privot.progress import show_progress_bar
 
 if TYPE_CHECKING:
-    from privot.measures.result import Reading
-
-Test = Annotated[str, typer.Option(help="Real data to test on; of a built-in name its test split.")]
-Train = Annotated[
-    str | None,
-    typer.Option(help="Real training data: for the inception score, and to compare features with."),
-]
-Only = Annotated[
-    str,
-    typer.Option(
-        help="Measures, with commas: fid, kid, precision, is, domain, sliced, thirteen, cnn, ... or default."
-    ),
-]
-Count = Annotated[int, typer.Option(min=2, help="Samples of each output.")]
-Weights = Annotated[
-    Path | None, typer.Option(help="A safetensors file of the 2015 Inception network.")
-]
+    from privot.measures import Samples
+    from privot.measures.result import MetricResult
+    from privot.report.comparison import MeasuredSamples
 
 
-def _measured(
-    sources: Sequence[str],
-    test: str,
-    train: str | None,
-    only: str,
-    count: int,
-    public: bool,
-    ceiling: Path | None,
-    weights: Path | None,
-    device: str,
-    seed: int,
-    label: str,
-    resize: int | None,
-    download: bool,
-) -> list[tuple[Any, list[Reading]]]:
-    """Each source with its readings; all names are checked before the first is measured."""
-    from privot.data import load
-    from privot.measures import Subject, Workbench
-    from privot.measures.evaluator import chosen
-    from privot.measures.result import read
-    from privot.runtime import Runtime
+@dataclass(frozen=True)
+class PrivateAccuracyOptions:
+    """Whether publishable accuracies are bought from sensitive test data."""
 
-    names = chosen([each.strip() for each in only.split(",")])
-    runtime = Runtime(device)
-    known = read(ceiling) if ceiling else []
-    subjects = [
-        Subject.of(each, count, seed, public=public, class_names=_names(test)) for each in sources
-    ]
-    more: Any = {"label": label, "resize": resize, "download": download, "public": public}
-    facts = declared(test, next((each for each in subjects if each.class_names), subjects[0]))
-    if len(subjects) > 1:  # of which each may know fewer classes
-        facts = {key: value for key, value in facts.items() if key == "class_names"}
-    box = load(test, "test", **facts, **more)
-    real = load(train, **more) if train else None
-    with progress_bar(err_console) as progress:
-        bench = Workbench(
-            box,
-            real,
-            weights=weights,
-            runtime=runtime,
-            seed=seed,
-            progress=progress,
-            notice=say_caution,
+    accuracy_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Spend this epsilon of sensitive test data on publishable accuracies."),
+    ] = None
+    delta: Delta = 1e-5
+    ledger: LedgerFile = None
+    allow_large_delta: AllowLargeDelta = False
+
+
+@app.command("measure")
+@expand_option_groups
+def _measure_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A release, or other output: a folder with a folder for each class, .npz with x "
+            "and y, or .parquet."
+        ),
+    ],
+    options: MeasureOptions,
+    private_accuracy: PrivateAccuracyOptions,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the results, which `privot report` reads.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the quality of released images.
+
+    Features are compared with real data, and classifiers are trained on the images and tested on
+    real data.
+    """
+    is_private = private_accuracy.accuracy_epsilon is not None
+    if is_private:
+        _check_private_options(options, private_accuracy)
+    with _reserve_output_file(out) as write_output:
+        if is_private:
+            samples, results = _measure_private_accuracy(source, options, private_accuracy)
+        else:
+            [(samples, results)] = measure_sources([source], options)
+        # First of all: what was spent is shown even if the disk fails.
+        _print_results(samples, results, as_json)
+        write_output(
+            json.dumps(results_to_json(samples, results), indent=1),
+            all(result.publishable for result in results),
         )
-        found = []
-        for subject in subjects:
-            bench.progress = _named(progress, subject.name) if len(subjects) > 1 else progress
-            found.append((subject, bench.measure(subject, names, known)))
-        return found
 
 
-def _names(test: str) -> tuple[str, ...] | None:
-    """Of a built-in's classes, by which class folders of foreign output are known."""
-    from privot.data import catalogue, describe
+def _check_private_options(
+    options: MeasureOptions, private_accuracy: PrivateAccuracyOptions
+) -> None:
+    """Raise if an option does not fit --accuracy-epsilon, or delta is too large."""
+    from privot.privacy.guarantee import check_delta
 
-    return describe(test).class_names if test in catalogue() else None
+    if options.training_data or options.real_data_results or options.inception_weights:
+        raise SettingError(
+            "--accuracy-epsilon only uses the test data. Leave out --train, --real-data-results "
+            "and --weights."
+        )
+    check_delta(private_accuracy.delta, allow_large_delta=private_accuracy.allow_large_delta)
 
 
-def _named(progress: Progress, name: str) -> Progress:
-    def show(stage: str, step: int, of: int, **facts: Any) -> None:
-        progress(f"{plain(name)}: {stage}", step, of, **facts)
+def _measure_private_accuracy(
+    source: str, options: MeasureOptions, private_accuracy: PrivateAccuracyOptions
+) -> MeasuredSamples:
+    """Measure accuracies of networks through the gate of the test data.
 
-    return show
+    Args:
+        source: The output.
+        options: What is measured.
+        private_accuracy: The budget and the ledger of the test data.
 
-
-def _paid(
-    source: str,
-    test: str,
-    only: str,
-    count: int,
-    public: bool,
-    pay: float,
-    delta: float,
-    ledger: Path | None,
-    device: str,
-    seed: int,
-    label: str,
-    resize: int | None,
-    download: bool,
-) -> tuple[Any, list[Reading]]:
-    """Accuracies of networks, through the gate of the test set."""
-    from privot.data import Sensitive, load
-    from privot.measures import Subject
-    from privot.measures.private_accuracy import paid_accuracy
+    Returns:
+        The samples and the results.
+    """
+    from privot.data import Sensitive, load_dataset
+    from privot.measures.private_accuracy import measure_private_accuracy
     from privot.privacy.plan import Budget
     from privot.runtime import Runtime
 
-    names = ("cnn",) if only == "default" else tuple(each.strip() for each in only.split(","))
-    subject = Subject.of(source, count, seed, class_names=_names(test))
-    budget = Budget(pay, delta)
-    if public:
-        raise SettingError("--pay buys numbers on sensitive data; on public data they are free")
-    box = load(
-        test, "test", **declared(test, subject), label=label, resize=resize, download=download
+    assert private_accuracy.accuracy_epsilon is not None
+    metrics = ("cnn",) if options.metrics == "default" else split_words(options.metrics)
+    samples = load_samples(source, options, False)
+    budget = Budget(private_accuracy.accuracy_epsilon, private_accuracy.delta)
+    if options.is_public:
+        raise SettingError(
+            "--accuracy-epsilon is for sensitive data. On public data, leave it out."
+        )
+    test_data = load_dataset(
+        options.test_data,
+        "test",
+        **reuse_declarations(options.test_data, samples),
+        **options.to_reading_arguments(),
     )
-    assert isinstance(box, Sensitive)
-    with progress_bar(err_console) as progress:
-        found = paid_accuracy(
-            subject,
-            box,
+    assert isinstance(test_data, Sensitive)
+    with show_progress_bar(err_console) as progress:
+        results = measure_private_accuracy(
+            samples,
+            test_data,
             budget,
-            names,
-            ledger=ledger,
-            runtime=Runtime(device),
-            seed=seed,
+            metrics,
+            ledger=private_accuracy.ledger,
+            runtime=Runtime(options.device),
+            seed=options.seed,
             progress=progress,
         )
-    return subject, found
-
-
-def _json(subject: Any, readings: Sequence[Reading]) -> dict[str, Any]:
-    made = subject.release.digest if subject.release else None
-    return jsonable(
-        {"subject": subject.name, "release": made, "readings": [asdict(each) for each in readings]}
-    )
-
-
-@app.command()
-def measure(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            help="A release, or foreign output: a folder of class folders, .npz (x, y), .parquet."
-        ),
-    ],
-    test: Test,
-    train: Train = None,
-    only: Only = "default",
-    count: Count = 60_000,
-    public: IsPublic = False,
-    ceiling: Annotated[
-        Path | None, typer.Option(help="Readings of real data, for the calibrated accuracy.")
-    ] = None,
-    weights: Weights = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the readings here, for `privot report`.")
-    ] = None,
-    pay: Annotated[
-        float | None,
-        typer.Option(help="Buy publishable accuracies on sensitive test data, for this epsilon."),
-    ] = None,
-    delta: Delta = 1e-5,
-    ledger: LedgerFile = None,
-    device: Device = "auto",
-    seed: Seed = 0,
-    label: Label = "label",
-    resize: Resize = None,
-    download: Download = False,
-    allow_large_delta: AllowLargeDelta = False,
-    as_json: Json = False,
-) -> None:
-    """How good the images are: features against real data, classifiers trained on them and tested on real data."""
-    if pay is not None and (train or ceiling or weights):
-        raise SettingError(
-            "--pay counts hits on the test data alone: --train, --ceiling and --weights have no part in it"
-        )
-    if pay is not None:
-        from privot.synthesis.preflight import check_delta
-
-        check_delta(delta, allowed=allow_large_delta)
-    with _held(out) as keep:
-        if pay is None:
-            [(found, readings)] = _measured(
-                [subject],
-                test,
-                train,
-                only,
-                count,
-                public,
-                ceiling,
-                weights,
-                device,
-                seed,
-                label,
-                resize,
-                download,
-            )
-        else:
-            found, readings = _paid(
-                subject,
-                test,
-                only,
-                count,
-                public,
-                pay,
-                delta,
-                ledger,
-                device,
-                seed,
-                label,
-                resize,
-                download,
-            )
-        _show(
-            found, readings, as_json
-        )  # first of all: what was paid for is seen, whatever the disk does next
-        keep(
-            json.dumps(_json(found, readings), indent=1), all(each.publishable for each in readings)
-        )
+    return samples, results
 
 
 @contextmanager
-def _held(out: Path | None) -> Iterator[Callable[[str, bool], None]]:
-    """A file that can be written when the work is done: what stands against it is said before. What is not public is the user's alone."""
+def _reserve_output_file(out: Path | None) -> Iterator[Callable[[str, bool], None]]:
+    """Check before the work that a file can be written after it.
+
+    Args:
+        out: The file; None to write nothing.
+
+    Yields:
+        A function of the text and of whether it may be published; if not, only the user can read
+        the file.
+    """
     if out is None:
-        yield lambda text, public: None
+        yield lambda text, publishable: None
         return
     if os.path.lexists(out):
-        raise SettingError(f"--out {out} is there already: name another file, or remove it")
+        raise SettingError(f"--out {out} already exists. Choose another file or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part")
     try:
         part.touch()
 
-        def keep(text: str, public: bool) -> None:
-            if not public:
+        def write_output(text: str, publishable: bool) -> None:
+            if not publishable:
                 part.chmod(0o600)
             part.write_text(text)
             part.replace(out)
 
-        yield keep
+        yield write_output
     finally:
         part.unlink(missing_ok=True)
 
 
-def _show(subject: Any, readings: Sequence[Reading], as_json: bool) -> None:
+def _print_results(samples: Samples, results: Sequence[MetricResult], as_json: bool) -> None:
+    """Print the results of an output.
+
+    Args:
+        samples: Its samples.
+        results: The results.
+        as_json: Print JSON instead of a table.
+    """
     if as_json:
-        return emit(_json(subject, readings))
+        return print_json(results_to_json(samples, results))
     table = Table(
-        Column("measure", no_wrap=True),
+        Column("metric", no_wrap=True),
         Column("value", no_wrap=True),
         "samples",
         "real records",
         "publish",
     )
-    for each in readings:
-        value = f"{each.value:.4g}" + ("" if math.isnan(each.error) else f" ±{each.error:.2g}")
+    for result in results:
+        has_error = not math.isnan(result.standard_error)
+        error = f" ±{result.standard_error:.2g}" if has_error else ""
         table.add_row(
-            each.name,
-            value,
-            f"{each.samples}",
-            f"{each.count} of {plain(each.reference)}",
-            "yes" if each.publishable else "internal",
+            result.name,
+            f"{result.value:.4g}{error}",
+            f"{result.num_samples}",
+            f"{result.reference_size} of {escape_unprintable(result.reference)}",
+            "yes" if result.publishable else "internal",
         )
     out_console.print(table, soft_wrap=False)
-    for ruler in dict.fromkeys(each.ruler for each in readings if each.ruler):
-        say(f"{', '.join(each.name for each in readings if each.ruler == ruler)}: {ruler}")
-
-
-@app.command()
-def compare(
-    subjects: Annotated[list[str], typer.Argument(help="Releases and foreign outputs.")],
-    test: Test,
-    train: Train = None,
-    only: Only = "default",
-    count: Count = 60_000,
-    public: IsPublic = False,
-    ceiling: Annotated[
-        Path | None, typer.Option(help="Readings of real data, for the calibrated accuracy.")
-    ] = None,
-    weights: Weights = None,
-    out: Annotated[Path, typer.Option(help="A folder for the page.")] = Path("comparison"),
-    device: Device = "auto",
-    seed: Seed = 0,
-    label: Label = "label",
-    resize: Resize = None,
-    download: Download = False,
-    as_json: Json = False,
-) -> None:
-    """The same measures for several outputs, ours or foreign, on one page."""
-    from privot.release import Release
-    from privot.report import compare as write
-    from privot.report import comparison
-    from privot.report import output_folder as folder
-    from privot.report.privacy_curves import recorded
-
-    writable(folder.check(out, comparison.FILES, "comparison.json"))
-    for each in subjects:  # a claim that nothing proves is refused before the work
-        if (Path(each) / "manifest.json").exists():
-            recorded(Release.load(each), plain(each))
-    found = _measured(
-        subjects,
-        test,
-        train,
-        only,
-        count,
-        public,
-        ceiling,
-        weights,
-        device,
-        seed,
-        label,
-        resize,
-        download,
-    )
-    page = write(found, out)
-    if as_json:
-        return emit({"page": str(page), "subjects": [_json(*each) for each in found]})
-    names = list(dict.fromkeys(each.name for _, readings in found for each in readings))
-    table = Table(Column("measure", no_wrap=True), *(plain(subject.name) for subject, _ in found))
-    for name in names:
-        cells = [
-            next((f"{each.value:.4g}" for each in readings if each.name == name), "")
-            for _, readings in found
-        ]
-        table.add_row(name, *cells)
-    out_console.print(table, soft_wrap=False)
-    say(f"page       {page}")
-
-
-@app.command()
-def report(
-    release: Annotated[Path, typer.Argument(help="Folder of a release.")],
-    out: Annotated[Path, typer.Option(help="A folder for the report.")] = Path("report"),
-    readings: Annotated[
-        list[Path] | None,
-        typer.Option(help="Files that `privot measure --out` wrote; may be repeated."),
-    ] = None,
-    attacks: Annotated[
-        list[Path] | None,
-        typer.Option(help="More files of attacks than `privot attack` left; repeatable."),
-    ] = None,
-    internal: Annotated[
-        bool, typer.Option("--internal", help="Also the owner's own face, not for publication.")
-    ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(help="The owner's records, for nearest neighbours; with --internal."),
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="The data set's ledger, for its history; with --internal.")
-    ] = None,
-    label: Label = "label",
-    resize: Resize = None,
-    as_json: Json = False,
-) -> None:
-    """One page that a data owner can sign: samples, promise, proof, use. Exit code 3 if an attack beats the certificate."""
-    from privot.audit.result import read as read_attacks
-    from privot.data import load
-    from privot.measures.result import read
-    from privot.privacy.ledger import Ledger
-    from privot.release import Release
-    from privot.report import Owner, write
-
-    if (data or ledger) and not internal:
-        raise SettingError(
-            "--data and --ledger are the owner's own: ask for the internal face with --internal"
-        )
-    if ledger and not ledger.exists():
-        raise ReleaseError(f"{ledger}: no such ledger")
-    loaded = Release.load(release)
-    measured = [each for path in readings or [] for each in read(path, loaded)]
-    own = release.resolve()
-    beside = [
-        own / "attacks",
-        own.with_name(f"{own.name}.attacks"),
-    ]  # where `privot attack` leaves its results
-    found = [
-        *(attacks or []),
-        *(path for folder in beside for path in sorted(folder.glob("*.json"))),
-    ]
-    tried = [each for path in found for each in read_attacks(path, loaded)]
-    box = load(data, **declared(data, loaded.spec), label=label, resize=resize) if data else None
-    owner = Owner(box, Ledger(ledger) if ledger else None) if internal else None
-    done = write(
-        loaded, out, name=release.resolve().name, readings=measured, attacks=tried, owner=owner
-    )
-    if as_json:
-        emit(
-            {
-                "files": [str(each) for each in done.files],
-                "broken": done.broken,
-                "left_out": done.left_out,
-            }
-        )
-    else:
-        for path in done.files:
-            say(f"{path}")
-        if not done.broken:
-            say_guarantee(asdict(loaded.guarantee))
-        if done.left_out:
-            say_caution(
-                f"{done.left_out} numbers are not publishable and were left out: --internal shows them to the owner"
-            )
-    if done.broken:
-        say(
-            "privot: implementation broken: a measured attack lies above the certified curve; do not publish",
-            err_console,
-            "red",
-        )
-        sys.exit(3)
+    for protocol in dict.fromkeys(result.protocol for result in results if result.protocol):
+        names = [result.name for result in results if result.protocol == protocol]
+        print_line(f"{', '.join(names)}: {protocol}")

@@ -1,296 +1,216 @@
-"""What every verb shares: how the command line reads its options, speaks and refuses."""
+"""Options that several commands share, as types and as groups."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
-from rich.console import Console
 
-from privot import __version__
-from privot.errors import PrivotError, SettingError
-from privot.progress import jsonable, round_up
+from privot.cli.parsing import parse_budget, parse_settings, parse_shape
 
 if TYPE_CHECKING:
-    from privot.data.spec import Spec
-    from privot.measures.samples import Subject
-    from privot.privacy.plan import Wall
+    from privot.privacy.plan import PrivacyTarget
+    from privot.runtime import Runtime
 
-
-class Stopped(PrivotError):  # noqa: N818
-    """Somebody pressed Ctrl-C."""
-
-
-class Verbs(typer.core.TyperGroup):
-    """All verbs; what an interrupt says of itself is not lost on the way."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            raise Stopped(
-                "; ".join(["stopped", *map(str, stop.args), *getattr(stop, "__notes__", [])])
-            ) from None
-
-
-@contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """An interrupt tells where what is done is kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"what is done is kept in {folder}: the same command goes on there"
-        ) from None
-
-
-app = typer.Typer(
-    cls=Verbs,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-DEFAULT = "private-set"  # the method, where none is named
-Usage: Any = typer.BadParameter.__mro__[1]  # UsageError, whether typer brings its own click or not
-
-# One of several processes that torchrun started, and not the first: it is silent.
-FOLLOWS = os.environ.get("RANK", "0") != "0" and "LOCAL_RANK" in os.environ
-
-# Names of files come from outside: neither markup nor emoji codes in them are obeyed, and no line of ours is folded in a pipe.
-out_console, err_console = (
-    Console(stderr=err, markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=FOLLOWS)
-    for err in (False, True)
-)
+DEFAULT_METHOD = "private-set"
+MAX_SEED = 2**32 - 1
 
 Data = Annotated[
     str,
     typer.Argument(
-        help="A built-in name (digits, mnist, ...) or a path: IDX, .npz, .parquet, folder of class folders."
+        metavar="DATA",
+        help="A built-in name (digits, mnist, ...) or a path: IDX, .npz, .parquet, or a folder "
+        "with a folder for each class.",
     ),
 ]
-MethodName = Annotated[str, typer.Option("--method", help="See `privot methods`.")]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy budget; inf for none.")]
-Delta = Annotated[float, typer.Option(help="Probability outside the guarantee; well under 1/size.")]
+ReleaseFolder = Annotated[Path, typer.Argument(help="Folder of a release.")]
+MethodName = Annotated[
+    str, typer.Option("--method", help="Name of the method; `privot methods` lists all.")
+]
+Epsilon = Annotated[
+    float | None, typer.Option(help="Epsilon of the privacy budget; inf for no guarantee.")
+]
+Delta = Annotated[
+    float, typer.Option(help="Delta of the privacy budget; far below 1 / number of records.")
+]
 AllowLargeDelta = Annotated[
     bool,
     typer.Option(
         "--allow-large-delta",
-        help="Accept a delta above 0.001, which permits to publish whole records.",
+        help="Accept a delta above 0.001, which allows whole records to be published.",
     ),
 ]
-MaxTpr = Annotated[str | None, typer.Option(help="The budget as attack power, such as 0.05@0.01.")]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting of the method, key=value; may be repeated."),
-]
-Config = Annotated[Path | None, typer.Option(help="Settings in a TOML file; --set wins over it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Microbatch = Annotated[
-    int | None, typer.Option(min=1, help="Records at a time: fewer need less memory.")
-]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the public random stream.")]
 LedgerFile = Annotated[
-    Path | None, typer.Option("--ledger", help="The ledger that counts this data set.")
+    Path | None, typer.Option("--ledger", help="The ledger file that counts this dataset.")
 ]
-Shape = Annotated[str | None, typer.Option(help="Declared image shape, such as 1x28x28.")]
-Classes = Annotated[int | None, typer.Option(help="Declared number of classes.")]
-Size = Annotated[int | None, typer.Option(min=1, help="Declared number of records.")]
-ClassSizes = Annotated[
-    str | None, typer.Option(help="Declared records of each class, such as 200,150,3.")
+Shape = Annotated[
+    str | None,
+    typer.Option(help="Declared image shape: channels x height x width, such as 1x28x28."),
 ]
-Spread = Annotated[
-    float, typer.Option(help="Of a generator's codes: below 1 images are cleaner and less varied.")
-]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the public random stream.")]
-Label = Annotated[str, typer.Option(help="Label column of a parquet file.")]
-Resize = Annotated[int | None, typer.Option(help="Bring images to this many pixels a side.")]
-Repair = Annotated[
-    bool, typer.Option("--repair", help="Mend bad records (black, clipped) instead of refusing.")
-]
-Mirror = Annotated[
-    bool | None,
+NumClasses = Annotated[int | None, typer.Option("--classes", help="Declared number of classes.")]
+NumClients = Annotated[
+    int | None,
     typer.Option(
-        "--mirror/--no-mirror",
-        help="Mirrored images are of the same class, or are not. Colour: yes, grey: no.",
+        "--clients", min=1, help="Partition the records among this many clients, at random."
     ),
 ]
-PublicSize = Annotated[
-    bool, typer.Option("--public-size", help="Declare the number of records public.")
+LabelColumn = Annotated[str, typer.Option("--label", help="Label column of a .parquet file.")]
+Resize = Annotated[
+    int | None, typer.Option(help="Resize images to this many pixels in height and width.")
 ]
-PublicClasses = Annotated[
-    bool,
-    typer.Option("--public-classes", help="Declare the number of records of each class public."),
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Repair bad images (black, clipped); else refuse them.")
 ]
-Dealt = Annotated[
-    int | None,
-    typer.Option("--owners", min=1, help="Deal the records to so many owners, in a secret order."),
+Download = Annotated[
+    bool, typer.Option("--download", help="Download a built-in dataset that is missing.")
+]
+PublicClassSizes = Annotated[
+    bool, typer.Option("--public-classes", help="Declare the size of each class as public.")
 ]
 IsPublic = Annotated[
     bool,
-    typer.Option(
-        "--public", help="All data named here is public, so the numbers may be published."
-    ),
+    typer.Option("--public", help="All named data is public, so results may be published."),
 ]
-Download = Annotated[
-    bool, typer.Option("--download", help="Fetch a built-in data set that is not at hand.")
+Confidence = Annotated[float, typer.Option(help="Confidence level of every bound.")]
+
+
+SettingOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the method as key=value; may be repeated."),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="A TOML file with settings; --set wins over it.")
 ]
 
 
-def refuse(text: str, code: int = 2) -> NoReturn:
-    """One line in red, in JSON too where that was asked for, and an exit code."""
-    err_console.quiet = False  # errors that the first process cannot know of
-    say(f"privot: {text}", err_console, "red")
-    if "--json" in sys.argv:
-        emit({"error": text})
-    sys.exit(code)
+@dataclass(frozen=True)
+class SettingsOptions:
+    """Settings of a method."""
+
+    overrides: SettingOverrides = None
+    config: ConfigFile = None
+
+    def parse(self) -> dict[str, Any]:
+        """Parse the settings."""
+        return parse_settings(self.config, self.overrides)
 
 
-def say(text: str, console: Console = out_console, style: str | None = None) -> None:
-    """One line of text."""
-    console.print(plain(text), style=style)
+@dataclass(frozen=True)
+class EpsilonOptions:
+    """A privacy budget."""
+
+    epsilon: Epsilon = None
+    delta: Delta = 1e-5
+    allow_large_delta: AllowLargeDelta = False
+
+    def parse(self, method: Any) -> PrivacyTarget | None:
+        """Parse the budget; None if it is missing."""
+        return parse_budget(self.epsilon, self.delta, None, method)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        say(f"privot {__version__}")
-        raise typer.Exit
+@dataclass(frozen=True)
+class BudgetOptions:
+    """A privacy budget, or a limit of the attack power instead."""
+
+    epsilon: Epsilon = None
+    delta: Delta = 1e-5
+    max_tpr: Annotated[
+        str | None,
+        typer.Option(
+            help="The budget as attack power: true-positive rate @ false-positive rate, such as "
+            "0.05@0.01."
+        ),
+    ] = None
+    allow_large_delta: AllowLargeDelta = False
+
+    def parse(self, method: Any) -> PrivacyTarget | None:
+        """Parse the budget; None if it is missing."""
+        return parse_budget(self.epsilon, self.delta, self.max_tpr, method)
 
 
-@app.callback()
-def _whole(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Which Privot this is.", callback=_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Private synthetic data: train or condense, certify, measure, verify."""
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Where to compute, and how many records at a time."""
+
+    device: Device = "auto"
+    microbatch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Records per chunk of computation; fewer need less memory."),
+    ] = None
+
+    def build_runtime(self) -> Runtime:
+        """Build the runtime."""
+        from privot.runtime import Runtime
+
+        return Runtime(self.device, self.microbatch)
 
 
-def plain(text: Any) -> str:
-    """One line without control characters, so that the name of a file can neither break nor style it."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read a dataset."""
+
+    label_column: LabelColumn = "label"
+    resize: Resize = None
+    download: Download = False
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Return keyword arguments for `load_dataset`."""
+        return dataclasses.asdict(self)
 
 
-def emit(value: Any) -> None:
-    """One JSON object."""
-    if FOLLOWS:
-        return
-    sys.stdout.write(json.dumps(jsonable(value)) + "\n")
+@dataclass(frozen=True)
+class DatasetOptions:
+    """How to read a dataset whose shape and classes may be declared."""
+
+    shape: Shape = None
+    num_classes: NumClasses = None
+    label_column: LabelColumn = "label"
+    resize: Resize = None
+    repair: Repair = False
+    download: Download = False
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Return keyword arguments for `load_dataset`."""
+        return dataclasses.asdict(self) | {"shape": parse_shape(self.shape)}
 
 
-def to_wall(epsilon: float | None, delta: float, max_tpr: str | None, method: Any) -> Wall | None:
-    """The budget as it was said: an epsilon, an attack power, or none where the method's noise is fixed."""
-    from privot.privacy.plan import Budget, Risk
+@dataclass(frozen=True)
+class PublicFactOptions:
+    """Which facts about a dataset are declared public."""
 
-    if epsilon is not None and max_tpr is not None:
-        raise SettingError("give --epsilon or --max-tpr, not both")
-    if max_tpr is not None:
-        try:
-            tpr, fpr = map(float, max_tpr.split("@"))
-        except ValueError:
-            raise SettingError(
-                f"max-tpr {max_tpr!r}: write it as 0.05@0.01 (true-positive rate at false-positive rate)"
-            ) from None
-        return Risk(tpr, fpr, delta)
-    if epsilon is not None:
-        return Budget(epsilon, delta)
-    return (
-        Budget(math.inf, delta) if getattr(method, "noise", None) else None
-    )  # none for a noise of 0: that must be said
+    public_size: Annotated[
+        bool, typer.Option("--public-size", help="Declare the number of records as public.")
+    ] = False
+    public_class_sizes: PublicClassSizes = False
+    flip_invariant: Annotated[
+        bool | None,
+        typer.Option(
+            "--flip-invariant/--no-flip-invariant",
+            help="A mirrored image has the same class; by default true for colour images only.",
+        ),
+    ] = None
+    num_clients: NumClients = None
 
-
-def to_settings(config: Path | None, sets: list[str] | None) -> dict[str, Any]:
-    """Settings of a method from a TOML file and ``key=value`` words."""
-    import tomllib
-
-    settings: dict[str, Any] = {}
-    if config:
-        try:
-            settings = tomllib.loads(config.read_text())
-        except (OSError, ValueError, RecursionError) as error:  # brackets by the thousand
-            raise SettingError(
-                f"{config}: not a readable TOML file ({type(error).__name__})"
-            ) from None
-    for each in sets or []:
-        key, equals, value = each.partition("=")
-        if not equals:
-            raise SettingError(f"--set {each!r}: write it as key=value")
-        settings[key.strip()] = value.strip()
-    return settings
+    def to_arguments(self) -> dict[str, Any]:
+        """Return keyword arguments for `load_dataset`."""
+        return {
+            "public_size": self.public_size,
+            "public_classes": self.public_class_sizes,
+            "flip_invariant": self.flip_invariant,
+            "num_clients": self.num_clients,
+        }
 
 
-def to_shape(text: str | None) -> tuple[int, int, int] | None:
-    """``1x28x28`` as numbers."""
-    if text is None:
-        return None
-    try:
-        channels, height, width = map(int, text.split("x"))
-    except ValueError:
-        raise SettingError(
-            f"--shape {text!r}: write it as channels x height x width, such as 1x28x28"
-        ) from None
-    return channels, height, width
+@dataclass(frozen=True)
+class AttackDataOptions:
+    """Facts about data that an attack or an audit reads."""
 
-
-def to_sizes(text: str | None) -> tuple[int, ...] | None:
-    """``200,150,3`` as numbers."""
-    if text is None:
-        return None
-    try:
-        sizes = tuple(map(int, text.split(",")))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise SettingError(
-            f"--class-sizes {text!r}: write a number for each class, such as 200,150,3"
-        )
-    return sizes
-
-
-def say_caution(text: str) -> None:
-    """One line in yellow, on the error stream."""
-    say(f"caution: {text}", err_console, "yellow")
-
-
-def guarantee_lines(claim: dict[str, Any]) -> list[str]:
-    """A certificate for people."""
-    if "reason" in claim:
-        return [f"none: {claim['reason']}"]
-    power = ", ".join(f"{round_up(value, 3)} at {rate}" for rate, value in claim["max_tpr"].items())
-    sort = f"{claim['unit']}, {claim['neighbours']} neighbours ({claim['accountant']})"
-    tests = {
-        "local": "test whether a given record was sent",
-        "client": "test whether an owner holds given records",
-    }
-    attack = tests.get(claim["neighbours"], "membership attack")
-    return [
-        f"epsilon {round_up(claim['epsilon'])}, delta {round_up(claim['delta'])}, {sort}",
-        f"no {attack} exceeds a true-positive rate of {power} (false-positive rate)",
-    ]
-
-
-def say_guarantee(claim: dict[str, Any]) -> None:
-    """A certificate for people, printed."""
-    for place, line in enumerate(guarantee_lines(claim)):
-        say(f"{'' if place else 'guarantee':<10} {line}")
-
-
-def declared(source: str, known: Spec | Subject | None) -> dict[str, Any]:
-    """What was declared of the released data holds for a file of real data too."""
-    from privot.data import catalogue
-
-    if source in catalogue() or not known:
-        return {}
-    return {
-        "classes": known.classes,
-        "mirror": known.mirror,
-        "class_names": known.class_names or (),
-    }
+    is_public: IsPublic = False
+    public_class_sizes: PublicClassSizes = False
+    num_clients: NumClients = None

@@ -1,4 +1,4 @@
-"""Images as sums of cosines."""
+"""Orthonormal discrete cosine transforms (DCT), and images that are optimized in them."""
 
 from __future__ import annotations
 
@@ -8,55 +8,76 @@ import torch
 from torch import Tensor
 
 
-def cosines(side: int, count: int) -> Tensor:
-    """The ``count`` lowest cosines on ``side`` pixels, orthonormal: [side, count].
+def dct_basis(side: int, num_frequencies: int) -> Tensor:
+    """Return the lowest DCT basis vectors as orthonormal columns: [side, num_frequencies].
 
-    >>> waves = cosines(8, 3)
-    >>> torch.allclose(waves.T @ waves, torch.eye(3), atol=1e-6)
+    >>> basis = dct_basis(8, 3)
+    >>> torch.allclose(basis.T @ basis, torch.eye(3), atol=1e-6)
     True
     """
-    waves = torch.cos(
-        math.pi * (torch.arange(side)[:, None] + 0.5) * torch.arange(count)[None] / side
+    columns = torch.cos(
+        math.pi * (torch.arange(side)[:, None] + 0.5) * torch.arange(num_frequencies)[None] / side
     )
-    return waves / waves.norm(dim=0)
+    return columns / columns.norm(dim=0)
 
 
-def middle(side: int, window: int, count: int) -> Tensor:
-    """The ``count`` lowest cosines on the ``window`` pixels in the middle of ``side``, 0 outside of them: orthonormal, [side, count].
+def centered_dct_basis(side: int, window: int, num_frequencies: int) -> Tensor:
+    """Return the lowest DCT basis vectors of a centered window, zero outside of the window.
 
-    >>> waves = middle(8, 4, 2)
-    >>> torch.allclose(waves.T @ waves, torch.eye(2), atol=1e-6), waves[:2].any().item()
+    Args:
+        side: Number of pixels of an image's side.
+        window: Number of pixels of the window.
+        num_frequencies: Number of basis vectors.
+
+    Returns:
+        Orthonormal columns [side, num_frequencies].
+
+    >>> basis = centered_dct_basis(8, 4, 2)
+    >>> torch.allclose(basis.T @ basis, torch.eye(2), atol=1e-6), basis[:2].any().item()
     (True, False)
     """
     before = (side - window) // 2
-    return torch.nn.functional.pad(cosines(window, count), (0, 0, before, side - window - before))
+    return torch.nn.functional.pad(
+        dct_basis(window, num_frequencies), (0, 0, before, side - window - before)
+    )
 
 
-class Canvas:
-    """Images [count, channels, height, width] that can be optimised: as pixels in [0, 1], or in their lowest frequencies alone.
+class LearnableImages:
+    """Images that an optimizer changes, either as pixels or as their lowest DCT coefficients.
 
-    ``free`` is what an optimiser moves; ``detail`` is the part of the frequencies of each side that are there.
+    Args:
+        images: Initial images [count, channels, height, width] in [0, 1].
+        frequency_fraction: Fraction of the DCT coefficients of each side that are learnable, in
+            (0, 1]. At 1 the pixels themselves are learnable.
+
+    Attributes:
+        learnable: The tensor that the optimizer changes.
 
     >>> images = torch.rand(2, 1, 8, 8)
-    >>> torch.allclose(Canvas(images, 1.0).shown(), images), Canvas(images, 0.5).free.shape
-    (True, torch.Size([2, 1, 4, 4]))
+    >>> torch.allclose(LearnableImages(images, 1.0).to_images(), images)
+    True
+    >>> LearnableImages(images, 0.5).learnable.shape
+    torch.Size([2, 1, 4, 4])
     """
 
-    def __init__(self, images: Tensor, detail: float):
-        self.plain = detail == 1
-        if not self.plain:
-            self.down, self.across = (
-                cosines(side, max(1, round(detail * side))).to(images) for side in images.shape[2:]
+    def __init__(self, images: Tensor, frequency_fraction: float):
+        self.in_pixel_space = frequency_fraction == 1
+        if not self.in_pixel_space:
+            self.row_basis, self.column_basis = (
+                dct_basis(side, max(1, round(frequency_fraction * side))).to(images)
+                for side in images.shape[2:]
             )
-            images = self.down.T @ images @ self.across
-        self.free = images.detach().clone().requires_grad_()
+            images = self.row_basis.T @ images @ self.column_basis
+        self.learnable = images.detach().clone().requires_grad_()
 
-    def shown(self) -> Tensor:
-        """The images; those in frequencies may leave [0, 1]."""
-        return self.free if self.plain else self.down @ self.free @ self.across.T
+    def to_images(self) -> Tensor:
+        """Return the images. Images from DCT coefficients may leave [0, 1]."""
+        if self.in_pixel_space:
+            return self.learnable
+        return self.row_basis @ self.learnable @ self.column_basis.T
 
-    def bound(self) -> None:
-        """Keep pixels in [0, 1]."""
-        if self.plain:
+    def clamp_pixels(self) -> None:
+        """Clamp learnable pixels to [0, 1]. DCT coefficients stay as they are."""
+        if self.in_pixel_space:
             with torch.no_grad():
-                self.free.clamp_(0, 1)
+                self.learnable.clamp_(0, 1)

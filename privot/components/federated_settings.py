@@ -1,4 +1,4 @@
-"""What a server and its owners agree on: the settings of a federation, and what follows from them for everybody alike."""
+"""Settings that a federation's server and clients agree on, and what both derive from them."""
 
 from __future__ import annotations
 
@@ -6,157 +6,192 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from privot.components.pretraining import STARTS
-from privot.components.sharded_critics import waves
-from privot.components.sharded_gan import KINDS
+from privot.components.critic_gradients import build_gradient_basis
+from privot.components.method_base import MethodBase
+from privot.components.pretraining import PRETRAIN_SOURCES
+from privot.components.sharded_gan import GENERATOR_CLASSES
+from privot.components.validation import (
+    require_choice,
+    require_noise_multiplier,
+    require_range,
+)
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.nets.functional_critic import Critic, Sketch
+from privot.nets.functional_critic import Critic
+from privot.nets.tiny_generator import TinyGenerator
 
-COPIES = 8  # of a critic's weights and of a batch while it learns: Adam's means, slopes, what lies between
-MOST = 10**6  # of anything that is counted: settings may come from a stranger
+# Copies of a critic's weights and of a batch while it is trained: Adam's moments, gradients and
+# intermediate values.
+MEMORY_COPIES = 8
+MAX_SETTING = 10**6  # largest value of a count: settings may come from an untrusted message
 
 
-def owners_of(spec: Spec, name: str) -> int:
-    """How many owners the data has; a method called ``name`` cannot do without."""
-    if spec.owners is None:
+def require_clients(spec: Spec, method_name: str) -> int:
+    """Return the number of clients of a data set.
+
+    Raises:
+        SettingError: The data set has no clients.
+    """
+    if spec.num_clients is None:
         raise SettingError(
-            f"{name}: the data has no owners: take a built-in that has, or deal it to N by --owners N or load(..., owners=N)"
+            f"{method_name} needs data that belongs to clients, and this data set has none. "
+            "Choose a built-in data set with clients, or divide this one among N clients by "
+            "--clients N or load(..., num_clients=N)."
         )
-    return spec.owners
+    return spec.num_clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
-    """Settings of owners' critics and of a server's generator. ``noise`` fixes the multiplier of a slope; without it the budget does.
+class FederatedSettings(MethodBase):
+    """Settings of the clients' critics and of the server's generator.
 
-    >>> Federation().numbers(Spec((1, 28, 28), 62))
+    >>> FederatedSettings().compute_gradient_shape(Spec((1, 28, 28), 62))
     (1, 14, 14)
     """
 
     name: ClassVar[str] = "federation"
-    stage: ClassVar[str] = "slopes"
+    stage: ClassVar[str] = "gradients"
 
-    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"channels": 16, "width": 8, "warm": 10, "rounds": 50}
+    # Settings that are reduced in this order on a CPU, down to these values; see
+    # `privot.synthesis.cost`.
+    cpu_minimums: ClassVar[dict[str, int]] = {
+        "generator_channels": 16,
+        "critic_channels": 8,
+        "warmup_rounds": 10,
+        "rounds": 50,
+    }
 
-    noise: float | None = None
-    unit: str = "client"  # or "record"
-    critics: int = 20  # of each owner, where the unit is the record
-    records: int = (
-        320  # of an owner, or of a critic's part of them, that are laid out: see `Sensitive._laid`
-    )
-    rounds: int = 200
-    rows: int = 1  # images of each class that an owner is sent in a round
-    cohort: int = 0  # owners asked in a round, in turn; 0: all
-    lessons: int = 2  # steps of a critic before it answers
-    warm: int = 60  # rounds of five steps before, against throw-away generators
-    critic_batch: int = 32
-    width: int = 32  # channels of a critic's first maps
-    critic_rate: float = 1e-4
-    shift: int = 0  # pixels by which what a critic learns from is moved at random, up to a fourteenth of a side
-    detail: float = 0.5  # part of the frequencies of each side in which slopes are asked
-    window: int = 0  # pixels in the middle of each side, if not all, on which they are asked; see `Drawing._fading`
-    full: bool = True  # slopes are brought to norm 1; else only those that are longer
-    known: bool = True  # of classes that an owner has no record of, it says nothing but noise
-    kind: str = "dcgan"  # or "residual"
-    code: int = 16
-    channels: int = 64  # of the generator
-    rate: float = 6e-4  # of Adam, for the generator
-    average: float = 0.995  # of the generator's weights over the rounds
-    start: str = "nothing"  # or "glyphs": characters of public fonts, which the generator learns to draw before it asks anybody
-    practice: int = 2000  # steps of that
+    noise_multiplier: float | None = None  # of one gradient; None: calibrated to the budget
+    unit: str = "client"  # what the guarantee protects: "client" (all its records) or "record"
+    num_critics: int = 20  # critics of each client, if the unit is the record; else one
+    records_per_critic: int = 320  # records in a critic's shard: more are cut, fewer are repeated
+    rounds: int = 200  # communication rounds
+    batch_per_class: int = 1  # generated images of each class that a client receives in a round
+    clients_per_round: int = 0  # clients queried in a round, in turn; 0: all
+    critic_steps: int = 2  # steps of a critic before it is queried
+    warmup_rounds: int = 60  # rounds of five critic steps against tiny generators, at the start
+    critic_batch_size: int = 32  # records in a critic step
+    critic_channels: int = 32  # channels of a critic's first feature maps
+    critic_learning_rate: float = 1e-4  # learning rate of the critics' Adam
+    max_shift: int = 0  # largest random shift of the critics' inputs, in pixels; at most side / 14
+    frequency_fraction: float = 0.5  # fraction of the DCT coefficients of each side in a gradient
+    window_size: int = 0  # pixels in the middle of each side that gradients cover; 0: all
+    normalize_gradients: bool = True  # scale gradients to norm 1; False: only clip longer ones
+    mask_missing_classes: bool = True  # zero gradients for classes of which a client has no record
+    generator: str = "dcgan"  # architecture of the generator: "dcgan" or "residual"
+    latent_dim: int = 16  # dimension of the generator's latent vectors
+    generator_channels: int = 64  # channels of the generator's last feature maps
+    generator_learning_rate: float = 6e-4  # learning rate of the generator's Adam
+    ema_decay: float = 0.995  # decay per round of the generator's averaged weights
+    pretrain: str = "off"  # "glyphs": pretrain the generator on characters of public fonts
+    pretrain_steps: int = 2000  # pretraining steps
 
     def __post_init__(self) -> None:
-        for key in (
-            "critics",
-            "records",
+        require_range(
+            self,
+            "num_critics",
+            "records_per_critic",
             "rounds",
-            "rows",
-            "lessons",
-            "critic_batch",
-            "width",
-            "code",
-            "channels",
-            "practice",
-        ):
-            if not 1 <= getattr(self, key) <= MOST:
-                raise SettingError(
-                    f"{self.name}.{key}={getattr(self, key)}: a number from 1 to {MOST} is needed"
-                )
-        for key, known in (
-            ("unit", ("client", "record")),
-            ("kind", tuple(KINDS)),
-            ("start", tuple(STARTS)),
-        ):
-            if getattr(self, key) not in known:
-                raise SettingError(
-                    f"{self.name}.{key}={getattr(self, key)!r}: {' or '.join(known)}"
-                )
-        if not all(0 <= each <= MOST for each in (self.cohort, self.warm, self.window, self.shift)):
-            raise SettingError(
-                f"{self.name}: cohort, warm, window and shift are numbers from 0 to {MOST}"
-            )
-        if not (
-            0 < self.rate < 1
-            and 0 < self.critic_rate < 1
-            and 0 <= self.average < 1
-            and 0 < self.detail <= 1
-        ):
-            raise SettingError(
-                f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1 and 0 < detail <= 1 are needed"
-            )
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(
-                f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed"
-            )
+            "batch_per_class",
+            "critic_steps",
+            "critic_batch_size",
+            "critic_channels",
+            "latent_dim",
+            "generator_channels",
+            "pretrain_steps",
+            minimum=1,
+            maximum=MAX_SETTING,
+        )
+        require_choice(self, "unit", ("client", "record"))
+        require_choice(self, "generator", tuple(GENERATOR_CLASSES))
+        require_choice(self, "pretrain", PRETRAIN_SOURCES)
+        require_range(
+            self,
+            "clients_per_round",
+            "warmup_rounds",
+            "window_size",
+            "max_shift",
+            minimum=0,
+            maximum=MAX_SETTING,
+        )
+        require_range(self, "generator_learning_rate", "critic_learning_rate", above=0, below=1)
+        require_range(self, "ema_decay", minimum=0, below=1)
+        require_range(self, "frequency_fraction", above=0, maximum=1)
+        require_noise_multiplier(self)
 
     @property
-    def parts(self) -> int:
-        """Critics of an owner."""
-        return self.critics if self.unit == "record" else 1
+    def critics_per_client(self) -> int:
+        """Number of critics of each client."""
+        return self.num_critics if self.unit == "record" else 1
 
-    def groups(self, owners: int) -> int:
-        """Into how many groups owners fall that take turns."""
-        return math.ceil(owners / min(self.cohort or owners, owners))
+    def count_groups(self, num_clients: int) -> int:
+        """Count the groups of clients that take turns."""
+        return math.ceil(num_clients / min(self.clients_per_round or num_clients, num_clients))
 
-    def asked(self, number: int, owners: int) -> list[int]:
-        """The places of those who are asked in round ``number``: a public schedule that gives all as many turns, but for one.
+    def schedule_clients(self, round_number: int, num_clients: int) -> list[int]:
+        """Choose the clients of a round, by a public schedule.
 
-        >>> Federation(cohort=2).asked(0, 5), Federation(cohort=2).asked(2, 5), Federation().asked(7, 3)
-        ([0, 1], [4], [0, 1, 2])
+        The numbers of rounds of two clients differ by one at most.
+
+        Args:
+            round_number: Number of the round, from 0.
+            num_clients: Number of all clients.
+
+        Returns:
+            Indices of the clients that are queried.
+
+        >>> pairs = FederatedSettings(clients_per_round=2)
+        >>> pairs.schedule_clients(0, 5), pairs.schedule_clients(2, 5)
+        ([0, 1], [4])
+        >>> FederatedSettings().schedule_clients(7, 3)
+        [0, 1, 2]
         """
-        size = min(self.cohort or owners, owners)
-        turn = number % self.groups(owners)
-        return list(range(turn * size, min((turn + 1) * size, owners)))
+        group_size = min(self.clients_per_round or num_clients, num_clients)
+        group = round_number % self.count_groups(num_clients)
+        return list(range(group * group_size, min((group + 1) * group_size, num_clients)))
 
-    def numbers(self, spec: Spec) -> tuple[int, int, int]:
-        """The shape of one slope: (channels, h, w)."""
-        h, w = (waves(side, self.detail, self.window).shape[1] for side in spec.shape[1:])
-        return spec.shape[0], h, w
+    def compute_gradient_shape(self, spec: Spec) -> tuple[int, int, int]:
+        """Return the shape of one gradient: (channels, rows, columns)."""
+        rows, columns = (
+            build_gradient_basis(side, self.frequency_fraction, self.window_size).shape[1]
+            for side in spec.shape[1:]
+        )
+        return spec.shape[0], rows, columns
 
-    def memory(self, spec: Spec) -> float:
-        """Bytes of one owner's critics with what training holds, of records laid out for them, of a batch and of a round's rows; nearly.
+    def estimate_memory(self, spec: Spec) -> float:
+        """Estimate the memory of one client in bytes.
 
-        >>> [round(Federation(unit=unit).memory(Spec((1, 28, 28), 62)) / 1e9, 2) for unit in ("client", "record")]
+        It counts the critics with their training state, the records in their shards, a training
+        batch and the images of a round.
+
+        >>> spec = Spec((1, 28, 28), 62)
+        >>> settings = [FederatedSettings(unit=unit) for unit in ("client", "record")]
+        >>> [round(each.estimate_memory(spec) / 1e9, 2) for each in settings]
         [0.05, 1.14]
         """
-        critic = Critic(spec.shape, spec.classes, self.width)
-        sketch = Sketch(spec.shape, spec.classes)
-        convolutions = [
-            shape[0] for name, shape in critic.shapes.items() if name.startswith("conv")
+        critic = Critic(spec.shape, spec.num_classes, self.critic_channels)
+        tiny_generator = TinyGenerator(spec.shape, spec.num_classes)
+        conv_channels = [
+            shape[0] for name, shape in critic.parameter_shapes.items() if name.startswith("conv")
         ]
-        maps = sum(
-            width * math.prod(side)
-            for width, side in zip(convolutions, critic.sides[1:], strict=True)
+        map_elements = sum(
+            channels * math.prod(side)
+            for channels, side in zip(conv_channels, critic.map_sides[1:], strict=True)
         )
-        numbers = sum(math.prod(shape) for net in (critic, sketch) for shape in net.shapes.values())
-        pixels = math.prod(spec.shape)
-        rows = self.rows * spec.classes
-        critics = self.parts * (
-            COPIES * (numbers + self.critic_batch * (pixels + maps)) + self.records * pixels
+        num_weights = sum(
+            math.prod(shape)
+            for net in (critic, tiny_generator)
+            for shape in net.parameter_shapes.values()
         )
-        # All rows of a round are answered at once; where each draws its critic, it holds all that this one knows.
-        return 4.0 * (
-            critics + rows * (COPIES * (pixels + maps) + (4 * numbers if self.parts > 1 else 0))
+        num_pixels = math.prod(spec.shape)
+        num_images = self.batch_per_class * spec.num_classes
+        per_critic = (
+            MEMORY_COPIES * (num_weights + self.critic_batch_size * (num_pixels + map_elements))
+            + self.records_per_critic * num_pixels
         )
+        # All images of a round are queried at once. If each draws its critic, it needs a copy of
+        # that critic's state.
+        per_image = MEMORY_COPIES * (num_pixels + map_elements) + (
+            4 * num_weights if self.critics_per_client > 1 else 0
+        )
+        return 4.0 * (self.critics_per_client * per_critic + num_images * per_image)

@@ -1,7 +1,9 @@
-"""Characters drawn by code with a pen along the middle of printed ones: what a generator may know of writing before it asks anybody.
+"""Synthetic characters: images of public fonts' characters, drawn with a pen along their skeletons.
 
-The fonts are those that matplotlib ships: they are public, and what is learned from them costs no privacy. A code says how a character
-is written (see `WORDS`), so a generator learns to draw it by plain regression, without a critic, and a code is one pen in all classes.
+A generator can be pretrained on them before any query. The fonts come with matplotlib; they are
+public, and pretraining on them costs no privacy. A latent vector determines the style of a
+character (see `STYLE_FEATURES`), so a generator learns by plain regression, without a critic, and
+one latent vector gives all classes the same pen.
 """
 
 from __future__ import annotations
@@ -16,167 +18,211 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, grid_sample, interpolate
 
+from privot.errors import SettingError
+
+# Characters by number of classes. The order of the 62 is that of FEMNIST.
 ALPHABETS = {
     10: string.digits,
     62: string.digits + string.ascii_uppercase + string.ascii_lowercase,
-}  # FEMNIST's order
-# pixels of a printed character's canvas, and of its capitals
-SIDE = 64
-TALL = 36
-PEN = ("DejaVuSans.ttf", "cmti10.ttf", "cmss10.ttf", "STIXGeneralItalic.ttf")
-BAR = (
-    "DejaVuSans.ttf",
-    "1Il",
-    "I",
-)  # people write these three as a bar as often as not: every other font has one
-# Height of a capital and width of the pen, of the side. MNIST's digits fill 20 of 28 pixels; FEMNIST's characters lie small in the middle:
-# its two numbers were set by eye and by medians over the 240 of its writers whom nobody asks.
-SIZES = {62: (9.3 / 28, 1.35 / 28), 10: (20 / 28, 2.6 / 28)}
-WORDS = (
-    "hand",
-    "height",
-    "width",
-    "pen",
-    "slant",
-    "turn",
-    "right",
-    "down",
-)  # what the first numbers of a code say
-BENDS = 8  # more of them, that bend the character: how far its four corners go in each direction
+}
+CANVAS_SIDE = 64  # pixels of a printed character's canvas
+CAPITAL_HEIGHT = 36  # pixels of a printed capital
+FONT_FILES = ("DejaVuSans.ttf", "cmti10.ttf", "cmss10.ttf", "STIXGeneralItalic.ttf")
+# People often write these characters as a plain bar, so every second font prints them as a bar.
+BAR_CHARACTERS = "1Il"
+BAR_GLYPH = "I"
+BAR_FONT_FILE = "DejaVuSans.ttf"
+# By number of classes: height of a capital and width of the pen, as fractions of the image's side.
+# MNIST digits fill 20 of 28 pixels; FEMNIST characters are small and centered. FEMNIST's values
+# were set by eye and by medians over the 240 of its writers that no experiment queries.
+GLYPH_SIZES = {62: (9.3 / 28, 1.35 / 28), 10: (20 / 28, 2.6 / 28)}
+# Meaning of the first latent dimensions.
+STYLE_FEATURES = ("hand", "height", "width", "pen", "slant", "turn", "right", "down")
+NUM_BEND_FEATURES = 8  # further latent dimensions: x and y displacement of the four corners
 
 
-def _thinned(ink: np.ndarray) -> np.ndarray:
-    """The middle lines of shapes [count, height, width], by Zhang and Suen (1984): edges go until one pixel is left."""
-    ink = np.pad(ink, ((0, 0), (1, 1), (1, 1)))
-    before = -1
-    while (left := int(ink.sum())) != before:
-        before = left
-        for turn in (0, 1):
-            # The eight neighbours in a ring, from the one above.
+def _thin(masks: np.ndarray) -> np.ndarray:
+    """Thin shapes [count, height, width] to one-pixel skeletons, by Zhang and Suen (1984)."""
+    masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
+    previous_count = -1
+    while (pixel_count := int(masks.sum())) != previous_count:
+        previous_count = pixel_count
+        for half_step in (0, 1):
+            # The eight neighbors in a ring, from the one above.
             moves = ((1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1))
-            ring = np.stack([np.roll(ink, move, (1, 2)) for move in moves])
-            many = ring.sum(0)
-            starts = (~ring & np.roll(ring, -1, 0)).sum(0)
-            up = ring[0]
+            ring = np.stack([np.roll(masks, move, (1, 2)) for move in moves])
+            num_neighbors = ring.sum(0)
+            num_transitions = (~ring & np.roll(ring, -1, 0)).sum(0)
+            above = ring[0]
             right = ring[2]
-            low = ring[4]
-            far = ring[6]
-            free = (
-                ~(up & right & low) & ~(right & low & far)
-                if turn == 0
-                else ~(up & right & far) & ~(up & low & far)
+            below = ring[4]
+            left = ring[6]
+            removable = (
+                ~(above & right & below) & ~(right & below & left)
+                if half_step == 0
+                else ~(above & right & left) & ~(above & below & left)
             )
-            ink = ink & ~((many >= 2) & (many <= 6) & (starts == 1) & free)
-    return ink[:, 1:-1, 1:-1]
+            masks = masks & ~(
+                (num_neighbors >= 2) & (num_neighbors <= 6) & (num_transitions == 1) & removable
+            )
+    return masks[:, 1:-1, 1:-1]
 
 
 @functools.cache
-def printed(classes: int) -> Tensor:
-    """How far each place is from the middle line of each character, in heights of a capital: [hands, classes, 64, 64].
+def compute_glyph_distances(classes: int) -> Tensor:
+    """Compute the distance of each pixel from the skeleton of each printed character.
 
-    >>> printed(10).shape[1:], bool((printed(10) >= 0).all())
+    Returns:
+        Distances in heights of a capital: [fonts, classes, CANVAS_SIDE, CANVAS_SIDE].
+
+    Raises:
+        SettingError: matplotlib lacks its fonts.
+
+    >>> distances = compute_glyph_distances(10)
+    >>> distances.shape[1:], bool((distances >= 0).all())
     (torch.Size([10, 64, 64]), True)
     """
     import matplotlib
-    from PIL import Image, ImageDraw, ImageFont
     from scipy.ndimage import distance_transform_edt
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    found = [folder / name for name in PEN if (folder / name).exists()]
-    if not found:
-        raise ValueError(
-            f"none of the fonts {', '.join(PEN)} is in {folder}: matplotlib should have brought them"
+    font_paths = [folder / name for name in FONT_FILES if (folder / name).exists()]
+    if not font_paths:
+        raise SettingError(
+            f"{folder} has none of the fonts {', '.join(FONT_FILES)}. Reinstall matplotlib."
         )
-    shapes = []
-    for place, path in enumerate(found):
-        for letter in ALPHABETS[classes]:
-            bar = place % 2 == 0 and letter in BAR[1] and (folder / BAR[0]).exists()
-            face, text = (folder / BAR[0], BAR[2]) if bar else (path, letter)
-            font = ImageFont.truetype(str(face), 100)
-            left, top, right, low = font.getbbox("H")
-            font = ImageFont.truetype(str(face), round(100 * TALL / (low - top)))
-            left, top, right, low = font.getbbox(text)
-            canvas = Image.new("L", (SIDE, SIDE))
-            ImageDraw.Draw(canvas).text(
-                ((SIDE - left - right) / 2, (SIDE - top - low) / 2), text, fill=255, font=font
-            )
-            shapes.append(np.asarray(canvas) > 127)
-    lines = _thinned(np.stack(shapes))
-    away = np.stack([distance_transform_edt(~line) for line in lines]).astype(np.float32) / TALL
-    return torch.from_numpy(away).view(len(found), classes, SIDE, SIDE)
+    bar_font = folder / BAR_FONT_FILE
+    masks = []
+    for index, path in enumerate(font_paths):
+        for character in ALPHABETS[classes]:
+            is_bar = index % 2 == 0 and character in BAR_CHARACTERS and bar_font.exists()
+            masks.append(_print(BAR_GLYPH, bar_font) if is_bar else _print(character, path))
+    distances = np.stack(
+        [distance_transform_edt(~skeleton) for skeleton in _thin(np.stack(masks))]
+    ).astype(np.float32)
+    return torch.from_numpy(distances / CAPITAL_HEIGHT).view(
+        len(font_paths), classes, CANVAS_SIDE, CANVAS_SIDE
+    )
+
+
+def _print(character: str, font_path: Path) -> np.ndarray:
+    """Print a character in the middle of a canvas: a mask [CANVAS_SIDE, CANVAS_SIDE]."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.truetype(str(font_path), 100)
+    _, top, _, bottom = font.getbbox("H")
+    font = ImageFont.truetype(str(font_path), round(100 * CAPITAL_HEIGHT / (bottom - top)))
+    left, top, right, bottom = font.getbbox(character)
+    canvas = Image.new("L", (CANVAS_SIDE, CANVAS_SIDE))
+    corner = ((CANVAS_SIDE - left - right) / 2, (CANVAS_SIDE - top - bottom) / 2)
+    ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font)
+    return np.asarray(canvas) > 127
 
 
 @functools.cache
-def _there(classes: int, device: torch.device) -> Tensor:
-    """`printed` on a device, brought there once."""
-    return printed(classes).to(device)
+def _load_glyph_distances(classes: int, device: torch.device) -> Tensor:
+    """Return `compute_glyph_distances` on a device, copied there once."""
+    return compute_glyph_distances(classes).to(device)
 
 
-def glyphs(codes: Tensor, labels: Tensor, shape: tuple[int, int, int], classes: int) -> Tensor:
-    """Characters [count, *shape], white on black, as codes [count, numbers] say; numbers that a code lacks are 0, more are not read.
+def render_glyphs(
+    latents: Tensor, labels: Tensor, shape: tuple[int, int, int], classes: int
+) -> Tensor:
+    """Render characters, white on black, in the style that latent vectors describe.
 
-    >>> glyphs(torch.zeros(2, 16), torch.tensor([3, 7]), (1, 28, 28), 10).shape
+    Args:
+        latents: Standard Gaussian latent vectors [count, latent_dim]. Missing dimensions count as
+            0; dimensions beyond the style and bend features are ignored.
+        labels: Classes of the characters [count].
+        shape: Channels, height and width of an image.
+        classes: Number of classes: 10 or 62.
+
+    Returns:
+        Images [count, *shape] in [0, 1].
+
+    >>> render_glyphs(torch.zeros(2, 16), torch.tensor([3, 7]), (1, 28, 28), 10).shape
     torch.Size([2, 1, 28, 28])
     """
-    away = _there(classes, codes.device)
-    device = codes.device
-    (capital, ink) = SIZES[classes]
-    said = torch.zeros(len(codes), len(WORDS) + BENDS, device=device)
-    said[:, : codes.shape[1]] = codes[:, : said.shape[1]]
+    distances = _load_glyph_distances(classes, latents.device)
+    device = latents.device
+    capital_height, pen_width = GLYPH_SIZES[classes]
+    features = torch.zeros(len(latents), len(STYLE_FEATURES) + NUM_BEND_FEATURES, device=device)
+    features[:, : latents.shape[1]] = latents[:, : features.shape[1]]
     hand, height, width, pen, slant, turn, right, down = (
-        said[:, place].view(-1, 1, 1) for place in range(len(WORDS))
+        features[:, index].view(-1, 1, 1) for index in range(len(STYLE_FEATURES))
     )
-    which = (torch.special.ndtr(hand.flatten()) * len(away)).long().clamp(max=len(away) - 1)
-    tall = capital * (0.22 * height).exp()  # of the side of the picture
-    wide = tall * (0.15 * width).exp()
+    font_index = (torch.special.ndtr(hand.flatten()) * len(distances)).long()
+    font_index = font_index.clamp(max=len(distances) - 1)
+    # Height and width of a character, as fractions of the image's side.
+    glyph_height = capital_height * (0.22 * height).exp()
+    glyph_width = glyph_height * (0.15 * width).exp()
     rows, columns = ((torch.arange(side, device=device) + 0.5) / side - 0.5 for side in shape[1:])
-    y = (rows.view(1, -1, 1) - 0.012 * down) / tall  # in heights of a capital, from the middle
-    x = (columns.view(1, 1, -1) - 0.012 * right) / wide
-    x, y = x + (0.1 + 0.18 * slant) * y, y + 0.08 * turn * x
-    grid = torch.stack([x, y], 3)
+    # Coordinates from the middle, in heights of a capital.
+    y = (rows.view(1, -1, 1) - 0.012 * down) / glyph_height
+    x = (columns.view(1, 1, -1) - 0.012 * right) / glyph_width
+    sheared_x = x + (0.1 + 0.18 * slant) * y
+    sheared_y = y + 0.08 * turn * x
+    grid = torch.stack([sheared_x, sheared_y], 3)
     bend = interpolate(
-        0.1 * said[:, len(WORDS) :].view(-1, 2, 2, 2), (9, 9), mode="bilinear", align_corners=True
+        0.1 * features[:, len(STYLE_FEATURES) :].view(-1, 2, 2, 2),
+        (9, 9),
+        mode="bilinear",
+        align_corners=True,
     )
-    grid = grid + grid_sample(bend, grid / 0.8, padding_mode="border", align_corners=True).movedim(
-        1, 3
-    )
-    far = grid_sample(
-        away[which, labels][:, None],
-        grid * (2 * TALL / SIDE),
+    displacement = grid_sample(bend, grid / 0.8, padding_mode="border", align_corners=True)
+    grid = grid + displacement.movedim(1, 3)
+    skeleton_distance = grid_sample(
+        distances[font_index, labels][:, None],
+        grid * (2 * CAPITAL_HEIGHT / CANVAS_SIDE),
         padding_mode="border",
         align_corners=False,
     )[:, 0]
-    edge = (
-        ink * (0.25 * pen).exp() / 2 - far * (tall * wide).sqrt()
-    )  # how deep a place lies in the stroke, of the side
-    return (0.5 + edge * min(shape[1:])).clamp(0, 1)[:, None].expand(-1, *shape).contiguous()
+    # How far a pixel lies inside the stroke, as a fraction of the image's side.
+    depth = (
+        pen_width * (0.25 * pen).exp() / 2 - skeleton_distance * (glyph_height * glyph_width).sqrt()
+    )
+    return (0.5 + depth * min(shape[1:])).clamp(0, 1)[:, None].expand(-1, *shape).contiguous()
 
 
-def teach(
+def pretrain_on_glyphs(
     net: nn.Module,
-    code: int,
+    latent_dim: int,
     shape: tuple[int, int, int],
     classes: int,
     steps: int,
-    batch: int,
+    batch_size: int,
     generator: torch.Generator,
-    told: Callable[[int, int], None] = lambda step, of: None,
-    rate: float = 5e-3,
+    progress: Callable[[int, int], None] = lambda step, steps: None,
+    learning_rate: float = 5e-3,
 ) -> None:
-    """Teach a generator to draw what a code and a label say, in place; ``generator`` is of its device. The rate goes down to the end."""
+    """Train a generator in place to draw the characters of `render_glyphs`, by regression.
+
+    Args:
+        net: The generator, a function of latents and labels.
+        latent_dim: Dimension of its latent vectors.
+        shape: Channels, height and width of an image.
+        classes: Number of classes: 10 or 62.
+        steps: Number of training steps.
+        batch_size: Images in a step.
+        generator: Random generator on the device of the network.
+        progress: Called with (step, steps) after each step.
+        learning_rate: Largest learning rate of Adam; it rises over 20 steps and then falls.
+    """
     device = next(net.parameters()).device
-    fast = device.type == "cuda"
-    pace = torch.zeros((), device=device)
-    adam = torch.optim.Adam(
-        net.parameters(), lr=pace, betas=(0.9, 0.99), foreach=fast, capturable=fast
+    on_gpu = device.type == "cuda"
+    current_rate = torch.zeros((), device=device)
+    optimizer = torch.optim.Adam(
+        net.parameters(), lr=current_rate, betas=(0.9, 0.99), foreach=on_gpu, capturable=on_gpu
     )
     for step in range(steps):
-        pace.fill_(rate * min(1.0, (step + 1) / 20, 1.5 * (1 - step / steps) + 0.01))
-        codes = torch.randn(batch, code, generator=generator, device=device)
-        labels = torch.randint(classes, (batch,), generator=generator, device=device)
+        current_rate.fill_(
+            learning_rate * min(1.0, (step + 1) / 20, 1.5 * (1 - step / steps) + 0.01)
+        )
+        latents = torch.randn(batch_size, latent_dim, generator=generator, device=device)
+        labels = torch.randint(classes, (batch_size,), generator=generator, device=device)
         with torch.no_grad():
-            wanted = glyphs(codes, labels, shape, classes)
-        binary_cross_entropy(net(codes, labels), wanted).backward()
-        adam.step()
-        adam.zero_grad(set_to_none=True)
-        told(step + 1, steps)
+            targets = render_glyphs(latents, labels, shape, classes)
+        binary_cross_entropy(net(latents, labels), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        progress(step + 1, steps)

@@ -1,6 +1,6 @@
-"""The generator's half of learning from slopes that come by any cable: it draws images for those who are asked, and takes what they say.
+"""The server's side: a generator that sends images to clients and is trained by their gradients.
 
-It sees sanitized answers alone, so all of it is public and may be kept, sent or looked at.
+It receives only noisy query results, so everything here is public and may be stored or sent.
 """
 
 from __future__ import annotations
@@ -10,131 +10,198 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from privot.components.federated_settings import Federation
-from privot.components.pretraining import begun
-from privot.components.sharded_critics import waves
-from privot.components.sharded_gan import KINDS, SHOWN
+from privot.components.critic_gradients import build_gradient_basis
+from privot.components.federated_settings import FederatedSettings
+from privot.components.pretraining import pretrain_generator
+from privot.components.sharded_gan import ADAM_BETAS, FAKES_PER_CLASS, GENERATOR_CLASSES
 from privot.data.spec import Spec
-from privot.nets import NETS, initialise
-from privot.nets.ema import Averaged
-from privot.release.artifact import Product
-from privot.runtime import Progress, Streams, silent
+from privot.nets import GENERATORS, initialize_weights
+from privot.nets.ema import EmaTrainer
+from privot.release.artifact import Artifact
+from privot.runtime import Progress, Streams, ignore_progress
 
-LOT = 1024  # images drawn at a time: a batch of the generator's norms, and a bound on its memory
-SETTLED = 320  # images over which batch norm settles at a time
+CHUNK_SIZE = 1024  # images in a forward pass: a batch of batch norm, and a limit of the memory
+NORM_CALIBRATION_IMAGES = 320  # images of a batch when batch-norm statistics are recomputed
 
 
-class Drawing:
-    """A generator with its optimiser. A round is `draw`, then `take`; what is drawn depends on the seed, the round and the answers so far.
+class ServerGenerator:
+    """A generator with its optimizer.
 
-    Pixels are bytes, since that is what the wire carries; slopes go through the rounding as if it were not there.
+    A round is `generate_images`, then `apply_gradients`. The images depend on the seed, the round
+    and the gradients so far. Pixels are sent as bytes; the backward pass ignores their rounding.
+
+    Args:
+        settings: Settings of the federation.
+        spec: Spec of the data.
+        streams: Public random streams and checkpoints.
+        progress: Shows the progress of the pretraining.
     """
 
     def __init__(
-        self, settings: Federation, spec: Spec, streams: Streams, progress: Progress = silent
+        self,
+        settings: FederatedSettings,
+        spec: Spec,
+        streams: Streams,
+        progress: Progress = ignore_progress,
     ):
         self.settings = settings
         self.spec = spec
         self.streams = streams
-        self.device = streams.runtime.target
-        self.arguments = {
+        self.device = streams.runtime.torch_device
+        self.generator_config = {
             "shape": list(spec.shape),
-            "classes": spec.classes,
-            "code": settings.code,
-            "width": settings.channels,
+            "classes": spec.num_classes,
+            "latent_dim": settings.latent_dim,
+            "channels": settings.generator_channels,
         }
-        net = initialise(
-            NETS[KINDS[settings.kind]](**self.arguments), streams.generator("weights")
+        net = initialize_weights(
+            GENERATORS[GENERATOR_CLASSES[settings.generator]](**self.generator_config),
+            streams.make_rng("weights"),
         ).to(self.device)
-        begun(net, settings.start, settings.practice, spec, streams, progress)
-        self.pair = Averaged(net, settings.rate, (0.5, 0.9), settings.average)
-        self.down, self.across = (
-            waves(side, settings.detail, settings.window).to(self.device) for side in spec.shape[1:]
+        pretrain_generator(net, settings.pretrain, settings.pretrain_steps, spec, streams, progress)
+        self.trainer = EmaTrainer(
+            net, settings.generator_learning_rate, ADAM_BETAS, settings.ema_decay
         )
-        self._margin = ~(
-            (self.down != 0).any(1)[:, None] & (self.across != 0).any(1)
-        )  # pixels that no slope can move
-        self._labels = torch.arange(spec.classes, device=self.device).repeat_interleave(
-            settings.rows
+        self.row_basis, self.column_basis = (
+            build_gradient_basis(side, settings.frequency_fraction, settings.window_size).to(
+                self.device
+            )
+            for side in spec.shape[1:]
         )
-        self._codes = torch.empty(0)  # of the open round
+        # Pixels that no gradient can change [height, width].
+        self._fixed_margin = ~(
+            (self.row_basis != 0).any(1)[:, None] & (self.column_basis != 0).any(1)
+        )
+        self._labels = torch.arange(spec.num_classes, device=self.device).repeat_interleave(
+            settings.batch_per_class
+        )
+        self._latents = torch.empty(0)  # of the current round
 
-    def draw(self, number: int, places: Sequence[int]) -> Tensor:
-        """Images for the owners in these places in round ``number``: uint8 [asked, classes, rows, channels, height, width]."""
-        shape = (self.spec.owners or 1, len(self._labels), self.settings.code)
-        every = torch.randn(
+    def generate_images(self, round_number: int, client_indices: Sequence[int]) -> Tensor:
+        """Generate the images of a round.
+
+        Args:
+            round_number: Number of the round, from 0.
+            client_indices: Indices of the clients that receive images.
+
+        Returns:
+            Images as uint8 [clients, classes, batch_per_class, channels, height, width].
+        """
+        shape = (self.spec.num_clients or 1, len(self._labels), self.settings.latent_dim)
+        all_latents = torch.randn(
             shape,
-            generator=self.streams.generator(f"codes of round {number}", self.device),
+            generator=self.streams.make_rng(f"codes of round {round_number}", self.device),
             device=self.device,
         )
-        self._codes = (
-            every
-            if list(places) == list(range(len(every)))
-            else every[torch.tensor(places, device=self.device)]
+        self._latents = (
+            all_latents
+            if list(client_indices) == list(range(len(all_latents)))
+            else all_latents[torch.tensor(client_indices, device=self.device)]
         )
         with torch.no_grad():
-            images = torch.cat([(255 * images).round().byte() for images, _ in self._lots()])
-        return images.view(len(places), self.spec.classes, self.settings.rows, *self.spec.shape)
-
-    def _lots(self) -> Iterable[tuple[Tensor, slice]]:
-        """The images of the open round, a lot at a time, and where they lie."""
-        codes = self._codes.flatten(0, 1)
-        labels = self._labels.repeat(len(self._codes))
-        for start in range(0, len(codes), LOT):
-            part = slice(start, start + LOT)
-            yield self.pair.net(codes[part], labels[part]), part
-
-    def take(self, values: Tensor, answered: Tensor | None = None) -> None:
-        """One step by slopes [asked, classes, rows, channels, h, w], in frequencies, of those who ``answered`` [asked], or of all.
-
-        Owners weigh the same; of those who did not answer, whatever stands there is not looked at.
-        """
-        count = len(values) if answered is None else int(answered.sum())
-        if answered is not None:
-            values = torch.where(answered.to(values.device).view(-1, 1, 1, 1, 1, 1), values, 0)
-        slopes = (
-            self.down
-            @ values.flatten(0, 2).float()
-            @ self.across.T
-            / (max(count, 1) * len(self._labels))
+            images = torch.cat(
+                [(255 * images).round().byte() for images, _ in self._generate_chunks()]
+            )
+        return images.view(
+            len(client_indices),
+            self.spec.num_classes,
+            self.settings.batch_per_class,
+            *self.spec.shape,
         )
-        for images, part in self._lots():
-            images.backward(self._fading(images.detach()) / len(slopes) - slopes[part])
-        self.pair.step()
 
-    def _fading(self, images: Tensor) -> Tensor | float:
-        """Away from a black margin, of length 1 at most: no slope comes from there, and who begins with nothing would draw anything.
+    def _generate_chunks(self) -> Iterable[tuple[Tensor, slice]]:
+        """Generate the images of the current round in chunks, each with its slice."""
+        latents = self._latents.flatten(0, 1)
+        labels = self._labels.repeat(len(self._latents))
+        for start in range(0, len(latents), CHUNK_SIZE):
+            chunk = slice(start, start + CHUNK_SIZE)
+            yield self.trainer.net(latents[chunk], labels[chunk]), chunk
 
-        It is public, as the images are; a generator with a prior knows what belongs there, and is left alone.
+    def apply_gradients(self, gradients: Tensor, answer_mask: Tensor | None = None) -> None:
+        """Take one generator step along the clients' gradients. All clients have the same weight.
+
+        Args:
+            gradients: Gradients in DCT coefficients
+                [clients, classes, batch_per_class, channels, rows, columns].
+            answer_mask: Which clients sent gradients [clients]; the values of the others are
+                ignored. None: all clients did.
         """
-        if self.settings.start != "nothing":
+        num_clients = len(gradients) if answer_mask is None else int(answer_mask.sum())
+        if answer_mask is not None:
+            gradients = torch.where(
+                answer_mask.to(gradients.device).view(-1, 1, 1, 1, 1, 1), gradients, 0
+            )
+        pixel_gradients = (
+            self.row_basis
+            @ gradients.flatten(0, 2).float()
+            @ self.column_basis.T
+            / (max(num_clients, 1) * len(self._labels))
+        )
+        for images, chunk in self._generate_chunks():
+            margin_gradient = self._margin_gradient(images.detach()) / len(pixel_gradients)
+            images.backward(margin_gradient - pixel_gradients[chunk])
+        self.trainer.step()
+
+    def _margin_gradient(self, images: Tensor) -> Tensor | float:
+        """Compute a public gradient of norm 1 at most that pulls the fixed margin to black.
+
+        No client's gradient reaches the margin, so without this gradient a generator that was not
+        pretrained would fill it with anything. A pretrained generator knows the margin already.
+        """
+        if self.settings.pretrain != "off":
             return 0.0
-        margin = images * self._margin
+        margin = images * self._fixed_margin
         return margin / margin.flatten(1).norm(dim=1).clamp(min=1).view(-1, 1, 1, 1)
 
-    def kept(self) -> dict[str, Tensor]:
-        """All of it between two rounds, as tensors by name."""
-        return self.pair.kept()
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the whole state between two rounds, as tensors by name."""
+        return self.trainer.state_dict()
 
-    def restore(self, found: dict[str, Tensor] | None) -> bool:
-        """Take up what `kept` gave, if there is anything."""
-        return self.pair.restore(found)
+    def restore(self, state: dict[str, Tensor] | None) -> bool:
+        """Load the state of `state_dict`; return whether there is one."""
+        return self.trainer.restore(state)
 
-    def shown(self, count: int = SHOWN) -> Tensor:
-        """Some images of each class by the running mean, of the same codes every time: [classes * count, ...]."""
-        # A stream of its own: when they are shown depends on the clock, and what is released must not.
-        return self._each(self.pair.mean, count, self.streams.generator("shown", self.device))
+    def sample_images(self, images_per_class: int = FAKES_PER_CLASS) -> Tensor:
+        """Generate images of each class by the averaged weights, from the same latents every time.
 
-    def product(self) -> Product:
-        """The running mean of the generator."""
-        count = -(-SETTLED // self.spec.classes)
-        draws = self.streams.generator("settling", self.device)
-        settled = self.pair.settled(lambda mean: self._each(mean, count, draws))
-        return Product.generator(KINDS[self.settings.kind], self.arguments, settled)
+        Returns:
+            Images [classes * images_per_class, channels, height, width].
+        """
+        # The images have a stream of their own. When they are shown depends on the clock, and the
+        # release must not depend on it.
+        return self._sample_each_class(
+            self.trainer.ema_net, images_per_class, self.streams.make_rng("shown", self.device)
+        )
 
-    def _each(self, net: torch.nn.Module, count: int, draws: torch.Generator) -> Tensor:
-        """So many images of each class: [classes * count, ...]."""
-        labels = torch.arange(self.spec.classes, device=self.device).repeat_interleave(count)
-        codes = torch.randn(len(labels), self.settings.code, generator=draws, device=self.device)
+    def export_artifact(self) -> Artifact:
+        """Export the generator with averaged weights."""
+        images_per_class = -(-NORM_CALIBRATION_IMAGES // self.spec.num_classes)
+        rng = self.streams.make_rng("settling", self.device)
+        net = self.trainer.recalibrate(
+            lambda ema_net: self._sample_each_class(ema_net, images_per_class, rng)
+        )
+        return Artifact.from_generator(
+            GENERATOR_CLASSES[self.settings.generator], self.generator_config, net
+        )
+
+    def _sample_each_class(
+        self, net: torch.nn.Module, images_per_class: int, rng: torch.Generator
+    ) -> Tensor:
+        """Generate images of each class.
+
+        Args:
+            net: The generator.
+            images_per_class: Images of each class.
+            rng: Random generator of the latent vectors.
+
+        Returns:
+            Images [classes * images_per_class, channels, height, width].
+        """
+        labels = torch.arange(self.spec.num_classes, device=self.device).repeat_interleave(
+            images_per_class
+        )
+        latents = torch.randn(
+            len(labels), self.settings.latent_dim, generator=rng, device=self.device
+        )
         with torch.no_grad():
-            return net(codes, labels)
+            return net(latents, labels)

@@ -1,225 +1,315 @@
-"""A generator that learns from what critics on shards tell of it: what GS-WGAN and G-PATE share. They differ in what they ask."""
+"""A generator trained by gradients of critics on shards: the common part of GS-WGAN and G-PATE.
+
+The two methods differ in how they query the critics.
+"""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from privot.components.pretraining import BATCH, begun, fits
-from privot.components.sharded_critics import Critics
+from privot.components.critic_training import CRITIC_STEPS_PER_WARMUP_ROUND
+from privot.components.method_base import MethodBase
+from privot.components.pretraining import (
+    PRETRAIN_BATCH_SIZE,
+    pretrain_generator,
+    validate_pretrain,
+)
+from privot.components.sharded_critics import ShardedCritics
+from privot.components.validation import (
+    require_choice,
+    require_noise_multiplier,
+    require_positive,
+    require_range,
+)
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.nets import NETS, drawing, initialise
-from privot.nets.ema import Averaged
+from privot.nets import GENERATORS, flops_per_image, initialize_weights
+from privot.nets.ema import EmaTrainer
 from privot.nets.functional_critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Plan
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
 
-KINDS = {"residual": "ResidualGenerator", "dcgan": "DeepConvGenerator"}
-CALLS = 1500  # of tensor operators, in a lesson of critics or a step of the generator
-MAPPED = 12  # floating-point operations of a small critic for each element of its maps
-RECORDS = 50  # of a critic, at least, where their number is declared: what the published 1,000 critics have of CIFAR-10
-SHOWN = 32  # generated images of a class that critics learn from at a time
+GENERATOR_CLASSES = {"residual": "ResidualGenerator", "dcgan": "DcganGenerator"}
+ADAM_BETAS = (0.5, 0.9)  # of the generator's Adam, as in WGAN-GP
+CALLS_PER_STEP = 1500  # calls of tensor operators in a critic step or a generator step
+OPERATIONS_PER_MAP_ELEMENT = 12  # floating-point operations of a small critic per element of a map
+# Suggested number of records of each critic, where the number of records is declared: the published
+# 1,000 critics have as many of CIFAR-10.
+MIN_RECORDS_PER_CRITIC = 50
+FAKES_PER_CLASS = 32  # generated images of each class that critics are trained on at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adversarial(ABC):
-    """Settings of the critics and the generator. ``noise`` fixes a multiplier; without it the budget does."""
+class ShardedGan(MethodBase, ABC):
+    """Settings and training loop of a generator with critics on shards."""
 
     name: ClassVar[str]
-    trusts: ClassVar[str] = "the data owner"
+    trusted_party: ClassVar[str] = "the data owner"
     stage: ClassVar[str]
 
-    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {
-        "channels": 16,
-        "width": 8,
-        "warm": 10,
+    # Settings that are reduced in this order on a CPU, down to these values; see
+    # `privot.synthesis.cost`.
+    cpu_minimums: ClassVar[dict[str, int]] = {
+        "generator_channels": 16,
+        "critic_channels": 8,
+        "warmup_rounds": 10,
         "steps": 100,
-        "critics": 25,
-        "lessons": 1,
-        "batch": 32,
-        "critic_batch": 8,
+        "num_critics": 25,
+        "critic_steps": 1,
+        "batch_size": 32,
+        "critic_batch_size": 8,
     }
 
-    noise: float | None = None
-    critics: int = 1000
-    steps: int = 1000  # of the generator: few and large ones, since a step has its price on a GPU however small it is
-    batch: int = 1024  # generated images in each
-    block: int = 200  # critics that learn between two of them, in turn
-    lessons: int = 2  # steps of each then
-    warm: int = 60  # rounds of five steps before, against throw-away generators
-    critic_batch: int = 32  # records of a shard in a step
-    width: int = 32  # channels of a critic's first maps; GS-WGAN has 64
-    shift: int = 0  # pixels by which what a critic learns from is moved at random, up to a fourteenth of a side
-    detail: float = 0.5  # part of the frequencies of each side in which slopes are asked
-    kind: str = "dcgan"  # or "residual"
-    code: int = 16
-    channels: int = 64  # of the generator
-    rate: float = 6e-4  # of Adam, for the generator
-    critic_rate: float = 1e-4
-    average: float = 0.995  # of the generator's weights over the steps
-    start: str = "nothing"  # or "glyphs": characters of public fonts, which the generator learns to draw before it asks anybody
-    practice: int = 2000  # steps of that
+    noise_multiplier: float | None = None  # noise over sensitivity; None: calibrated to the budget
+    num_critics: int = 1000  # critics, each on its own shard
+    steps: int = 1000  # generator steps: few and large, since even a small step takes GPU time
+    batch_size: int = 1024  # generated images in a generator step
+    critics_per_step: int = 200  # critics trained before each generator step, in turn
+    critic_steps: int = 2  # training steps of each of these critics
+    warmup_rounds: int = 60  # rounds of five critic steps against tiny generators, at the start
+    critic_batch_size: int = 32  # records of a shard in a critic step
+    critic_channels: int = 32  # channels of a critic's first feature maps; GS-WGAN has 64
+    max_shift: int = 0  # largest random shift of the critics' inputs, in pixels; at most side / 14
+    frequency_fraction: float = 0.5  # fraction of the DCT coefficients of each side in a gradient
+    generator: str = "dcgan"  # architecture of the generator: "dcgan" or "residual"
+    latent_dim: int = 16  # dimension of the generator's latent vectors
+    generator_channels: int = 64  # channels of the generator's last feature maps
+    generator_learning_rate: float = 6e-4  # learning rate of the generator's Adam
+    critic_learning_rate: float = 1e-4  # learning rate of the critics' Adam
+    ema_decay: float = 0.995  # decay per step of the generator's averaged weights
+    pretrain: str = "off"  # "glyphs": pretrain the generator on characters of public fonts
+    pretrain_steps: int = 2000  # pretraining steps
 
     def __post_init__(self) -> None:
-        for key in (
-            "critics",
+        require_positive(
+            self,
+            "num_critics",
             "steps",
-            "batch",
-            "block",
-            "lessons",
-            "critic_batch",
-            "width",
-            "code",
-            "channels",
-            "practice",
-        ):
-            if getattr(self, key) < 1:
-                raise SettingError(f"{self.name}.{key}={getattr(self, key)}: at least 1 is needed")
-        if self.kind not in KINDS:
-            raise SettingError(f"{self.name}.kind={self.kind!r}: {' or '.join(KINDS)}")
-        if (
-            not 0 < self.rate < 1
-            or not 0 < self.critic_rate < 1
-            or not 0 <= self.average < 1
-            or not 0 < self.detail <= 1
-        ):
-            raise SettingError(
-                f"{self.name}: 0 < rate < 1, 0 < critic_rate < 1, 0 <= average < 1 and 0 < detail <= 1 are needed"
-            )
-        if self.warm < 0 or self.shift < 0:
-            raise SettingError(f"{self.name}: warm >= 0 and shift >= 0 are needed")
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(
-                f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed"
-            )
+            "batch_size",
+            "critics_per_step",
+            "critic_steps",
+            "critic_batch_size",
+            "critic_channels",
+            "latent_dim",
+            "generator_channels",
+            "pretrain_steps",
+        )
+        require_choice(self, "generator", tuple(GENERATOR_CLASSES))
+        require_range(self, "generator_learning_rate", "critic_learning_rate", above=0, below=1)
+        require_range(self, "ema_decay", minimum=0, below=1)
+        require_range(self, "frequency_fraction", above=0, maximum=1)
+        require_range(self, "warmup_rounds", "max_shift", minimum=0)
+        require_noise_multiplier(self)
 
-    def suited(self, spec: Spec) -> None:
-        """Refuse, before anything is begun, a start that knows nothing of such data, or more critics than the records that are declared."""
-        fits(self.name, self.start, spec)
-        if spec.size is not None and spec.size < self.critics:
+    def validate(self, spec: Spec) -> None:
+        """Check, before anything is charged, that the settings fit the data.
+
+        Raises:
+            SettingError: The pretraining does not fit the data, or there are more critics than
+                declared records.
+        """
+        validate_pretrain(self.name, self.pretrain, spec)
+        if spec.size is not None and spec.size < self.num_critics:
             raise SettingError(
-                f"{self.name}.critics={self.critics}: each needs a record at least, and there are {spec.size}; set fewer"
+                f"{self.name}.num_critics={self.num_critics} is more than the {spec.size} records, "
+                f"and each critic needs a record. Set it to {spec.size} or less."
             )
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        critic = Critic(spec.shape, spec.classes, self.width)
-        learnt = (
-            self.steps * min(self.block, self.critics) * self.lessons + 5 * self.warm * self.critics
+        critic = Critic(spec.shape, spec.num_classes, self.critic_channels)
+        warmup_steps = CRITIC_STEPS_PER_WARMUP_ROUND * self.warmup_rounds
+        total_critic_steps = (
+            self.steps * min(self.critics_per_step, self.num_critics) * self.critic_steps
+            + warmup_steps * self.num_critics
         )
-        # A row goes forward and back; in a critic's step two images do, and one twice over.
-        passes = 3.0 * self.rows() + 14.0 * learnt * self.critic_batch
-        drawn = (
+        # An input gradient is one forward and one backward pass. A critic step has two images and
+        # the second derivative at a third one.
+        passes = 3.0 * self.count_gradients() + 14.0 * total_critic_steps * self.critic_batch_size
+        generator_flops = (
             3.0
-            * (self.steps * self.batch + self.practised)
-            * drawing(KINDS[self.kind], self._arguments(spec))
+            * (self.steps * self.batch_size + self.num_pretrain_images)
+            * flops_per_image(GENERATOR_CLASSES[self.generator], self.generator_config(spec))
         )
         return {
-            "records_of_a_critic": None if spec.size is None else spec.size // self.critics,
-            "floating_point_operations": critic.work * passes + drawn,
-            "elementwise_operations": critic.work * passes / MAPPED,
-            "operator_calls": CALLS * (self.steps * (1 + self.lessons) + 5 * self.warm),
+            "records_per_critic": None if spec.size is None else spec.size // self.num_critics,
+            "floating_point_operations": critic.flops * passes + generator_flops,
+            "elementwise_operations": critic.flops * passes / OPERATIONS_PER_MAP_ELEMENT,
+            "operator_calls": CALLS_PER_STEP
+            * (self.steps * (1 + self.critic_steps) + warmup_steps),
         }
 
     @classmethod
-    def suitable(cls, spec: Spec) -> dict[str, Any]:
-        """Return as many critics as the declared records can teach, at most the default."""
-        if spec.size is None or spec.size >= RECORDS * cls.critics:
+    def suggest_settings(cls, spec: Spec) -> dict[str, Any]:
+        """Suggest at most one critic for every 50 declared records."""
+        if spec.size is None or spec.size >= MIN_RECORDS_PER_CRITIC * cls.num_critics:
             return {}
-        return {"critics": max(1, spec.size // RECORDS)}
+        return {"num_critics": max(1, spec.size // MIN_RECORDS_PER_CRITIC)}
 
-    def _arguments(self, spec: Spec) -> dict[str, Any]:
+    def generator_config(self, spec: Spec) -> dict[str, Any]:
+        """Return the arguments of the generator."""
         return {
             "shape": list(spec.shape),
-            "classes": spec.classes,
-            "code": self.code,
-            "width": self.channels,
+            "classes": spec.num_classes,
+            "latent_dim": self.latent_dim,
+            "channels": self.generator_channels,
         }
 
     @property
-    def practised(self) -> int:
-        """Images that the generator draws before it asks anybody."""
-        return 0 if self.start == "nothing" else self.practice * BATCH
+    def num_pretrain_images(self) -> int:
+        """Number of images that the generator generates in pretraining."""
+        return 0 if self.pretrain == "off" else self.pretrain_steps * PRETRAIN_BATCH_SIZE
 
-    def rows(self) -> int:
-        """Slopes that critics compute for the generator."""
-        return self.steps * self.batch
+    def count_gradients(self) -> int:
+        """Count the input gradients that critics compute for the generator."""
+        return self.steps * self.batch_size
 
     @abstractmethod
-    def ask(
-        self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator
+    def query_gradients(
+        self,
+        gate: Gate,
+        critics: ShardedCritics,
+        images: Tensor,
+        labels: Tensor,
+        rng: torch.Generator,
     ) -> Tensor:
-        """Where images [batch, ...] should go, noisy, in low frequencies: [batch, channels, rows, columns]."""
+        """Query noisy input gradients of generated images.
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+        Args:
+            gate: The gate in front of the records.
+            critics: The critics.
+            images: Generated images [batch, channels, height, width].
+            labels: Their labels [batch].
+            rng: Public random generator.
+
+        Returns:
+            Gradients in DCT coefficients [batch, channels, rows, columns].
+        """
+
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        training = _ShardedGanTraining(self, gate, streams, progress)
+        training.run()
+        return Artifact.from_generator(
+            GENERATOR_CLASSES[self.generator],
+            self.generator_config(gate.spec),
+            training.finalize_generator(),
+        )
+
+
+class _ShardedGanTraining:
+    """The state of one training run.
+
+    Args:
+        method: The settings, and the query of the critics.
+        gate: The gate in front of the records.
+        streams: Public random streams and checkpoints.
+        progress: Shows the progress.
+    """
+
+    def __init__(self, method: ShardedGan, gate: Gate, streams: Streams, progress: Progress):
+        self.method = method
+        self.gate = gate
+        self.streams = streams
+        self.progress = progress
         spec = gate.spec
-        device = streams.runtime.target
-        arguments = self._arguments(spec)
-        net = initialise(NETS[KINDS[self.kind]](**arguments), streams.generator("weights")).to(
-            device
+        self.device = streams.runtime.torch_device
+        self.num_classes = spec.num_classes
+        self.total_queries = gate.plan.stages[0].steps
+        self.queries_per_step = self.total_queries // method.steps
+        generator_class = GENERATORS[GENERATOR_CLASSES[method.generator]]
+        net = initialize_weights(
+            generator_class(**method.generator_config(spec)), streams.make_rng("weights")
+        ).to(self.device)
+        self.trainer = EmaTrainer(
+            pretrain_generator(
+                net, method.pretrain, method.pretrain_steps, spec, streams, progress
+            ),
+            method.generator_learning_rate,
+            ADAM_BETAS,
+            method.ema_decay,
         )
-        pair = Averaged(
-            begun(net, self.start, self.practice, spec, streams, progress),
-            self.rate,
-            (0.5, 0.9),
-            self.average,
+        num_remaining = gate.count_remaining_queries(method.stage)
+        # If the gate stores its results, it repeats them from the first, and training starts anew.
+        # Otherwise training resumes with fresh public draws.
+        is_resumed = num_remaining < self.total_queries and self.trainer.restore(
+            streams.load_checkpoint("generator")
         )
-        whole = gate.plan.stages[0].steps
-        # A short run's answers are kept, and come again from the first: then it begins anew. Else it goes on, with fresh public draws.
-        resumed = gate.left(self.stage) < whole and pair.restore(streams.stored("generator"))
-        draws = streams.generator(f"draws {gate.left(self.stage)}", device)
-        team = Critics(
+        self.rng = streams.make_rng(f"draws {num_remaining}", self.device)
+        self.critics = ShardedCritics(
             gate,
-            streams.generator("critics"),
-            draws,
-            self.critics,
-            self.width,
-            self.critic_batch,
-            self.critic_rate,
-            self.detail,
-            shift=self.shift,
+            streams.make_rng("critics"),
+            self.rng,
+            method.num_critics,
+            method.critic_channels,
+            method.critic_batch_size,
+            method.critic_learning_rate,
+            method.frequency_fraction,
+            max_shift=method.max_shift,
         )
-        team.begin(0 if resumed else self.warm, progress)
-        block = min(self.block, self.critics)
-        each = whole // self.steps
-        shown = torch.arange(spec.classes, device=device).repeat_interleave(SHOWN)
+        self.critics.initialize(0 if is_resumed else method.warmup_rounds, progress)
+        self.balanced_labels = torch.arange(self.num_classes, device=self.device).repeat_interleave(
+            FAKES_PER_CLASS
+        )
 
-        def drawn(net: Any, labels: Tensor) -> Tensor:
-            return net(torch.randn(len(labels), self.code, generator=draws, device=device), labels)
-
-        while (left := gate.left(self.stage)) >= each:
-            step = (whole - left) // each
+    def run(self) -> None:
+        """Alternate critic steps and a generator step until no query is left."""
+        method = self.method
+        while True:
+            num_remaining = self.gate.count_remaining_queries(method.stage)
+            if num_remaining < self.queries_per_step:
+                return
+            step = (self.total_queries - num_remaining) // self.queries_per_step
             with torch.no_grad():
-                fakes = drawn(net, shown).unflatten(0, (spec.classes, SHOWN))
-            # privacy: which critics learn depends on the step alone, never on who was asked.
-            some = (
-                step * block + torch.arange(block)
-            ) % self.critics  # on the host, where their number is known
-            team.learn(
-                fakes,
-                some,
-                self.lessons,
-                5 * self.warm + step * block // self.critics * self.lessons,
-            )
-            labels = torch.randint(spec.classes, (self.batch,), generator=draws, device=device)
-            images = drawn(net, labels)
-            images.backward(
-                -team.pixels(self.ask(gate, team, images.detach(), labels, draws)) / self.batch
-            )
-            pair.step()
-            progress("training the generator", step + 1, self.steps)
-            if streams.due(step, self.steps):
-                gate.store()  # before the generator: a run that finds one does not warm up its critics again
-                streams.store("generator", pair.kept())
-                streams.show(fakes[:, :10].flatten(0, 1), 10)
-        return Product.generator(
-            KINDS[self.kind], arguments, pair.settled(lambda mean: drawn(mean, shown))
+                fakes = self._generate(self.trainer.net, self.balanced_labels).unflatten(
+                    0, (self.num_classes, FAKES_PER_CLASS)
+                )
+            self._train_critics(fakes, step)
+            self._train_generator()
+            self.progress("training the generator", step + 1, method.steps)
+            if self.streams.is_checkpoint_due(step, method.steps):
+                # The critics are saved first: a run with a generator checkpoint skips the warm-up.
+                self.gate.save_shard_states()
+                self.streams.save_checkpoint("generator", self.trainer.state_dict())
+                self.streams.save_preview(fakes[:, :10].flatten(0, 1), 10)
+
+    def finalize_generator(self) -> nn.Module:
+        """Return the generator with averaged weights."""
+        return self.trainer.recalibrate(lambda net: self._generate(net, self.balanced_labels))
+
+    def _generate(self, net: Any, labels: Tensor) -> Tensor:
+        latents = torch.randn(
+            len(labels), self.method.latent_dim, generator=self.rng, device=self.device
         )
+        return net(latents, labels)
+
+    def _train_critics(self, fakes: Tensor, step: int) -> None:
+        """Train the critics whose turn it is."""
+        method = self.method
+        group_size = min(method.critics_per_step, method.num_critics)
+        # privacy: which critics are trained depends on the step alone, never on which critic was
+        # queried.
+        critic_indices = (step * group_size + torch.arange(group_size)) % method.num_critics
+        start_step = (
+            CRITIC_STEPS_PER_WARMUP_ROUND * method.warmup_rounds
+            + step * group_size // method.num_critics * method.critic_steps
+        )
+        self.critics.train(fakes, critic_indices, method.critic_steps, start_step)
+
+    def _train_generator(self) -> None:
+        """Take one generator step along noisy input gradients."""
+        batch_size = self.method.batch_size
+        labels = torch.randint(
+            self.num_classes, (batch_size,), generator=self.rng, device=self.device
+        )
+        images = self._generate(self.trainer.net, labels)
+        gradients = self.method.query_gradients(
+            self.gate, self.critics, images.detach(), labels, self.rng
+        )
+        images.backward(-self.critics.to_pixels(gradients) / batch_size)
+        self.trainer.step()

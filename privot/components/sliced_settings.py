@@ -1,296 +1,160 @@
-"""Settings of what the sliced methods ask, and where their records are points: fixed transforms, or the codes of an auto-encoder."""
+"""Settings that the sliced flow and the sliced generator share, and sizes that follow."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from privot.components.latent_space import (
-    STAGE,
-    Coded,
-    drawn_scenes,
-    lesson_stage,
-    taught,
-    taught_in_public,
+from privot.components.latent_space import AUTOENCODER_STAGE
+from privot.components.method_base import MethodBase
+from privot.components.sliced_moments import MEAN_NORM_SHARE
+from privot.components.sliced_statistics import require_class_sizes
+from privot.components.transforms import TRANSFORMS
+from privot.components.validation import (
+    require_choice,
+    require_count,
+    require_noise_multiplier,
+    require_positive,
+    require_range,
 )
-from privot.components.noisy_projections import Noisy, ask_points
-from privot.components.sliced_statistics import TILT, Asked, ask, counted, sized, stages
-from privot.components.transforms import GREY, KINDS, Space, space
 from privot.data.spec import Spec
-from privot.errors import ReleaseError, SettingError
-from privot.nets import initialise
-from privot.nets.autoencoders import ConvAutoencoder
-from privot.nets.dp_networks import Autoencoder
-from privot.privacy.gate import Gate
-from privot.privacy.plan import Plan, Stage
-from privot.runtime import Progress, Streams
+from privot.errors import SettingError
+from privot.privacy.plan import Plan
 
-LESSON_CALLS = 500  # of tensor operators, in a lesson of an auto-encoder
-LEARNED = ("public", "private")
-SCENES = "scenes"  # pictures drawn by code, in the place of a public data set
-# of a lesson: so many public pictures, or one part in so many of the private records
-BATCH = 250
-PART = 20
-# hidden numbers and cosines a side of the private auto-encoder: small, since noise grows with its weights
-DRAWING = 128
-WAVES = 14
+LEARNED_SPACES = ("public", "private")
+SYNTHETIC_IMAGES = (
+    "synthetic"  # value of `public_data` for dead-leaves images instead of a data set
+)
+TYPICAL_MEAN_NORM = 0.6  # norm of a class mean over the radius, as on MNIST
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sliced:
-    """Settings of what is asked, which the flow and the generator share. ``noise`` fixes the multiplier; without it the budget does."""
+class SlicedSettings(MethodBase):
+    """Settings of the queries.
+
+    The number of directions is num_bases * num_frequencies² * channels in a fixed space, and
+    num_bases * autoencoder_dim in a learned one.
+    """
 
     name: ClassVar[str]
-    trusts: ClassVar[str] = "the data owner"
-    modes: ClassVar[tuple[str, ...]] = ("blocks", "records")
+    trusted_party: ClassVar[str] = "the data owner"
+    supported_modes: ClassVar[tuple[str, ...]] = ("blocks", "records")
 
-    noise: float | None = None
-    mode: str = "blocks"  # moments and sorted blocks of each class; "records": every record's noisy point; of the flow also "resampled"
-    labelled: bool = True  # False, as in the papers, where the mode is not blocks: labels are then given out in turn and mean nothing
-    hold: float = 0.5  # length of a label beside the radius, where the mode is not blocks
-    space: str = "cosines"  # or "wavelets", "haar"; or learned: "public", "private"
-    waves: int = 12  # of each side
-    lean: float = 0.5  # weight of fine parts before the ball cuts, see `space`
-    reach: float = 0.32  # radius of the ball, for each root of the pixels
-    grey: float | None = None  # None: by the channels, see GREY
-    bases: int = 32  # directions are bases * waves² * channels, or bases * inner
-    patch: int = 4  # pixels a side of the cells that every second basis looks at; 0: all bases are of the whole space
-    blocks: int = 10  # order statistics are averaged in so many runs; fewer, at small budgets, carry less noise
-    share: float = 0.6  # of the budget, as mu², for the moments; the rest is for the blocks
-    inner: int = 16  # numbers of a code, in a learned space
-    public: str = SCENES  # what an auto-encoder learns from in space=public: a data set's name or path, or pictures drawn by code
-    lessons: int = 2000  # steps of an auto-encoder; in space=private, answers
-    lesson_size: int | None = (
-        None  # pictures of a lesson; None: 250 public ones, a twentieth of the private ones
-    )
-    lesson_rate: float = 3e-3  # of Adam, falling to zero
-    lesson_share: float = 0.5  # of the budget, as mu², for the lessons in space=private
-    lesson_bound: float = 1.0  # of a record's gradient in space=private
+    noise_multiplier: float | None = None  # noise over sensitivity; None: calibrated to the budget
+    # "blocks": moments and sorted blocks of each class; "records": every record's noisy point;
+    # "resampled" (flow only): quantiles of a fresh sample in each step.
+    mode: str = "blocks"
+    # False, as in the papers and not in mode blocks: labels are assigned in turn and mean nothing.
+    labeled: bool = True
+    label_norm: float = 0.5  # length of a label vector over the radius, in modes other than blocks
+    space: str = "cosines"  # fixed: "cosines", "wavelets", "haar"; learned: "public", "private"
+    num_frequencies: int = 12  # coefficients of each side, in a fixed space
+    fine_weight: float = 0.5  # exponent of the weights of fine coefficients before clipping
+    relative_radius: float = 0.32  # radius of the ball over the root of the number of pixel values
+    gray_level: float | None = None  # subtracted from each pixel; None: .2 for gray, .45 for color
+    num_bases: int = 32  # orthonormal bases
+    patch_size: int = 4  # pixels a side of the cells of every second basis; 0: no such bases
+    num_blocks: int = 10  # blocks of order statistics; at small budgets fewer have less noise
+    moments_share: float = 0.6  # share of mu² for the moments; the rest is for the blocks
+    autoencoder_dim: int = 16  # dimension of a latent vector, in a learned space
+    public_data: str = SYNTHETIC_IMAGES  # training data of space=public: name, path or "synthetic"
+    autoencoder_steps: int = 2000  # training steps of the autoencoder; in space=private, queries
+    # Images in a training step. None: 250 public images, or a twentieth of the private records.
+    autoencoder_batch_size: int | None = None
+    autoencoder_learning_rate: float = 3e-3  # initial learning rate of the autoencoder's Adam
+    autoencoder_share: float = 0.5  # share of mu² for the autoencoder, in space=private
+    autoencoder_clip_norm: float = 1.0  # largest norm of a record's gradient, in space=private
 
     def __post_init__(self) -> None:
-        if self.mode not in self.modes:
-            raise SettingError(f"{self.name}.mode={self.mode!r}: {', '.join(self.modes)}")
-        if not self.labelled and self.mode == "blocks":
+        require_choice(self, "mode", self.supported_modes)
+        if not self.labeled and self.mode == "blocks":
             raise SettingError(
-                f"{self.name}.labelled=False: blocks are of classes; for data without labels declare one class"
+                f"{self.name}.labeled=False does not fit mode=blocks, which sorts by class. "
+                "For data without labels declare one class."
             )
-        if not 0 < self.hold <= 10:
-            raise SettingError(f"{self.name}.hold={self.hold}: above 0 and at most 10 is needed")
-        if self.space not in (*KINDS, *LEARNED):
-            raise SettingError(f"{self.name}.space={self.space!r}: {', '.join((*KINDS, *LEARNED))}")
-        counted(self, "waves", "bases", "blocks", "inner", "lessons")
-        if (
-            self.inner < 2
-            or not self.public
-            or (self.lesson_size is not None and self.lesson_size < 1)
-        ):
+        require_choice(self, "space", (*TRANSFORMS, *LEARNED_SPACES))
+        if not self.public_data:
             raise SettingError(
-                f"{self.name}: inner >= 2, a name for public, and lesson_size >= 1 are needed"
+                f"{self.name}.public_data is empty. Give the name or path of public images, or "
+                f"{SYNTHETIC_IMAGES}."
             )
-        if not (0 <= self.patch <= 64 and 0 <= self.lean <= 2 and 0 < self.share < 1):
-            raise SettingError(
-                f"{self.name}: 0 <= patch <= 64, 0 <= lean <= 2 and 0 < share < 1 are needed"
-            )
-        if not (
-            0 < self.lesson_rate < 1 and 0 < self.lesson_share < 1 and 0 < self.lesson_bound < 1e9
-        ):
-            raise SettingError(
-                f"{self.name}: 0 < lesson_rate < 1, 0 < lesson_share < 1 and lesson_bound > 0 are needed"
-            )
-        if not 0 < self.reach <= 10 or not 0 <= (self.grey or 0) <= 1:
-            raise SettingError(
-                f"{self.name}: reach={self.reach} above 0 and at most 10, and 0 <= grey <= 1, are needed"
-            )
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(
-                f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed"
-            )
+        require_count(self, "num_frequencies", "num_bases", "num_blocks", "autoencoder_steps")
+        require_range(self, "autoencoder_dim", minimum=2, maximum=100_000)
+        require_positive(self, "autoencoder_batch_size")
+        require_range(self, "label_norm", "relative_radius", above=0, maximum=10)
+        require_range(self, "patch_size", minimum=0, maximum=64)
+        require_range(self, "fine_weight", minimum=0, maximum=2)
+        require_range(self, "gray_level", minimum=0, maximum=1)
+        require_range(
+            self,
+            "moments_share",
+            "autoencoder_share",
+            "autoencoder_learning_rate",
+            above=0,
+            below=1,
+        )
+        require_range(self, "autoencoder_clip_norm", above=0, below=1e9)
+        require_noise_multiplier(self)
 
     @property
-    def aside(self) -> str:
-        """The public data that must be at hand, if any."""
-        return self.public if self.space == "public" and self.public != SCENES else ""
+    def public_source(self) -> str:
+        """Name or path of the public data that must be loaded; empty if there is none."""
+        needs_data = self.space == "public" and self.public_data != SYNTHETIC_IMAGES
+        return self.public_data if needs_data else ""
 
     @property
-    def learned(self) -> bool:
-        return self.space in LEARNED
+    def has_learned_space(self) -> bool:
+        """Whether points are latent vectors of an autoencoder."""
+        return self.space in LEARNED_SPACES
 
     def dim(self, spec: Spec) -> int:
-        """Numbers of a point."""
-        return (
-            self.inner
-            if self.learned
-            else spec.shape[0] * math.prod(min(self.waves, side) for side in spec.shape[1:])
-        )
+        """Return the dimension of a point."""
+        if self.has_learned_space:
+            return self.autoencoder_dim
+        return spec.shape[0] * math.prod(min(self.num_frequencies, side) for side in spec.shape[1:])
 
     def radius(self, spec: Spec) -> float:
-        """Of the ball that holds the points."""
-        return math.sqrt(self.inner) if self.learned else self.reach * math.sqrt(spec.pixels)
+        """Return the radius of the ball that holds the points."""
+        if self.has_learned_space:
+            return math.sqrt(self.autoencoder_dim)
+        return self.relative_radius * math.sqrt(spec.num_features)
 
-    def held(self, spec: Spec) -> float:
-        """Length of a label's corner; 0: there is none."""
-        return self.hold * self.radius(spec) if self.labelled else 0.0
+    def compute_label_norm(self, spec: Spec) -> float:
+        """Return the length of a label vector; 0 if labels are not used."""
+        return self.label_norm * self.radius(spec) if self.labeled else 0.0
 
-    def declared(self, spec: Spec) -> None:
-        """Refuse a spec that does not declare what the mode needs."""
+    def validate_spec(self, spec: Spec) -> None:
+        """Check that the spec declares what the mode needs.
+
+        Raises:
+            SettingError: Class sizes, or the number of records, are missing.
+        """
         if self.mode == "blocks":
-            sized(spec, self.blocks)
+            require_class_sizes(spec, self.num_blocks)
         elif spec.size is None:
             raise SettingError(
-                f"{self.name}: mode={self.mode} needs the number of records, declared as public (--public-size)"
+                f"{self.name}.mode={self.mode} needs the number of records. "
+                "Declare it as public by --public-size."
             )
 
-    def questions(self, spec: Spec) -> tuple[Stage, ...]:
-        """All stages of modes blocks and records."""
-        self.declared(spec)
-        first, noise = self.opening(spec)
-        return (
-            *first,
-            *(
-                stages(noise, self.share)
-                if self.mode == "blocks"
-                else (Stage("records", "rows", noise),)
-            ),
+    def predict_signal_to_noise(self, spec: Spec, plan: Plan) -> float | None:
+        """Predict the norm of a class mean over its noise, which is counted in all directions.
+
+        Returns:
+            The ratio, or None without noise.
+        """
+        noise_std = 2 * next(
+            stage.noise_multiplier for stage in plan.stages if stage.name != AUTOENCODER_STAGE
         )
-
-    def signal(self, spec: Spec, plan: Plan) -> float | None:
-        """Of a class's mean, beside its noise; none without noise. It has .6 of the radius, seen on MNIST."""
-        noise = 2 * next(stage.noise for stage in plan.stages if stage.name != STAGE)
-        records = min(spec.class_sizes) if spec.class_sizes else (spec.size or 0) / spec.classes
-        gain = TILT * records if self.mode == "blocks" else math.sqrt(max(records, 1))
-        return (
-            0.6 * gain / (noise * math.sqrt(self.dim(spec))) if noise else None
-        )  # noise is taken over all directions of the space
-
-    def opening(self, spec: Spec) -> tuple[tuple[Stage, ...], float]:
-        """What is asked before the points: the lessons of a private auto-encoder; and the multiplier that the rest has together."""
-        noise = 1.0 if self.noise is None else self.noise
-        if self.space != "private":
-            return (), noise
-        if spec.size is None:
-            raise SettingError(
-                f"{self.name}: space=private needs the number of records, declared as public (--public-size)"
-            )
-        drawn = self.lesson_size or max(1, spec.size // PART)
-        if drawn > spec.size:
-            raise SettingError(
-                f"{self.name}.lesson_size={drawn}: at most as many as there are records, {spec.size}"
-            )
-        return (
-            lesson_stage(noise, self.lesson_share, self.lessons, drawn, spec.size),
-        ), noise / math.sqrt(1 - self.lesson_share)
-
-    def opening_work(self, spec: Spec) -> float:
-        """Floating-point operations of the lessons, roughly."""
-        if self.space == "private":
-            waves = spec.shape[0] * math.prod(min(WAVES, side) for side in spec.shape[1:])
-            return (
-                12.0
-                * self.lessons
-                * (self.lesson_size or (spec.size or 0) / PART)
-                * DRAWING
-                * waves
-            )
-        return (
-            4e4 * self.lessons * (self.lesson_size or BATCH) * spec.pixels if self.learned else 0.0
-        )  # 3e4 to 5e4 a pixel, counted
-
-    def opening_calls(self) -> int:
-        """Count the calls of tensor operators in the lessons."""
-        return LESSON_CALLS * self.lessons if self.learned else 0
-
-    def here(self, spec: Spec) -> Space:
-        """Where records are points, by a fixed transform."""
-        return space(
-            self.space,
-            spec.shape,
-            self.waves,
-            self.lean,
-            GREY[spec.shape[0]] if self.grey is None else self.grey,
+        if not noise_std:
+            return None
+        num_records = (
+            min(spec.class_sizes) if spec.class_sizes else (spec.size or 0) / spec.num_classes
         )
-
-    def placed(self, gate: Gate, streams: Streams, progress: Progress) -> Space | Coded:
-        """Where records are points; an auto-encoder learns here, from public pictures or by the answers of its stage."""
-        if not self.learned:
-            return self.here(gate.spec).to(streams.runtime.target)
-        net = self.untaught(gate.spec)
-        how = {
-            "lessons": self.lessons,
-            "rate": self.lesson_rate,
-            "streams": streams,
-            "progress": progress,
-        }
-        initialise(net, streams.generator("autoencoder"))
-        if self.space == "private":
-            return Coded.of(taught(gate, net, bound=self.lesson_bound, **how), self.inner)  # type: ignore[arg-type]
-        batch = self.lesson_size or BATCH
-        images = (
-            drawn_scenes(gate.spec.shape, self.lessons * batch, streams)
-            if self.public == SCENES
-            else streams.aside
+        gain = (
+            MEAN_NORM_SHARE * num_records
+            if self.mode == "blocks"
+            else math.sqrt(max(num_records, 1))
         )
-        if images is None:
-            raise SettingError(f"{self.name}: the public data {self.public!r} is not at hand")
-        return Coded.of(taught_in_public(net, images, batch=batch, **how), self.inner)  # type: ignore[arg-type]
-
-    def untaught(self, spec: Spec) -> torch.nn.Module:
-        """The auto-encoder before it learns anything."""
-        private = self.space == "private"
-        return (
-            Autoencoder(spec.shape, self.inner, DRAWING, WAVES)
-            if private
-            else ConvAutoencoder(spec.shape, self.inner)
-        )
-
-    def found(self, kept: dict[str, Tensor], spec: Spec, device: torch.device) -> Space | Coded:
-        """The space of a release, which keeps a decoder where one was learned."""
-        if not self.learned:
-            return self.here(spec).to(device)
-        net: Any = self.untaught(spec)
-        own = {
-            name.removeprefix(DECODER): each.float()
-            for name, each in kept.items()
-            if name.startswith(DECODER)
-        }
-        if {name: each.shape for name, each in own.items()} != {
-            name: each.shape for name, each in net.decoder.state_dict().items()
-        }:
-            raise ReleaseError(
-                "the release does not hold the decoder that its settings ask for: was it made with keep=false?"
-            )
-        net.decoder.load_state_dict(own)
-        return Coded.of(net.to(device), self.inner)
-
-    def asked(self, gate: Gate, here: Space | Coded, streams: Streams, progress: Progress) -> Asked:
-        """The moments and the sorted blocks."""
-        how: dict[str, Any] = {key: getattr(self, key) for key in ("bases", "patch", "blocks")}
-        return ask(
-            gate, here, **how, radius=self.radius(gate.spec), streams=streams, progress=progress
-        )
-
-    def noisy_points(
-        self, gate: Gate, here: Space | Coded, streams: Streams, progress: Progress
-    ) -> Noisy:
-        """Every record's point."""
-        how: dict[str, Any] = {
-            "radius": self.radius(gate.spec),
-            "hold": self.held(gate.spec),
-            "bases": self.bases,
-        }
-        return ask_points(gate, here, **how, streams=streams, progress=progress)
-
-
-DECODER = "decoder."
-
-
-def to_keep(here: Space | Coded) -> dict[str, Tensor]:
-    """What a release needs to turn points of the space into images later: a decoder, where one was learned."""
-    return (
-        {}
-        if isinstance(here, Space)
-        else {DECODER + name: each for name, each in here.decoder.state_dict().items()}
-    )
+        return TYPICAL_MEAN_NORM * gain / (noise_std * math.sqrt(self.dim(spec)))

@@ -1,320 +1,268 @@
-r"""Moments and sorted blocks of slices: what the sliced flow and the sliced generator ask for, and what is made of the answers.
+r"""Moments and sorted blocks of slices: the queries of the sliced methods in mode blocks.
 
-Two Gaussian answers, which together are one. *moments*: per class the sums of z and z zᵀ. *blocks*: per class and direction theta of a
-tight frame, the n projections sorted and added up in m runs of s = n // m neighbours. Moments say where a class lies and how it
-spreads, with far less noise than slices do; slices say what no Gaussian has. All that is not a query is free.
+There are two Gaussian queries, which together are one. *moments* returns for each class the sums of
+z and z zᵀ. *blocks* returns, for each class and direction theta of a tight frame, the n projections
+sorted and summed in m blocks of s = n // m neighbors. Moments give location and spread of a class
+with far less noise than slices do; slices give what a Gaussian lacks. Everything else is
+post-processing.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from privot.components.dct import cosines
-from privot.components.flow_snapshots import Strip
-from privot.components.latent_space import Coded
-from privot.components.transforms import Space
+from privot.components.block_quantiles import compute_normal_block_means, denoise_quantiles
+from privot.components.latent_space import LatentSpace
+from privot.components.sliced_moments import compute_record_moments, estimate_gaussians
+from privot.components.transforms import ImageTransform
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Stage
 from privot.runtime import Progress, Streams
-from privot.transport.sliced import haar, step
-from privot.transport.sorting import monotone
-
-TILT = 0.5  # of a part's length goes to the mean, the rest to second moments, which have more to say and more numbers to say it in
-SHAPES = 8  # of quantile functions, as powers of Gaussian quantiles: place, spread, skew, ...; what is left counts as fine detail
-CALM = 0.02  # the rate at which a flow ends
+from privot.transport.sliced import random_orthogonal_frames
 
 
-def counted(settings: Any, *keys: str) -> None:
-    """Refuse settings that count something and are not 1 to 100,000."""
-    for key in keys:
-        if not 1 <= getattr(settings, key) <= 100_000:
-            raise SettingError(
-                f"{settings.name}.{key}={getattr(settings, key)}: 1 to 100,000 is needed"
-            )
+def encode_point(image: Tensor, label: Tensor, space: ImageTransform | LatentSpace) -> Tensor:
+    """Encode a record as a point [dim]. The gate clips it to the radius.
 
+    Args:
+        image: One image [channels, height, width].
+        label: Its label [], which the gate uses to sort by class.
+        space: The space of the points.
 
-def moments(image: Tensor, label: Tensor, space: Space | Coded, radius: float) -> Tensor:
-    """A record's part of the moments, of norm at most 1: its point and the upper half of its outer product: [dim + dim (dim + 1) / 2]."""
-    point = space.point(image) / radius
-    point = point / point.norm().clamp(min=1)
-    row, column = torch.triu_indices(len(point), len(point), device=point.device)
-    square = (
-        point[row] * point[column] * torch.where(row == column, 1.0, math.sqrt(2))
-    )  # as long as the whole product
-    return torch.cat([TILT * point, math.sqrt(1 - TILT**2) * square])
-
-
-def point(image: Tensor, label: Tensor, space: Space | Coded) -> Tensor:
-    """A record in the space: [dim]. The gate cuts it to the radius."""
-    return space.point(image)
+    Returns:
+        The point [dim].
+    """
+    return space.encode_image(image)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """``means`` [classes, dim] and ``roots`` [classes, dim, dim] of a Gaussian start; ``frame`` [bases, dim, dim] and the ascending
-    quantiles along it, ``targets`` [classes, bases, dim, blocks].
+class SlicedStatistics:
+    """Denoised statistics of each class.
+
+    Attributes:
+        means: Means of the initial Gaussians [classes, dim].
+        covariance_roots: Roots of their covariances [classes, dim, dim].
+        frame: Orthonormal bases [num_bases, dim, dim].
+        targets: Ascending quantiles along the bases [classes, num_bases, dim, num_blocks].
     """
 
     means: Tensor
-    roots: Tensor
+    covariance_roots: Tensor
     frame: Tensor
     targets: Tensor
 
-    def tensors(self) -> dict[str, Tensor]:
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the statistics by name, for a release."""
         return asdict(self)
 
-    def drawn(self, count: int, generator: torch.Generator) -> Tensor:
-        """Points of the Gaussian start: [classes, count, dim]."""
-        noise = torch.randn(len(self.means), count, self.means.shape[1], generator=generator).to(
-            self.means
-        )
-        return self.means[:, None] + noise @ self.roots.mT
+    def sample_points(self, points_per_class: int, rng: torch.Generator) -> Tensor:
+        """Sample the initial Gaussians: [classes, points_per_class, dim]."""
+        noise = torch.randn(
+            len(self.means), points_per_class, self.means.shape[1], generator=rng
+        ).to(self.means)
+        return self.means[:, None] + noise @ self.covariance_roots.mT
 
 
-def stages(noise: float, share: float) -> tuple[Stage, Stage]:
-    """The moments get ``share`` of mu², the blocks the rest: together one Gaussian answer of multiplier ``noise``."""
-    return Stage("moments", "sum", noise / math.sqrt(share)), Stage(
-        "blocks", "sorted_blocks", noise / math.sqrt(1 - share)
+def build_sliced_stages(noise_multiplier: float, moments_share: float) -> tuple[Stage, Stage]:
+    """Build both stages, which together cost one Gaussian query of the given noise multiplier.
+
+    Args:
+        noise_multiplier: Noise multiplier of that one query.
+        moments_share: Share of mu² for the moments; the rest is for the blocks.
+
+    Returns:
+        The stages "moments" and "blocks".
+    """
+    return (
+        Stage("moments", "sum", noise_multiplier / math.sqrt(moments_share)),
+        Stage("blocks", "sorted_blocks", noise_multiplier / math.sqrt(1 - moments_share)),
     )
 
 
-def sized(spec: Spec, blocks: int) -> tuple[int, ...]:
-    """The declared class sizes, or words that say what to declare."""
+def require_class_sizes(spec: Spec, num_blocks: int) -> tuple[int, ...]:
+    """Return the declared class sizes.
+
+    Raises:
+        SettingError: They are not declared, or a class has fewer records than there are blocks.
+    """
     if spec.class_sizes is None:
         raise SettingError(
-            "blocks of order statistics need the number of records of each class, declared as public (--public-classes; --class-sizes "
-            "100,120,... for privot plan; Spec(..., class_sizes=...)); mode=records needs the size alone"
+            "mode=blocks needs the number of records of each class, declared as public. Declare it "
+            "by --public-classes, by --class-sizes 100,120,... for privot plan, or by "
+            "Spec(..., class_sizes=...); or use mode=records, which needs only the data set's size."
         )
-    if min(spec.class_sizes) < blocks:
+    if min(spec.class_sizes) < num_blocks:
         raise SettingError(
-            f"blocks={blocks}: the smallest class has {min(spec.class_sizes)} records, and a block needs one at least"
+            f"num_blocks={num_blocks} is more than the {min(spec.class_sizes)} records of the "
+            f"smallest class. Set num_blocks to {min(spec.class_sizes)} or less."
         )
     return spec.class_sizes
 
 
-def ask(
+def query_sliced_statistics(
     gate: Gate,
-    here: Space | Coded,
+    space: ImageTransform | LatentSpace,
     *,
-    bases: int,
-    patch: int,
-    blocks: int,
+    num_bases: int,
+    patch_size: int,
+    num_blocks: int,
     radius: float,
     streams: Streams,
     progress: Progress,
-) -> Asked:
-    """Both questions, and the repair of their answers."""
-    device = streams.runtime.target
+) -> SlicedStatistics:
+    """Query moments and sorted blocks, and denoise the results.
+
+    Args:
+        gate: The gate in front of the records, with stages "moments" and "blocks".
+        space: The space of the points.
+        num_bases: Number of orthonormal bases of the frame.
+        patch_size: Pixels a side of the cells of local bases; 0: there are none.
+        num_blocks: Number of blocks of order statistics.
+        radius: Radius of the ball of the points.
+        streams: Public random streams.
+        progress: Shows the progress.
+
+    Returns:
+        The denoised statistics.
+    """
+    device = streams.runtime.torch_device
     channels = gate.spec.shape[0]
-    sizes = sized(gate.spec, blocks)
-    dim = here.dim(channels)
-    counts = torch.tensor(sizes, device=device)
-    patch = patch if isinstance(here, Space) else 0  # the numbers of a code have no neighbours
-    frame = tight_frame(here, channels, bases, patch, streams.generator("frame"))
-    noise = {each.name: 2 * each.noise for each in gate.plan.stages}
-    here = here.to(device)
-    progress("asking for moments", 0, 2)
-    answer = gate.sum("moments", moments, here, radius, bound=1.0, per_class=True)
-    means, spreads = gaussians(answer / counts[:, None], noise["moments"] / counts, radius)
-    progress("asking for sorted blocks", 1, 2)
-    found = gate.sorted_blocks(
-        "blocks", point, here, frame=frame.flatten(0, 1), blocks=blocks, radius=radius
+    sizes = require_class_sizes(gate.spec, num_blocks)
+    dim = space.dim(channels)
+    class_sizes = torch.tensor(sizes, device=device)
+    # The dimensions of a latent vector are no pixels, so they have no neighbors.
+    patch_size = patch_size if isinstance(space, ImageTransform) else 0
+    frame = draw_tight_frame(space, channels, num_bases, patch_size, streams.make_rng("frame"))
+    noise = {stage.name: 2 * stage.noise_multiplier for stage in gate.plan.stages}
+    space = space.to(device)
+    progress("querying moments", 0, 2)
+    moment_sums = gate.sum(
+        "moments", compute_record_moments, space, radius, clip_norm=1.0, per_class=True
     )
-    progress("asking for sorted blocks", 2, 2)
-    along = frame.to(device)
-    widths = torch.einsum("bkd,cde,bke->cbk", along, spreads, along).clamp(min=0).sqrt()
-    expected = torch.einsum("bkd,cd->cbk", along, means)[..., None] + widths[
-        ..., None
-    ] * normal_blocks(blocks).to(device)
-    noise_std = noise["blocks"] * radius * math.sqrt(bases) / (counts // blocks)
-    found = found.double().unflatten(1, (bases, dim))
-    targets = torch.empty_like(found)
-    kinds = 1 + bool(patch)
-    for kind in range(min(kinds, bases)):  # local and global bases see shapes of another size
-        seen = slice(kind, None, kinds)
-        repair = repaired(found[:, seen].flatten(1, 2), expected[:, seen].flatten(1, 2), noise_std)
-        targets[:, seen] = repair.unflatten(1, (-1, dim))
-    values, vectors = torch.linalg.eigh(spreads)
-    roots = vectors * values.clamp(min=0).sqrt()[:, None]
-    return Asked(
+    means, covariances = estimate_gaussians(
+        moment_sums / class_sizes[:, None], noise["moments"] / class_sizes, radius
+    )
+    progress("querying sorted blocks", 1, 2)
+    block_means = gate.sorted_blocks(
+        "blocks",
+        encode_point,
+        space,
+        frame=frame.flatten(0, 1),
+        num_blocks=num_blocks,
+        clip_norm=radius,
+    )
+    progress("querying sorted blocks", 2, 2)
+    block_means = block_means.double().unflatten(1, (num_bases, dim))
+    expected = _project_gaussians(means, covariances, frame.to(device), num_blocks)
+    noise_std = noise["blocks"] * radius * math.sqrt(num_bases) / (class_sizes // num_blocks)
+    targets = _denoise_targets(block_means, expected, noise_std, num_kinds=1 + bool(patch_size))
+    values, vectors = torch.linalg.eigh(covariances)
+    covariance_roots = vectors * values.clamp(min=0).sqrt()[:, None]
+    return SlicedStatistics(
         means=means.float(),
-        roots=roots.float(),
+        covariance_roots=covariance_roots.float(),
         frame=frame.float().to(device),
         targets=targets.float(),
     )
 
 
-def gaussians(averages: Tensor, noise_std: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    r"""Class averages of `moments`, noisy by ``noise_std`` [classes], to means [classes, dim] and covariances [classes, dim, dim].
-
-    What classes have in common, and how each differs from it, is cleaned by its eigenvalues, see `spikes`. What these leave out of the
-    common variance of a coordinate is put back, without its correlations: a class that varies too little teaches too little.
-    """
-    classes = len(averages)
-    dim = math.isqrt(2 * averages.shape[1])
-    dim = next(
-        each
-        for each in (dim - 2, dim - 1, dim)
-        if each + each * (each + 1) // 2 == averages.shape[1]
-    )
-    means = averages[:, :dim] * (radius / TILT)
-    half = averages[:, dim:] * (radius**2 / math.sqrt(1 - TILT**2))
-    row, column = torch.triu_indices(dim, dim, device=averages.device)
-    squares = averages.new_zeros(classes, dim, dim)
-    squares[:, row, column] = half * torch.where(row == column, 0.5, math.sqrt(0.5))
-    spreads = squares + squares.mT - means[:, :, None] * means[:, None]
-    noise = (
-        noise_std * radius**2 / math.sqrt(2 * (1 - TILT**2))
-    ).square()  # of a number off the diagonal
-    common = spreads.mean(0)
-    of_common = noise.sum() / classes**2
-    own = (noise * (1 - 2 / classes) + of_common).clamp(min=0)
-    found = spikes(common, of_common.sqrt()) + spikes(spreads - common, own.sqrt())
-    return means, found + torch.diag_embed(
-        (common.diagonal() - found.diagonal(dim1=1, dim2=2)).clamp(min=0) * bool(noise.any())
-    )
-
-
-def spikes(matrix: Tensor, noise_std: Tensor) -> Tensor:
-    r"""A symmetric matrix [..., d, d] without its noise: eigenvalues inside the noise's half circle :math:`2\sigma\sqrt d` are dropped.
-
-    One outside was pushed out by the noise to :math:`\lambda+\sigma^2 d/\lambda`, and is put back.
-    """
-    values, vectors = torch.linalg.eigh(matrix)
-    edge = 2 * noise_std[..., None] * math.sqrt(matrix.shape[-1])
-    back = (values + values.sign() * (values.square() - edge.square()).clamp(min=0).sqrt()) / 2
-    return (vectors * torch.where(values.abs() >= edge, back, 0.0)[..., None, :]) @ vectors.mT
-
-
-def tight_frame(
-    here: Space | Coded, channels: int, bases: int, patch: int, generator: torch.Generator
+def _denoise_targets(
+    block_means: Tensor, expected: Tensor, noise_std: Tensor, num_kinds: int
 ) -> Tensor:
-    r"""``bases`` orthonormal bases of the space, in float64: [bases, dim, dim].
+    """Denoise the block means of each kind of bases separately.
 
-    Every second one, if ``patch`` > 0, is local: the point is seen as a small picture, cut into cells of patch x patch pixels (at a random
-    place, as on a torus), and each cell gets a random basis of its own. Projections of few pixels are far from Gaussian, so they tell
-    more than random directions of the whole space do; the frame stays tight, :math:`\Theta^T\Theta = bases \cdot I`.
+    Local and global bases have quantile functions of different energies.
+
+    Args:
+        block_means: Noisy block means [classes, num_bases, dim, num_blocks].
+        expected: Block means of Gaussians [classes, num_bases, dim, num_blocks].
+        noise_std: Standard deviation of the noise of each class [classes].
+        num_kinds: Number of kinds of bases, which take turns.
+
+    Returns:
+        Ascending quantiles [classes, num_bases, dim, num_blocks].
     """
-    made = haar(dim := here.dim(channels), bases, generator).view(bases, dim, dim)
-    if not patch or isinstance(here, Coded):
-        return made
-    high, wide = here.weight.shape
-    places = torch.arange(dim).view(channels, high, wide)
-    left, _, right = torch.linalg.svd(
-        here.small().double().cpu()
-    )  # the frame is drawn on the CPU, wherever points are made
-    small = torch.block_diag(*[left @ right] * channels)  # orthonormal to the last digit
-    for which in range(1, bases, 2):
-        shift = torch.randint(max(high, wide), (2,), generator=generator).tolist()
-        rolled = places.roll(shift, (1, 2))
-        basis = torch.zeros(dim, dim, dtype=torch.float64)
-        for top in range(0, high, patch):
-            for side in range(0, wide, patch):
-                cell = rolled[:, top : top + patch, side : side + patch].flatten()
-                basis[cell[:, None], cell] = haar(len(cell), 1, generator)
-        made[which] = basis @ small
-    return made
-
-
-def repaired(blocks: Tensor, expected: Tensor, noise_std: Tensor) -> Tensor:
-    r"""Noisy block means [classes, slices, m] with noise [classes], beside what the moments make expect, to ascending quantiles.
-
-    Differences are written in orthonormal shapes of quantile functions (place, spread, skew, ...). What all classes have in common in
-    a shape, and how each differs from it, is shrunk by :math:`1-\sigma^2/e`, e its mean energy over slices. Then rows are made to ascend.
-    """
-    classes = len(blocks)
-    noise = noise_std.square()[:, None]
-    shapes = quantile_shapes(blocks.shape[2]).to(blocks)
-    parts = (blocks - expected) @ shapes
-    common = parts.mean(0)
-    own = parts - common
-    of_common = noise.sum() / classes**2
-
-    def shrink(parts: Tensor, noise: Tensor) -> Tensor:
-        energy = parts.square().mean(-2, keepdim=True)
-        return parts * ((energy - noise[..., None]) / energy.clamp(min=1e-30)).clamp(0, 1)
-
-    cleaned = shrink(common, of_common[None]) + shrink(
-        own, (noise * (1 - 2 / classes) + of_common).clamp(min=0)
-    )
-    return monotone(expected + cleaned @ shapes.T)
-
-
-def quantile_shapes(blocks: int) -> Tensor:
-    """Orthonormal [blocks, blocks]: powers of Gaussian quantiles first, then what is left, in cosines.
-
-    >>> shapes = quantile_shapes(20)
-    >>> torch.allclose(shapes.T @ shapes, torch.eye(20, dtype=shapes.dtype), atol=1e-9)
-    True
-    """
-    quantile = torch.special.ndtri((torch.arange(blocks, dtype=torch.float64) + 0.5) / blocks)
-    powers = quantile[:, None] ** torch.arange(min(SHAPES, blocks))
-    return torch.linalg.qr(
-        torch.cat([powers / powers.norm(dim=0), cosines(blocks, blocks).double()], 1)
-    ).Q
-
-
-def normal_blocks(blocks: int) -> Tensor:
-    """Means of a standard Gaussian over equal parts of its mass: [blocks], in float64.
-
-    >>> normal_blocks(2).round(decimals=3).tolist()
-    [-0.798, 0.798]
-    """
-    density = torch.exp(
-        -torch.special.ndtri(torch.arange(blocks + 1, dtype=torch.float64) / blocks).square() / 2
-    ) / math.sqrt(2 * math.pi)
-    return blocks * (density[:-1] - density[1:])
-
-
-def flow(
-    points: Tensor,
-    made: Asked,
-    *,
-    steps: int,
-    rate: float,
-    wiener: float,
-    strip: Strip,
-    streams: Streams,
-    progress: Progress,
-) -> Tensor:
-    """Points [classes, n, dim] moved until their quantiles along all bases are the targets: one basis a step, ever more gently.
-
-    ``wiener`` adds the noise of the paper's SDE, sqrt(2 pace wiener) a step; it buys no privacy. The strip sees one point a class.
-    """
-    noise = streams.generator("wiener", points.device)
-    strip.see(0, points[:, 0])
-    for turn, (basis, pace) in enumerate(schedule(len(made.frame), steps, rate, streams)):
-        points = step(points, made.frame[basis], made.targets[:, basis], pace)
-        if wiener:
-            points = points + math.sqrt(2 * pace * wiener) * torch.randn(
-                points.shape, generator=noise, device=points.device
-            )
-        strip.see(turn + 1, points[:, 0])
-        if turn % 10 == 9 or turn + 1 == steps:
-            progress("moving the particles", turn + 1, steps)
-    return points
-
-
-def schedule(bases: int, steps: int, rate: float, streams: Streams) -> list[tuple[Any, float]]:
-    """Of each step a basis, each equally often, and a pace: ``rate`` for a third, then falling: what bases disagree on averages out."""
-    turns = streams.generator("turns")
-    calm = steps // 3
-    order = torch.cat(
-        [torch.randperm(bases, generator=turns) for _ in range(-(-steps // bases))]
-    ).tolist()
-    return [
-        (
-            basis,
-            rate
-            if turn < calm
-            else CALM + max(rate - CALM, 0) * (1 - (turn - calm) / (steps - calm)) ** 2,
+    num_bases, dim = block_means.shape[1:3]
+    targets = torch.empty_like(block_means)
+    for kind in range(min(num_kinds, num_bases)):
+        selected = slice(kind, None, num_kinds)
+        denoised = denoise_quantiles(
+            block_means[:, selected].flatten(1, 2), expected[:, selected].flatten(1, 2), noise_std
         )
-        for turn, basis in enumerate(order[:steps])
-    ]
+        targets[:, selected] = denoised.unflatten(1, (-1, dim))
+    return targets
+
+
+def _project_gaussians(
+    means: Tensor, covariances: Tensor, frame: Tensor, num_blocks: int
+) -> Tensor:
+    """Compute the block means of Gaussians along a frame.
+
+    Args:
+        means: Means [classes, dim].
+        covariances: Covariances [classes, dim, dim].
+        frame: Orthonormal bases [num_bases, dim, dim].
+        num_blocks: Number of blocks.
+
+    Returns:
+        Block means [classes, num_bases, dim, num_blocks].
+    """
+    variances = torch.einsum("bkd,cde,bke->cbk", frame, covariances, frame)
+    stds = variances.clamp(min=0).sqrt()
+    normal_blocks = compute_normal_block_means(num_blocks).to(frame.device)
+    return torch.einsum("bkd,cd->cbk", frame, means)[..., None] + stds[..., None] * normal_blocks
+
+
+def draw_tight_frame(
+    space: ImageTransform | LatentSpace,
+    channels: int,
+    num_bases: int,
+    patch_size: int,
+    rng: torch.Generator,
+) -> Tensor:
+    r"""Draw random orthonormal bases of the space, in float64.
+
+    If `patch_size` is above 0, every second basis is local: the point is shown as a thumbnail, the
+    thumbnail is cut into cells at a random offset (as on a torus), and each cell gets its own
+    random basis. Projections of few pixels are far from Gaussian, so they carry more information
+    than random directions of the whole space. The frame stays tight,
+    :math:`\Theta^T\Theta = num\_bases \cdot I`.
+
+    Args:
+        space: The space of the points.
+        channels: Channels of an image.
+        num_bases: Number of bases.
+        patch_size: Pixels a side of a cell; 0: all bases are global.
+        rng: Random generator on the CPU.
+
+    Returns:
+        The bases [num_bases, dim, dim].
+    """
+    dim = space.dim(channels)
+    frame = random_orthogonal_frames(dim, num_bases, rng).view(num_bases, dim, dim)
+    if not patch_size or isinstance(space, LatentSpace):
+        return frame
+    height, width = space.weights.shape
+    pixel_index = torch.arange(dim).view(channels, height, width)
+    # The frame is computed on the CPU, on whatever device the points are. The singular value
+    # decomposition makes the basis orthonormal to the last digit.
+    left, _, right = torch.linalg.svd(space.build_thumbnail_basis().double().cpu())
+    thumbnail_basis = torch.block_diag(*[left @ right] * channels)
+    for basis_index in range(1, num_bases, 2):
+        shift = torch.randint(max(height, width), (2,), generator=rng).tolist()
+        shifted_index = pixel_index.roll(shift, (1, 2))
+        basis = torch.zeros(dim, dim, dtype=torch.float64)
+        for top in range(0, height, patch_size):
+            for left_edge in range(0, width, patch_size):
+                cell = shifted_index[
+                    :, top : top + patch_size, left_edge : left_edge + patch_size
+                ].flatten()
+                basis[cell[:, None], cell] = random_orthogonal_frames(len(cell), 1, rng)
+        frame[basis_index] = basis @ thumbnail_basis
+    return frame

@@ -1,8 +1,9 @@
-r"""Fixed transforms: an image as a short vector and back, at no cost, since nothing of them was learned.
+r"""Fixed linear transforms between images and short vectors, which cost no privacy.
 
-A space is linear: :math:`z = w \odot D^T C(x - g) A` with orthonormal columns in D and A (cosines or wavelets of each side, the coarsest
-first), a public grey g, brightness and two differences of colours C, and weights w that share the ball out over the frequencies. Without
-weights it is orthonormal.
+A transform is :math:`z = w \odot D^T C(x - g) A`. The columns of D and A are orthonormal: cosines
+or wavelets of each side, the coarsest first. g is a public gray level, C turns colors into
+brightness and two color differences, and the weights w share the ball out over the frequencies.
+Without weights the transform is orthonormal.
 """
 
 from __future__ import annotations
@@ -13,107 +14,141 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from privot.components.dct import cosines
+from privot.components.dct import dct_basis
 from privot.errors import SettingError
 
-GREY = {
-    1: 0.2,
-    3: 0.45,
-}  # subtracted from every pixel, by channels: a guess that no data was asked for
-KINDS = ("cosines", "wavelets", "haar")
-FILTERS = {
+# By number of channels: the gray level subtracted from every pixel, a guess made without any data.
+GRAY_LEVELS = {1: 0.2, 3: 0.45}
+TRANSFORMS = ("cosines", "wavelets", "haar")
+# Low-pass filters; "wavelets" are Daubechies' filters of four coefficients.
+WAVELET_FILTERS = {
     "haar": [math.sqrt(0.5), math.sqrt(0.5)],
     "wavelets": [
         (1 + 3**0.5) / 32**0.5,
         (3 + 3**0.5) / 32**0.5,
         (3 - 3**0.5) / 32**0.5,
         (1 - 3**0.5) / 32**0.5,
-    ],  # Daubechies' four
+    ],
 }
 
 
-class Space(NamedTuple):
-    """``down`` [height, p], ``across`` [width, q], ``weight`` [p, q], ``grey``, ``colours`` [channels, channels]; points have
-    channels * p * q numbers.
+class ImageTransform(NamedTuple):
+    """A fixed linear transform; its points have channels * p * q dimensions.
 
-    >>> here = space("cosines", (1, 8, 8), 8)
+    Attributes:
+        row_basis: Orthonormal columns [height, p].
+        column_basis: Orthonormal columns [width, q].
+        weights: Weight of each coefficient [p, q].
+        gray_level: Value subtracted from every pixel.
+        color_basis: Orthonormal matrix [channels, channels].
+
+    >>> transform = build_image_transform("cosines", (1, 8, 8), 8)
     >>> image = torch.rand(1, 8, 8)
-    >>> torch.allclose(here.image(here.point(image), 1), image, atol=1e-6)
+    >>> torch.allclose(transform.decode_point(transform.encode_image(image), 1), image, atol=1e-6)
     True
     """
 
-    down: Tensor
-    across: Tensor
-    weight: Tensor
-    grey: float
-    colours: Tensor
+    row_basis: Tensor
+    column_basis: Tensor
+    weights: Tensor
+    gray_level: float
+    color_basis: Tensor
 
     def dim(self, channels: int) -> int:
-        """Numbers of a point."""
-        return channels * self.weight.numel()
+        """Return the dimension of a point."""
+        return channels * self.weights.numel()
 
-    def point(self, image: Tensor) -> Tensor:
-        """[..., channels, height, width] to [..., dim]."""
-        seen = (self.colours @ (image - self.grey).flatten(-2)).view(image.shape)
-        return (self.down.T @ seen @ self.across * self.weight).flatten(-3)
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Encode images [..., channels, height, width] to points [..., dim]."""
+        colors = (self.color_basis @ (image - self.gray_level).flatten(-2)).view(image.shape)
+        return (self.row_basis.T @ colors @ self.column_basis * self.weights).flatten(-3)
 
-    def image(self, point: Tensor, channels: int) -> Tensor:
-        """[..., dim] to [..., channels, height, width]; it may leave [0, 1]."""
-        waves = point.unflatten(-1, (channels, *self.weight.shape)) / self.weight
-        seen = self.down @ waves @ self.across.T
-        return (self.colours.T @ seen.flatten(-2)).view(seen.shape) + self.grey
+    def decode_point(self, point: Tensor, channels: int) -> Tensor:
+        """Decode points [..., dim] to images [..., channels, height, width], not clamped."""
+        coefficients = point.unflatten(-1, (channels, *self.weights.shape)) / self.weights
+        colors = self.row_basis @ coefficients @ self.column_basis.T
+        return (self.color_basis.T @ colors.flatten(-2)).view(colors.shape) + self.gray_level
 
-    def small(self) -> Tensor:
-        """What a point's numbers are as a small picture of p x q pixels, by cosines of p and q: an orthonormal [p * q, p * q].
+    def build_thumbnail_basis(self) -> Tensor:
+        """Return the DCT basis that shows a channel's coefficients as a thumbnail of p x q pixels.
 
-        >>> small = space("cosines", (1, 8, 8), 4).small()
-        >>> torch.allclose(small.T @ small, torch.eye(16), atol=1e-6)
+        Returns:
+            An orthonormal matrix [p * q, p * q].
+
+        >>> basis = build_image_transform("cosines", (1, 8, 8), 4).build_thumbnail_basis()
+        >>> torch.allclose(basis.T @ basis, torch.eye(16), atol=1e-6)
         True
         """
-        high, wide = self.weight.shape
-        return torch.kron(cosines(high, high), cosines(wide, wide)).to(self.weight)
+        height, width = self.weights.shape
+        return torch.kron(dct_basis(height, height), dct_basis(width, width)).to(self.weights)
 
-    def to(self, device: torch.device) -> Space:
-        return Space(
-            self.down.to(device),
-            self.across.to(device),
-            self.weight.to(device),
-            self.grey,
-            self.colours.to(device),
+    def to(self, device: torch.device) -> ImageTransform:
+        """Move the tensors to a device."""
+        return ImageTransform(
+            self.row_basis.to(device),
+            self.column_basis.to(device),
+            self.weights.to(device),
+            self.gray_level,
+            self.color_basis.to(device),
         )
 
 
-def space(
-    kind: str, shape: tuple[int, int, int], waves: int, lean: float = 0.0, grey: float = 0.0
-) -> Space:
-    r"""The ``waves`` coarsest cosines or wavelets of each side.
+def build_image_transform(
+    transform: str,
+    shape: tuple[int, int, int],
+    num_frequencies: int,
+    fine_weight: float = 0.0,
+    gray_level: float = 0.0,
+) -> ImageTransform:
+    r"""Build the transform to the coarsest cosines or wavelets of each side.
 
-    ``lean`` > 0 makes fine parts longer before the ball cuts, so that noise reaches them less: :math:`w_f \propto (1+|f|^2)^{lean/2}`, and
-    weights are scaled so that a picture whose parts fall off as :math:`1/|f|` keeps its length.
+    A `fine_weight` above 0 makes fine coefficients larger before the ball clips the point, so that
+    noise affects them less: :math:`w_f \propto (1+|f|^2)^{fine\_weight/2}`. The weights are scaled
+    so that an image whose coefficients fall off as :math:`1/|f|` keeps its norm.
+
+    Args:
+        transform: "cosines", "wavelets" or "haar".
+        shape: Channels, height and width of an image.
+        num_frequencies: Coefficients of each side, at most its number of pixels.
+        fine_weight: Exponent of the weights.
+        gray_level: Value subtracted from every pixel.
+
+    Returns:
+        The transform.
+
+    Raises:
+        SettingError: The name of the transform is unknown.
     """
-    if kind not in KINDS:
-        raise SettingError(f"space={kind!r}: {', '.join(KINDS)}")
-    down, across = (one_side(kind, side, min(waves, side)) for side in shape[1:])
-    square = (
-        torch.arange(down.shape[1])[:, None].square() + torch.arange(across.shape[1]).square() + 1.0
+    if transform not in TRANSFORMS:
+        raise SettingError(f"space={transform!r} is unknown. Choose {', '.join(TRANSFORMS)}.")
+    row_basis, column_basis = (
+        build_side_basis(transform, side, min(num_frequencies, side)) for side in shape[1:]
     )
-    weight = square.pow(lean / 2)
-    usual = 1 / square
-    return Space(
-        down,
-        across,
-        weight / ((weight.square() * usual).sum() / usual.sum()).sqrt(),
-        grey,
-        opponents(shape[0]),
+    squared_frequencies = (
+        torch.arange(row_basis.shape[1])[:, None].square()
+        + torch.arange(column_basis.shape[1]).square()
+        + 1.0
+    )
+    weights = squared_frequencies.pow(fine_weight / 2)
+    typical_energy = 1 / squared_frequencies
+    return ImageTransform(
+        row_basis,
+        column_basis,
+        weights / ((weights.square() * typical_energy).sum() / typical_energy.sum()).sqrt(),
+        gray_level,
+        build_opponent_color_basis(shape[0]),
     )
 
 
-def opponents(channels: int) -> Tensor:
-    """Red, green and blue as brightness and two differences, which in pictures of the world go together little: orthonormal [3, 3].
+def build_opponent_color_basis(channels: int) -> Tensor:
+    """Return the orthonormal basis of brightness and two color differences, [1, 1] for gray images.
 
-    What is put back without correlations, and noise, would else come as colours of all kinds. Grey stays as it is, [1, 1].
+    Red, green and blue of natural images are strongly correlated; brightness and these differences
+    are not. Noise, and coefficients that are generated without correlations, would otherwise show
+    as random colors.
 
-    >>> torch.allclose(opponents(3) @ opponents(3).T, torch.eye(3), atol=1e-6)
+    >>> basis = build_opponent_color_basis(3)
+    >>> torch.allclose(basis @ basis.T, torch.eye(3), atol=1e-6)
     True
     """
     if channels == 1:
@@ -123,26 +158,35 @@ def opponents(channels: int) -> Tensor:
     )
 
 
-def one_side(kind: str, side: int, count: int) -> Tensor:
-    """Orthonormal columns, the coarsest first: [side, count].
+def build_side_basis(transform: str, side: int, count: int) -> Tensor:
+    """Build the coarsest basis vectors of one side.
 
-    >>> columns = one_side("wavelets", 12, 5)
+    Args:
+        transform: "cosines", "wavelets" or "haar".
+        side: Number of pixels of the side.
+        count: Number of basis vectors.
+
+    Returns:
+        Orthonormal columns, the coarsest first [side, count].
+
+    >>> columns = build_side_basis("wavelets", 12, 5)
     >>> torch.allclose(columns.T @ columns, torch.eye(5), atol=1e-6)
     True
     """
-    if kind == "cosines":
-        return cosines(side, count)
+    if transform == "cosines":
+        return dct_basis(side, count)
     columns = torch.eye(side, dtype=torch.float64)
-    coarse = side
-    taps = torch.tensor(FILTERS[kind], dtype=torch.float64)
-    while (
-        coarse % 2 == 0
-    ):  # sums and differences of neighbours, then of the sums, for as long as they pair up; sides are rings
-        low, high = torch.zeros(2, coarse, coarse // 2, dtype=torch.float64)
-        for place in range(coarse // 2):
-            for turn, tap in enumerate(taps):
-                low[(2 * place + turn) % coarse, place] += tap
-                high[(2 * place + turn) % coarse, place] += (-1) ** turn * taps[-1 - turn]
-        columns[:, :coarse] = columns[:, :coarse] @ torch.cat([low, high], 1)
-        coarse //= 2
+    num_coarse = side
+    taps = torch.tensor(WAVELET_FILTERS[transform], dtype=torch.float64)
+    # Each level filters the sums of the level before, as long as their number is even. Sides are
+    # periodic.
+    while num_coarse % 2 == 0:
+        low_pass, high_pass = torch.zeros(2, num_coarse, num_coarse // 2, dtype=torch.float64)
+        for column in range(num_coarse // 2):
+            for tap_index, tap in enumerate(taps):
+                row = (2 * column + tap_index) % num_coarse
+                low_pass[row, column] += tap
+                high_pass[row, column] += (-1) ** tap_index * taps[-1 - tap_index]
+        columns[:, :num_coarse] = columns[:, :num_coarse] @ torch.cat([low_pass, high_pass], 1)
+        num_coarse //= 2
     return columns[:, :count].float()

@@ -1,4 +1,4 @@
-"""Public pictures beside the sensitive ones, for a method to learn from before it asks anything."""
+"""Public images that a method trains on before its first query."""
 
 from __future__ import annotations
 
@@ -11,47 +11,58 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from privot.data.dataset import Public, Sensitive
-from privot.data.loading import load
+from privot.data.loading import load_dataset
 from privot.errors import SettingError
 
+CHUNK_SIZE = 1000  # images that are resized or hashed at a time
 
-def aside(source: str, box: Sensitive) -> tuple[Tensor, dict[str, Any]]:
-    """Images of a public data set (a built-in's train split, or a path) as the sensitive ones are, [count, *shape], and what they were.
 
-    Sides are fitted, colours become grey or grey is taken thrice. The sensitive data itself is refused, by its name or resolved path.
-    The facts, with the digest of the public pictures, go into the manifest.
+def load_public_images(source: str, dataset: Sensitive) -> tuple[Tensor, dict[str, Any]]:
+    """Load the images of a public data set, in the shape of the sensitive ones.
+
+    Sides are resized. Colours become gray, or gray becomes three equal channels.
+
+    Args:
+        source: A built-in data set, of which the train split is read, or a path.
+        dataset: The sensitive data. It is refused as public data, by its name or resolved path.
+
+    Returns:
+        Images, [count, *shape], and the facts for the manifest, with the digest of the images.
+
+    Raises:
+        SettingError: If the source is the sensitive data.
     """
-    found = load(source, public=True)
-    assert isinstance(found, Public)
-    # privacy: names alone are compared, and they are public. A comparison of the records would answer, free of charge, whether the
-    # public file holds them. What is called public is the owner's word: see docs/promise.md.
-    if found.name == box.name:
+    public = load_dataset(source, public=True)
+    assert isinstance(public, Public)
+    # privacy: only names are compared, and names are public. A comparison of the records would
+    # tell, free of charge, whether the public file contains them. That the data is public is the
+    # data owner's word: see docs/promise.md.
+    if public.name == dataset.name:
         raise SettingError(
-            f"public={source}: this is the sensitive data itself; name data that is public"
+            f"public_data={source}: this is the sensitive data itself. Name a public data set."
         )
-    images = found.records().images
-    facts = {"name": source, "sha256": digest(found), "count": len(images)}
-    channels, *sides = box.spec.shape
+    images = public.records().images
+    facts = {"name": source, "sha256": hash_images(public), "count": len(images)}
+    channels, *sides = dataset.spec.shape
     if images.shape[1] != channels:
         images = (
             images.mean(1, keepdim=True) if channels == 1 else images.expand(-1, channels, -1, -1)
         )
     if list(images.shape[2:]) != sides:
-        images = torch.cat(
-            [
-                interpolate(part, sides, mode="bilinear", antialias=True)
-                for part in images.split(1000)
-            ]
-        ).clamp(0, 1)
+        resized = [
+            interpolate(chunk, sides, mode="bilinear", antialias=True)
+            for chunk in images.split(CHUNK_SIZE)
+        ]
+        images = torch.cat(resized).clamp(0, 1)
     return images.contiguous(), facts
 
 
-def digest(box: Sensitive | Public) -> str:
-    """SHA-256 of the images as bytes, whether they are stored as bytes or as floats."""
-    made = hashlib.sha256(repr(box._images.shape).encode())
-    for start in range(0, len(box._images), 1000):
-        part = box._images[start : start + 1000]
-        made.update(
-            (part if part.dtype == np.uint8 else (255 * part).round().astype(np.uint8)).tobytes()
-        )
-    return made.hexdigest()
+def hash_images(dataset: Sensitive | Public) -> str:
+    """Compute the SHA-256 of images as bytes, whether they are stored as bytes or as floats."""
+    digest = hashlib.sha256(repr(dataset._images.shape).encode())
+    for start in range(0, len(dataset._images), CHUNK_SIZE):
+        chunk = dataset._images[start : start + CHUNK_SIZE]
+        if chunk.dtype != np.uint8:
+            chunk = (255 * chunk).round().astype(np.uint8)
+        digest.update(chunk.tobytes())
+    return digest.hexdigest()

@@ -1,20 +1,32 @@
-"""The gate at the client's end of a cable: owners who trust nobody, and a server that learns from what their gates release."""
+"""Federated training: every client answers through its own privacy gate, and trusts nobody.
 
-from privot.federated.client import Owner
-from privot.federated.client_policy import Policy
-from privot.federated.messages import Answer, Message, Refusal, Request, Terms, pack, unpack
-from privot.federated.server import Offence, Server
+The server holds the generator. It sends generated images to clients and receives gradients that
+the clients' gates have made private. It never receives records.
+"""
+
+from privot.federated.client import Client
+from privot.federated.client_policy import ClientPolicy
+from privot.federated.messages import (
+    Answer,
+    Message,
+    Refusal,
+    Request,
+    Terms,
+    pack_message,
+    unpack_message,
+)
+from privot.federated.server import Offense, Server
 
 __all__ = [
     "Answer",
+    "Client",
+    "ClientPolicy",
     "Message",
-    "Offence",
-    "Owner",
-    "Policy",
+    "Offense",
     "Refusal",
     "Request",
     "Server",
     "Terms",
-    "pack",
-    "unpack",
+    "pack_message",
+    "unpack_message",
 ]

@@ -1,324 +1,318 @@
-"""An owner: its records behind its own gate, its own ledger, its own critic. It answers messages, and trusts nobody who sends them.
+"""A client of a federation: its records behind its own gate, with its own ledger and critics.
 
-What it is asked follows from terms that it has agreed to and written down; their plan it computes itself, and charges to its ledger before
-the first record is read. Whatever comes, `reply` gives bytes back: what was agreed to, an answer through the gate, or a refusal in words
-that tell nothing of records, files or of what was spent before.
+Every query of a run follows from terms that the client agreed to and stored. The client computes
+its plan from the terms itself, and charges the plan to its ledger before it reads the first record.
+`Client.reply` returns bytes for every input: the agreed terms, an answer that went through the
+gate, or a refusal that says nothing about records, files or other runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from privot.components.client_critics import Owners
+from privot.components.client_critics import ClientCritics
 from privot.data.dataset import Sensitive
 from privot.errors import BudgetError, DataError, LedgerError, MessageError, PrivotError, QueryError
-from privot.federated.client_policy import Policy
-from privot.federated.messages import Answer, Refusal, Request, Terms, pack, unpack
-from privot.io import put
+from privot.federated.client_checks import (
+    check_request,
+    check_turn,
+    count_rows,
+    find_first_asked_ticket,
+    format_run_name,
+)
+from privot.federated.client_folder import ClientFolder
+from privot.federated.client_policy import ClientPolicy
+from privot.federated.messages import Answer, Refusal, Request, Terms, pack_message, unpack_message
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.ledger_lookup import open_ledger
-from privot.privacy.plan import Wall
-from privot.privacy.shard_checkpoint import vaults
+from privot.privacy.plan import PrivacyTarget
+from privot.privacy.shard_checkpoint import list_shard_checkpoints
 from privot.runtime import Runtime, Streams
-from privot.runtime.interrupts import unbroken
+from privot.runtime.interrupts import defer_sigint
 
-NOBODY = "0" * 32  # the run of a refusal to what is no message
-DIGEST = hashlib.sha256().digest_size
-# What a stranger hears. An error's own words may name files, or what other runs have spent, so they stay with the owner.
-REASONS: dict[type[Exception], str] = {
-    BudgetError: "the budget of this owner does not cover it",
-    LedgerError: "the ledger of this owner cannot be used",
-    QueryError: "this owner has stopped for good",
+UNKNOWN_RUN_ID = "0" * 32  # the run id in a refusal of bytes that are no message
+MAX_REASON_LENGTH = 200
+# The text that the server receives. The text of an error can name files or the cost of other runs,
+# so it stays at the client.
+REFUSAL_REASONS: dict[type[Exception], str] = {
+    BudgetError: "The budget of this client does not cover the run.",
+    LedgerError: "The ledger of this client cannot be used.",
+    QueryError: "This client has left the run for good.",
 }
-FAILED = "this owner cannot answer"
+FAILURE_REASON = "This client cannot answer."
 
 
-class Owner:
-    """Answers the messages of one run, whose traces lie in ``folder``; what its critic knows lies beside the ledger, in the vault.
+@dataclass(frozen=True)
+class _ActiveRun:
+    """What one process holds in memory between two rounds."""
 
-    ``wall`` is what this run may cost; the ledger may have a wall of its own, for all runs. The process may end between any two messages:
-    another one with the same folder and ledger goes on. ``notice`` hears, on the owner's side, why something was refused.
+    gate: Gate
+    critics: ClientCritics
+    last_round: int  # the last round that this process answered
+
+
+class Client:
+    """Answers the messages of one run.
+
+    The process may end between any two messages; another one with the same folder and ledger
+    resumes. The state of the critics is in a checkpoint beside the ledger.
+
+    Args:
+        dataset: The records of this client alone.
+        budget: The largest cost of this run. The ledger can have a limit for all runs besides.
+        ledger: The ledger that is charged. The limit of the dataset's own ledger binds as well.
+        folder: Folder of the run's files.
+        runtime: Where to compute.
+        policy: Which terms the client accepts.
+        on_warning: Receives, on the client's side, why a message was refused.
     """
 
     def __init__(
         self,
-        data: Sensitive,
-        wall: Wall,
+        dataset: Sensitive,
+        budget: PrivacyTarget,
         ledger: Ledger,
         folder: Path,
         runtime: Runtime | None = None,
-        policy: Policy | None = None,
-        notice: Callable[[str], None] = lambda text: None,
+        policy: ClientPolicy | None = None,
+        on_warning: Callable[[str], None] = lambda text: None,
     ):
-        if data.spec.owners not in (None, 1):
-            raise DataError("an owner has records of its own alone, and these are of several")
-        self._data = data
-        self._wall = wall
-        self._folder = Path(folder)
-        self._notice = notice
-        self._ledger = open_ledger(
-            data.name, ledger
-        )  # the limit of the data set's own ledger binds, whatever ledger is given
+        if dataset.spec.num_clients not in (None, 1):
+            raise DataError("These records belong to several clients. Give the data of one client.")
+        self._dataset = dataset
+        self._budget = budget
+        self._folder = ClientFolder(Path(folder))
+        self._on_warning = on_warning
+        self._ledger = open_ledger(dataset.name, ledger)
         self._runtime = runtime or Runtime()
-        self._policy = policy or Policy()
-        self._working: tuple[Gate, Owners, int] | None = (
-            None  # and the last round that this process answered
-        )
+        self._policy = policy or ClientPolicy()
+        self._active_run: _ActiveRun | None = None
 
     def reply(self, message: bytes) -> bytes:
-        """The answer to any message; a hostile one gets a refusal."""
-        run = NOBODY
-        number = -1
+        """Return the packed reply to a message; an invalid or hostile message gets a refusal."""
+        run_id = UNKNOWN_RUN_ID
+        round_number = -1
         try:
-            said = unpack(message)
-            run = said.run
-            number = getattr(said, "round", -1)
-            with self._alone():
-                if isinstance(said, Terms):
-                    return self._considered(said, message)
-                if isinstance(said, Request):
-                    return self._answered(said, message)
-            raise MessageError("an owner hears terms and requests alone")
-        except MessageError as error:  # our own words on what the sender itself said
+            received = unpack_message(message)
+            run_id = received.run_id
+            round_number = getattr(received, "round", -1)
+            with self._folder.lock():
+                if isinstance(received, Terms):
+                    return self._consider_terms(received, message)
+                if isinstance(received, Request):
+                    return self._answer_request(received, message)
+            raise MessageError("A client accepts only terms and requests.")
+        except MessageError as error:  # its text is about the sender's own message
             reason = str(error)
-            told = str(error)
+            self._on_warning(reason)
         except Exception as error:
-            reason = next(
-                (text for kind, text in REASONS.items() if isinstance(error, kind)), FAILED
-            )
-            told = (
-                str(error)
-                if isinstance(error, PrivotError)
-                else f"{FAILED} ({type(error).__name__})"
-            )
-            self._working = None  # what lies on disk is what counts
-            if isinstance(error, QueryError):
-                # privacy: that a query failed may say something of the records; it is said once, by whatever process.
-                with contextlib.suppress(OSError, PrivotError):
-                    self.leave()
-        self._notice(told)
-        return pack(
-            Refusal(
-                run, number, "".join(each for each in reason if " " <= each <= "~")[:200] or FAILED
-            )
+            reason = self._handle_failure(error)
+        printable = "".join(letter for letter in reason if " " <= letter <= "~")
+        return pack_message(
+            Refusal(run_id, round_number, printable[:MAX_REASON_LENGTH] or FAILURE_REASON)
         )
 
+    def _handle_failure(self, error: Exception) -> str:
+        """Warn on the client's side about an error, and return the reason for the server."""
+        self._active_run = None  # the files on the disk decide from here on
+        if isinstance(error, QueryError):
+            # privacy: The failure of a query may depend on the records. This client leaves the run,
+            # so every process together reports such a failure once.
+            with contextlib.suppress(OSError, PrivotError):
+                self.leave()
+        if isinstance(error, PrivotError):
+            self._on_warning(str(error))
+        else:
+            self._on_warning(f"{FAILURE_REASON} ({type(error).__name__})")
+        matches = (
+            text for error_type, text in REFUSAL_REASONS.items() if isinstance(error, error_type)
+        )
+        return next(matches, FAILURE_REASON)
+
     def leave(self) -> None:
-        """End this owner's part before the run is over: it answers nothing new, and what its critic knows is removed. The charge stays."""
-        with self._alone():
-            self._write("closed", b"")
-            if (agreed := self.terms) is not None:
-                self._gate(agreed).forget()
-            self._working = None
+        """Leave the run before its end, and remove the state of the critics.
+
+        The client sends no new answer. It stays charged for the whole plan.
+        """
+        with self._folder.lock():
+            self._folder.mark_left()
+            if (terms := self.agreed_terms) is not None:
+                self._build_gate(terms).delete_shard_states()
+            self._active_run = None
 
     @property
-    def terms(self) -> Terms | None:
-        """Those that were agreed to."""
-        file = self._folder / "terms"
-        if not file.exists():
-            return None
-        agreed = unpack(file.read_bytes())
-        assert isinstance(agreed, Terms)
-        return agreed
+    def agreed_terms(self) -> Terms | None:
+        """The terms that this client agreed to, if any."""
+        return self._folder.load_terms()
 
     @property
-    def left(self) -> bool:
-        """Whether this owner's part ended before the run was over (`leave`)."""
-        return (self._folder / "closed").exists()
+    def has_left(self) -> bool:
+        """Whether this client left the run before its end, see `leave`."""
+        return self._folder.has_left
 
-    def _considered(self, terms: Terms, raw: bytes) -> bytes:
-        """Agree, by the very bytes that came, or refuse. Nothing is charged or read yet."""
-        agreed = self.terms
+    @property
+    def last_round(self) -> int:
+        """The last round that was answered, or -1."""
+        return self._folder.last_round
+
+    def _consider_terms(self, terms: Terms, raw: bytes) -> bytes:
+        """Agree by returning the same bytes, or raise. Nothing is charged or read."""
+        agreed = self.agreed_terms
         if agreed is None:
-            self._fitting(terms)
-            self._alone_in(terms, None)
+            self._check_terms(terms)
+            self._check_single_participation(terms, None)
             plan = terms.plan()
-            if not self._wall.allows(plan.cost()):
-                raise BudgetError("these terms cost more than this owner allows for a run")
-            self._ledger.ready()
-            self._ledger.check(plan, method=_called(terms))
-            self._write("terms", raw)
-        elif pack(agreed) != raw:
-            same = agreed.run == terms.run
+            if not self._budget.allows(plan.cost()):
+                raise BudgetError("These terms cost more than this client allows for a run.")
+            self._ledger.require_writable()
+            self._ledger.check_limit(plan, method=format_run_name(terms))
+            self._folder.store_terms(raw)
+        elif pack_message(agreed) != raw:
             raise MessageError(
-                "other terms were agreed to under this run"
-                if same
-                else "this owner takes part in another run"
+                "This client agreed to other terms of this run."
+                if agreed.run_id == terms.run_id
+                else "This client takes part in another run."
             )
         return raw
 
-    def _answered(self, request: Request, raw: bytes) -> bytes:
-        """What was answered before, to the byte, or a fresh answer that is marked in the ledger, kept, and only then sent."""
-        terms = self.terms
-        if terms is None or terms.run != request.run:
-            raise MessageError("no terms were agreed to under this run")
-        if request.round >= terms.settings.rounds:
-            raise MessageError(f"the terms have {terms.settings.rounds} rounds, counted from 0")
-        wanted = [terms.classes, terms.settings.rows, *terms.shape]
-        if list(request.images.shape) != wanted:
-            raise MessageError(
-                f"the terms ask about images {wanted}, and not {list(request.images.shape)}"
-            )
-        digest = hashlib.sha256(raw).digest()
-        file = f"answer-{request.round}"
-        if (self._folder / file).exists():
-            return self._kept(file, digest)
-        if (last := self.last) > request.round:
-            raise MessageError(f"rounds do not go back: round {last} was answered")
-        between = terms.settings.groups(
-            terms.owners
-        )  # rounds from one turn of an owner to its next
-        if last >= 0 and (request.round - last) % between:
-            raise MessageError(
-                f"this owner was asked in round {last}, so its next turn is round {last + between}"
-            )
-        if self.left:
-            raise QueryError("a query has failed before: this run is over for this owner")
-        gate, owners = self._opened(terms, last)
-        rows = terms.classes * terms.settings.rows
-        stage = terms.settings.stage
-        done = gate.plan.stages[0].steps - gate.left(stage)
-        # privacy: float32 and the order of bytes are post-processing; what is sent is what is kept, and the ledger knows its digest.
-        with unbroken():  # what is paid for is kept before an interrupt is heard
-            values = owners.answers([0], request.images[None].to(self._runtime.target))[0].float()
-            answer = pack(Answer(request.run, request.round, values))
-            assert gate.ticket is not None
-            # privacy: by now the ledger knows of these slopes, so of two folders that were asked at once one is found not to be the first.
-            self._alone_in(terms, gate)
-            self._ledger.commit(gate.ticket, stage, done, hashlib.sha256(answer).hexdigest())
-            gate.store()
-            self._write(file, digest + hashlib.sha256(answer).digest() + answer)
-            self._working = gate, owners, request.round
-            if (
-                gate.left(stage) < rows or request.round + between >= terms.settings.rounds
-            ):  # nothing can be asked after it
-                gate.forget()
-                self._working = None
-        return answer
+    def _answer_request(self, request: Request, raw: bytes) -> bytes:
+        """Return the stored answer to this request, or compute, mark and store a new one."""
+        terms = self.agreed_terms
+        if terms is None or terms.run_id != request.run_id:
+            raise MessageError("This client agreed to no terms of this run.")
+        check_request(request, terms)
+        request_digest = hashlib.sha256(raw).digest()
+        if self._folder.has_answer(request.round):
+            return self._folder.load_answer(request.round, request_digest)
+        last_round = self.last_round
+        check_turn(request.round, last_round, terms)
+        if self.has_left:
+            raise QueryError("A query has failed before. This client has left the run.")
+        gate, critics = self._open_run(terms, last_round)
+        return self._compute_answer(request, request_digest, terms, gate, critics)
 
-    def _kept(self, file: str, digest: bytes) -> bytes:
-        raw = (self._folder / file).read_bytes()
-        asked = raw[:DIGEST]
-        own = raw[DIGEST : 2 * DIGEST]
-        answer = raw[2 * DIGEST :]
-        if asked != digest:
-            raise MessageError(
-                "this round was answered, and to another request: no round is answered twice"
-            )
-        if hashlib.sha256(answer).digest() != own:
-            raise PrivotError(f"{self._folder / file}: this kept answer was altered")
-        return answer
+    def _compute_answer(
+        self,
+        request: Request,
+        request_digest: bytes,
+        terms: Terms,
+        gate: Gate,
+        critics: ClientCritics,
+    ) -> bytes:
+        """Query the private gradients, then mark and store the answer.
 
-    def _opened(self, terms: Terms, last: int) -> tuple[Gate, Owners]:
-        """The gate of this run with its critic; another process may have answered meanwhile, and then its word counts."""
-        working = self._working if self._working is not None and self._working[2] == last else None
-        gate = working[0] if working else self._gate(terms)
-        self._alone_in(terms, gate)
-        if gate.left(terms.settings.stage) < terms.classes * terms.settings.rows:
-            gate.forget()
-            raise MessageError("all that the terms allow to be asked was asked")
-        if working:
-            return gate, working[1]
-        # What the critic is shown, and in which order, nobody outside needs to know.
-        streams = Streams(secrets.randbits(48), self._runtime)
-        warm = (self._folder / "warm").exists()
-        if warm and gate.ticket not in vaults(self._ledger):
-            raise QueryError(
-                "what this owner's critic knew was removed: this run is over for this owner"
-            )
-        owners = Owners(gate, terms.settings, streams, begun=warm)  # charges the ledger, then reads
-        if not warm:
-            gate.store()
-            self._write("warm", b"")
-        return gate, owners
+        Args:
+            request: The request.
+            request_digest: SHA-256 of the packed request.
+            terms: The agreed terms.
+            gate: The gate of this run.
+            critics: The critics behind the gate.
 
-    def _gate(self, terms: Terms) -> Gate:
-        self._fitting(terms)
-        plan = terms.plan()
-        name = _called(terms)
-        return Gate(
-            self._data,
-            plan,
-            self._ledger,
-            self._wall,
-            method=name,
-            runtime=self._runtime,
-            folder=self._folder,
-        )
-
-    def _alone_in(self, terms: Terms, gate: Gate | None) -> None:
-        """Refuse a run of which slopes were marked under another charge than this gate's: what was sent lies in another folder, or nowhere.
-
-        privacy: it would answer the same rounds anew: charged twice, but more than a release says of the run.
+        Returns:
+            The packed answer.
         """
-        lines = self._ledger.entries()
+        settings = terms.settings
+        step = gate.plan.stages[0].steps - gate.count_remaining_queries(settings.stage)
+        images = request.images[None].to(self._runtime.torch_device)
+        # privacy: The conversion to float32 and the encoding as bytes are post-processing. The
+        # stored bytes are the sent bytes, and the ledger has their digest.
+        with defer_sigint():  # a charged answer is stored before an interrupt ends the process
+            gradients = critics.query_gradients([0], images)[0].float()
+            answer = pack_message(Answer(request.run_id, request.round, gradients))
+            assert gate.ticket is not None
+            # privacy: The ledger now counts these gradients. If two folders received requests of
+            # this run at the same time, this check finds that one of them is not the first.
+            self._check_single_participation(terms, gate)
+            answer_digest = hashlib.sha256(answer).hexdigest()
+            self._ledger.commit(gate.ticket, settings.stage, step, answer_digest)
+            gate.save_shard_states()
+            self._folder.store_answer(request.round, request_digest, answer)
+            self._active_run = _ActiveRun(gate, critics, request.round)
+            next_turn = request.round + settings.count_groups(terms.num_clients)
+            if (
+                gate.count_remaining_queries(settings.stage) < count_rows(terms)
+                or next_turn >= settings.rounds
+            ):  # this client has no further turn
+                gate.delete_shard_states()
+                self._active_run = None
+        return answer
+
+    def _open_run(self, terms: Terms, last_round: int) -> tuple[Gate, ClientCritics]:
+        """Open the gate of this run with its critics.
+
+        If another process has answered meanwhile, its stored state is loaded.
+
+        Args:
+            terms: The agreed terms.
+            last_round: The last answered round on the disk.
+
+        Returns:
+            The gate and the critics.
+        """
+        active_run = self._active_run
+        if active_run is not None and active_run.last_round != last_round:
+            active_run = None
+        gate = active_run.gate if active_run else self._build_gate(terms)
+        self._check_single_participation(terms, gate)
+        if gate.count_remaining_queries(terms.settings.stage) < count_rows(terms):
+            gate.delete_shard_states()
+            raise MessageError("All queries that the terms allow are used up.")
+        if active_run:
+            return gate, active_run.critics
+        # Nobody outside needs to know the batches on which the critics train.
+        streams = Streams(secrets.randbits(48), self._runtime)
+        is_warmed_up = self._folder.is_warmed_up
+        if is_warmed_up and gate.ticket not in list_shard_checkpoints(self._ledger):
+            raise QueryError(
+                "The checkpoint of this client's critics was removed. This client has left the run."
+            )
+        # The constructor charges the ledger, then reads records.
+        critics = ClientCritics(gate, terms.settings, streams, is_warmed_up=is_warmed_up)
+        if not is_warmed_up:
+            gate.save_shard_states()
+            self._folder.mark_warmed_up()
+        return gate, critics
+
+    def _build_gate(self, terms: Terms) -> Gate:
+        self._check_terms(terms)
+        return Gate(
+            self._dataset,
+            terms.plan(),
+            self._ledger,
+            self._budget,
+            method=format_run_name(terms),
+            runtime=self._runtime,
+            folder=self._folder.path,
+        )
+
+    def _check_single_participation(self, terms: Terms, gate: Gate | None) -> None:
+        """Raise if gradients of this run were marked under another charge than the gate's.
+
+        privacy: The answers of that charge are in another folder, or lost. A second participation
+        would answer the same rounds again. Both are charged, but the guarantee in the release
+        counts each client once.
+        """
         ticket = gate.ticket if gate else None
-        charged = {
-            each["n"]
-            for each in lines
-            if each["kind"] == "reserve" and each["method"] == _called(terms)
-        }
-        first = next(
-            (
-                each["ticket"]
-                for each in lines
-                if each["kind"] == "ask" and each["ticket"] in charged
-            ),
-            ticket,
-        )
-        if first != ticket:
+        first_ticket = find_first_asked_ticket(self._ledger, format_run_name(terms))
+        if first_ticket not in (None, ticket):
             if gate:
-                gate.forget()
-            raise MessageError(
-                "this owner was in this run before, and what it answered is not here"
-            )
+                gate.delete_shard_states()
+            raise MessageError("This client was in this run before, and its answers are not here.")
 
-    def _fitting(self, terms: Terms) -> None:
-        if (terms.shape, terms.classes) != (self._data.spec.shape, self._data.spec.classes):
-            # privacy: both were declared before a record was read (`load_own`), so that a refusal tells what is public already.
-            self._notice(
-                f"this owner has declared images {list(self._data.spec.shape)} of {self._data.spec.classes} classes"
+    def _check_terms(self, terms: Terms) -> None:
+        spec = self._dataset.spec
+        if (terms.shape, terms.num_classes) != (spec.shape, spec.num_classes):
+            # privacy: Both were declared before a record was read (`load_client_data`), so the
+            # refusal reveals only public facts.
+            self._on_warning(
+                f"This client declared images of shape {list(spec.shape)} in {spec.num_classes} "
+                "classes."
             )
-            raise MessageError(
-                "these terms are for other images or classes than this owner has declared"
-            )
+            raise MessageError("The terms have other images or classes than this client declared.")
         self._policy.check(terms)
-
-    @property
-    def last(self) -> int:
-        """The last round that was answered, or -1."""
-        return max(
-            (int(each.name.removeprefix("answer-")) for each in self._folder.glob("answer-*[0-9]")),
-            default=-1,
-        )
-
-    def _write(self, name: str, raw: bytes) -> None:
-        """Whole or not at all, and the disk has said so."""
-        put(self._folder / name, raw)
-        place = os.open(
-            self._folder, os.O_RDONLY
-        )  # the name must outlive a power failure too: an answer is kept before it is sent
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One message at a time, whatever the number of processes."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-
-def _called(terms: Terms) -> str:
-    """What a ledger calls a run."""
-    return f"{terms.settings.name} {terms.run[:8]}"

@@ -1,4 +1,4 @@
-"""What an owner asks of terms beside its budget: whom they must protect, and how much of its machine they may take."""
+"""The conditions, besides the budget, under which a client agrees to terms."""
 
 from __future__ import annotations
 
@@ -8,38 +8,60 @@ from privot.errors import MessageError
 from privot.federated.messages import Terms
 from privot.nets.functional_critic import Critic
 
-STEP = 1e9  # floating-point operations in the time that the smallest step of a critic takes
+# Floating-point operations that fit into the time of the smallest critic step.
+MIN_STEP_FLOPS = 1e9
 
 
 @dataclass(frozen=True)
-class Policy:
-    """An owner's own conditions; terms that do not meet them are refused by name."""
+class ClientPolicy:
+    """States which terms a client accepts.
 
-    unit: str = "client"  # or "record", which promises less: then both are agreed to
-    work: float = 1e15  # floating-point operations of the whole run; of 300 writers' default terms each has some 4e12 to do
-    memory: float = 4e9  # bytes
+    Attributes:
+        unit: The privacy unit that terms must protect: "client", or "record", which is weaker;
+            with "record" both are accepted.
+        max_flops: Largest cost of a whole run, in floating-point operations. With default terms for
+            300 writers each client has about 4e12.
+        max_memory_bytes: Largest memory of a run, in bytes.
+    """
+
+    unit: str = "client"
+    max_flops: float = 1e15
+    max_memory_bytes: float = 4e9
 
     def check(self, terms: Terms) -> None:
+        """Raise `MessageError` if the terms do not meet the conditions."""
         settings = terms.settings
         if settings.unit not in ("client", self.unit):
             raise MessageError(
-                f"this owner agrees to terms that protect a {self.unit}, and these protect a {settings.unit}"
+                f"This client accepts terms that protect a {self.unit}; "
+                f"these protect a {settings.unit}."
             )
-        if not settings.noise:
-            raise MessageError("terms without noise protect nobody")
-        if not (work(terms) <= self.work and settings.memory(terms.spec) <= self.memory):
+        if not settings.noise_multiplier:
+            raise MessageError("Terms without noise protect nobody.")
+        if not (
+            estimate_client_flops(terms) <= self.max_flops
+            and settings.estimate_memory(terms.spec) <= self.max_memory_bytes
+        ):
             raise MessageError(
-                "these terms take more of this owner's machine than it lends: fewer rounds or lessons, smaller critics"
+                "These terms need more computation or memory than this client offers: "
+                "use fewer rounds or critic steps, or smaller critics."
             )
 
 
-def work(terms: Terms) -> float:
-    """Floating-point operations of one owner's run, nearly; a step has its price however small it is."""
+def estimate_client_flops(terms: Terms) -> float:
+    """Estimate the floating-point operations of one client in a run.
+
+    Every critic step costs at least `MIN_STEP_FLOPS`.
+    """
     settings = terms.settings
-    critic = Critic(terms.shape, terms.classes, terms.settings.width)
-    steps = (5.0 * settings.warm + settings.rounds * settings.lessons) * settings.parts
-    # In a critic's step two images go forward and back, and one twice over; in a slope one does.
+    critic = Critic(terms.shape, terms.num_classes, settings.critic_channels)
+    warmup_steps = 5.0 * settings.warmup_rounds
+    training_steps = settings.rounds * settings.critic_steps
+    steps = (warmup_steps + training_steps) * settings.critics_per_client
+    # A critic step runs two images forward and backward, and one image through a double backward
+    # pass. An input gradient runs one image forward and backward.
+    step_flops = max(MIN_STEP_FLOPS, 14.0 * critic.flops * settings.critic_batch_size)
     return (
-        steps * max(STEP, 14.0 * critic.work * settings.critic_batch)
-        + 3.0 * critic.work * settings.rounds * settings.rows * terms.classes
+        steps * step_flops
+        + 3.0 * critic.flops * settings.rounds * settings.batch_per_class * terms.num_classes
     )

@@ -1,343 +1,369 @@
-"""The server: a generator, a public schedule, and no trust in whoever answers. It never sees a record, a critic or a loss.
+"""The server of a federation: a generator, a public schedule, and no trust in the clients.
 
-A round is `ask`, then `take` for whatever comes, then `close`, which takes a step with those who answered in time. Owners weigh the same,
-whatever they say. The first lie ends an owner's part in the run; who is silent or late is only passed over.
+The server never receives a record, the weights of a critic or a loss. A round is `pack_requests`,
+then `receive` for every message that arrives, then `end_round`, which takes one optimizer step with
+the answers that arrived in time. All clients have the same weight. The first invalid message
+excludes a client from the rest of the run. A client that is silent or late is passed over.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from privot.components.server_generator import Drawing
-from privot.errors import MessageError, PlanError, ReleaseError, SettingError, refusing
-from privot.federated.messages import Answer, Message, Refusal, Request, Terms, pack, unpack
-from privot.federated.transcript import Recorder
-from privot.federated.validation import longest_message, sound
-from privot.io import put
-from privot.progress import jsonable
-from privot.release import Guarantee, NoGuarantee, Release
-from privot.runtime import Progress, Streams, silent
-from privot.synthesis import versions
-
-PATIENCE = 3  # refusals of an owner, after which it is left in peace
-
-OFFERED = "offered"
-AGREED = "agreed"
-GONE = "gone"
-
-
-@dataclass(frozen=True)
-class Offence:
-    """What an owner did that it should not, or did not do; ``lie``: it takes no further part."""
-
-    name: str
-    round: int  # -1: when it was asked for its consent
-    reason: str
-    lie: bool = True
+from privot.components.server_generator import ServerGenerator
+from privot.errors import MessageError, PlanError, ReleaseError, SettingError, reraise_as
+from privot.federated.messages import (
+    Answer,
+    Message,
+    Refusal,
+    Terms,
+    pack_message,
+    unpack_message,
+)
+from privot.federated.participants import CONSENT_GIVEN, CONSENT_PENDING, Offense, Participants
+from privot.federated.server_release import build_federated_release
+from privot.federated.server_round import OpenRound
+from privot.federated.transcript import TranscriptWriter
+from privot.federated.validation import compute_max_message_bytes, validate_gradients
+from privot.release import Release
+from privot.runtime import Progress, Streams, ignore_progress
 
 
 class Server:
-    """One run with the owners ``names``, whose order is public. With a ``folder`` it goes on after a crash, in the round where it was.
+    """Runs the rounds of one federation.
 
-    ``record``: where every message is written down that it sent or saw. ``progress`` hears of what comes before the first message.
+    With a folder, a new process resumes after a crash in the same round.
+
+    Args:
+        terms: The terms of the run.
+        client_names: The clients, in their public order.
+        streams: The public random streams, and where to compute.
+        folder: Folder of the server's state; None to store nothing.
+        transcript_path: File to which every sent and received message is written.
+        progress: Receives the progress of the work before the first message.
+
+    Attributes:
+        terms: The terms of the run.
+        round: Number of completed rounds.
+        num_answers: Number of answers that contributed to a step.
     """
 
     def __init__(
         self,
         terms: Terms,
-        names: Sequence[str],
+        client_names: Sequence[str],
         streams: Streams,
         folder: Path | None = None,
-        record: Path | None = None,
-        progress: Progress = silent,
+        transcript_path: Path | None = None,
+        progress: Progress = ignore_progress,
     ):
-        if len(set(names)) != len(names) or len(names) != terms.owners:
+        num_names = len(set(client_names))
+        if num_names != len(client_names) or len(client_names) != terms.num_clients:
             raise SettingError(
-                f"the terms are for {terms.owners} owners, each with a name of its own, and {len(set(names))} are named"
+                f"The terms are for {terms.num_clients} clients with different names; "
+                f"{num_names} different names were given."
             )
-        self.terms, self.names, self.offences = terms, tuple(names), []  # type: Terms, tuple[str, ...], list[Offence]
-        # rounds closed, and answers that counted
+        self.terms = terms
         self.round = 0
-        self.taken = 0
-        self._offer = pack(terms)
+        self.num_answers = 0
+        self._participants = Participants.invite(client_names)
+        self._packed_terms = pack_message(terms)
+        self._terms_digest = hashlib.sha256(self._packed_terms).hexdigest()
         self._folder = folder
-        self._room = longest_message(terms)  # bytes of anything that is read or kept
-        self._streams = dataclasses.replace(streams, folder=folder)
-        self._state = dict.fromkeys(names, OFFERED)
-        self._refused = dict.fromkeys(names, 0)
-        self._asked: dict[str, int] = {}  # in the open round: name to its row in what was drawn
-        self._images = torch.empty(0)
-        self._answers: dict[str, tuple[bytes, Tensor]] = {}
-        self._missed: set[tuple[str, int]] = (
-            set()
-        )  # rounds in which an owner was asked and did not answer: it may be late
+        self._max_message_bytes = compute_max_message_bytes(terms)
+        self._streams = dataclasses.replace(streams, run_folder=folder)
+        self._open_round = OpenRound()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        self._drawing = Drawing(terms.settings, terms.spec, self._streams, progress)
+        self._server_generator = ServerGenerator(
+            terms.settings, terms.spec, self._streams, progress
+        )
         if folder is not None:
-            self._resume(folder)
-        self._record = Recorder(record) if record is not None else None
+            self._load_state(folder)
+        self._transcript = (
+            TranscriptWriter(transcript_path) if transcript_path is not None else None
+        )
         self._release: Release | None = None
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """All clients, in their public order."""
+        return self._participants.client_names
+
+    @property
+    def offenses(self) -> list[Offense]:
+        """All offenses against the protocol so far."""
+        return self._participants.offenses
+
+    @property
+    def active(self) -> list[str]:
+        """Clients that agreed and have not left."""
+        return self._participants.active
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds are over, or no client remains that could answer."""
+        return self.round >= self.terms.settings.rounds or all(
+            self._participants.has_left(name) for name in self.client_names
+        )
 
     # Consent
 
-    def offers(self) -> dict[str, bytes]:
-        """The terms, for all who have not said yes or no."""
-        return self._sent(
-            {name: self._offer for name, state in self._state.items() if state == OFFERED}
+    def pack_offers(self) -> dict[str, bytes]:
+        """Return the packed terms for every client whose consent is pending."""
+        states = self._participants.states.items()
+        return self._record_outgoing(
+            {name: self._packed_terms for name, state in states if state == CONSENT_PENDING}
         )
 
-    def accept(self, name: str, raw: bytes) -> Offence | None:
-        """What an owner says to the terms: the same bytes, or a refusal. Gives back what was wrong with it, if anything."""
-        return self._heard(name, raw, -1, self._agreed)
+    def receive_consent(self, client_name: str, raw: bytes) -> Offense | None:
+        """Process a client's reply to the terms, and return its offense if there is one."""
+        return self._process_message(client_name, raw, -1, self._process_consent)
 
-    def _agreed(self, name: str, raw: bytes, message: Message) -> None:
+    def _process_consent(self, client_name: str, raw: bytes, message: Message) -> None:
         if isinstance(message, Refusal):
-            self._state[name] = GONE
-            raise _Passed(f"refused the terms: {message.reason}")
-        if not isinstance(message, Terms) or raw != self._offer:
-            raise MessageError("agreed to something else than the terms")
-        self._state[name] = AGREED
+            self._participants.mark_left(client_name)
+            raise _IgnoredMessage(f"refused the terms: {message.reason}")
+        if not isinstance(message, Terms) or raw != self._packed_terms:
+            raise MessageError("agreed to something other than the terms")
+        self._participants.states[client_name] = CONSENT_GIVEN
 
     # Rounds
 
-    @property
-    def living(self) -> list[str]:
-        """Owners that agreed and have not gone."""
-        return [name for name in self.names if self._state[name] == AGREED]
+    def pack_requests(self) -> dict[str, bytes]:
+        """Return this round's requests for the active clients that have not answered yet.
 
-    @property
-    def done(self) -> bool:
-        """Whether all rounds are over, or nobody is left who could answer."""
-        return self.round >= self.terms.settings.rounds or all(
-            state == GONE for state in self._state.values()
-        )
-
-    def ask(self) -> dict[str, bytes]:
-        """Requests of this round for those of its owners who are there and have not answered yet; asked again, it gives the same bytes."""
-        if self.done:
-            raise PlanError("the run is over: there is no round left to ask in")
-        if not self._asked:
-            self._draw()
+        A second call in the same round returns the same bytes.
+        """
+        if self.is_finished:
+            raise PlanError("The run is over. No round is left.")
+        if not self._open_round.client_rows:
+            self._generate_images()
         waiting = [
-            name
-            for name in self._asked
-            if name not in self._answers and self._state[name] == AGREED
+            name for name in self._open_round.missing_clients if self._participants.is_active(name)
         ]
-        return self._sent(
+        return self._record_outgoing(
             {
-                name: pack(Request(self.terms.run, self.round, self._images[self._asked[name]]))
+                name: self._open_round.pack_request(name, self.terms.run_id, self.round)
                 for name in waiting
             }
         )
 
-    def take(self, name: str, raw: bytes) -> Offence | None:
-        """What came from an owner in a round. Gives back what was wrong with it, if anything; it is then in `offences`, too."""
-        return self._heard(name, raw, self.round, self._counted)
+    def receive(self, client_name: str, raw: bytes) -> Offense | None:
+        """Process bytes that arrived from a client in a round.
 
-    def close(self) -> None:
-        """End the round: one step with the answers that are there, if any; who was asked and silent is named."""
-        answered = torch.tensor([name in self._answers for name in self._asked], dtype=torch.bool)
-        for name in self._asked:
-            if name not in self._answers and self._state[name] == AGREED:
-                self._missed.add((name, self.round))
-                self.offences.append(Offence(name, self.round, "did not answer in time", lie=False))
-        if answered.any():
-            first = next(iter(self._answers.values()))[1]
-            values = torch.stack(
-                [
-                    self._answers[name][1] if name in self._answers else torch.zeros_like(first)
-                    for name in self._asked
-                ]
-            )
-            self._drawing.take(values.to(self._streams.runtime.target), answered)
-            self.taken += int(answered.sum())
+        Args:
+            client_name: The client.
+            raw: What arrived.
+
+        Returns:
+            The offense, which is also appended to `offenses`, or None for a valid answer.
+        """
+        return self._process_message(client_name, raw, self.round, self._process_answer)
+
+    def end_round(self) -> None:
+        """Take one optimizer step with the answers of this round, and open the next round."""
+        for name in self._open_round.missing_clients:
+            if self._participants.is_active(name):
+                self._participants.report_missed_round(name, self.round)
+        if self._open_round.answers:
+            gradients, answer_mask = self._open_round.stack_gradients()
+            device = self._streams.runtime.torch_device
+            self._server_generator.apply_gradients(gradients.to(device), answer_mask)
+            self.num_answers += int(answer_mask.sum())
         self.round += 1
-        self._asked = {}
-        self._answers = {}
-        self._images = torch.empty(0)
-        self._keep()
+        self._open_round = OpenRound()
+        self._save_round()
 
-    def finish(self, delta: float = 1e-5) -> Release:
-        """The generator with what its owners' plan proves of each of them; refused if nobody has ever answered."""
-        if not self.done:
+    def build_release(self, delta: float = 1e-5) -> Release:
+        """Build the release: the generator with the guarantee that holds for each client.
+
+        Args:
+            delta: Delta at which the guarantee is stated.
+
+        Returns:
+            The release.
+
+        Raises:
+            PlanError: The run is not over.
+            ReleaseError: No client answered, or the training diverged.
+        """
+        if not self.is_finished:
             raise PlanError(
-                f"the run is in round {self.round} of {self.terms.settings.rounds}: close the others first"
+                f"The run is in round {self.round} of {self.terms.settings.rounds}. "
+                "Complete the other rounds first."
             )
-        if not self.taken:
-            raise ReleaseError("no owner has answered in any round: there is nothing to release")
+        if not self.num_answers:
+            raise ReleaseError("No client answered in any round, so there is nothing to release.")
         if self._release is not None:
             return self._release
-        if self._record:
-            self._record.close()
-            self._record = None
-        product = self._drawing.product()
-        plan = self.terms.plan()
-        if not product.fits(self.terms.spec):
-            raise ReleaseError(
-                "what was made has values that are not finite: its training diverged"
-            )
-        facts: dict[str, Any] = {
-            **product.facts,
-            "method": self.terms.settings.name,
-            "settings": dataclasses.asdict(self.terms.settings),
-            "plan": plan.to_json(),
-            "event": str(plan.event()),
-            "data": "",
-            "seed": self._streams.seed,
-            "run": self.terms.run,
-            "rounds": self.round,
-            "answers": self.taken,
-            "versions": versions(),
-        }
-        noise = min(stage.noise for stage in plan.stages)
-        claim = Guarantee.of(plan, delta) if noise > 0 else NoGuarantee("no noise was added")
-        self._release = Release(product, claim, self.terms.spec, jsonable(facts))
-        return self._release
-
-    # What came
-
-    def _heard(self, name: str, raw: bytes, number: int, use: Any) -> Offence | None:
-        """Anything may come from anyone: what is no use is named, and a liar's further words are not even read."""
-        if self._record and isinstance(raw, bytes):
-            self._record.seen(
-                name, raw if len(raw) <= self._room else b""
-            )  # no stranger fills this disk
-        if self._state.get(name, GONE) == GONE:
-            return Offence(name, number, "takes no part in this run")
-        try:
-            message = unpack(raw, self._room)
-            if message.run != self.terms.run and not (
-                isinstance(message, Refusal) and set(message.run) == {"0"}
-            ):
-                raise MessageError("a message of another run")
-            use(name, raw, message)
-        except _Passed as passed:
-            offence = Offence(name, number, str(passed), lie=False)
-        except MessageError as error:
-            offence = Offence(name, number, str(error))
-            self._state[name] = GONE
-            self._answers.pop(name, None)  # of whoever lies, nothing counts in this round
-        else:
-            return None
-        self.offences.append(offence)
-        if self._state[name] == GONE:
-            self._note()  # or after a crash it would be asked again
-        return offence
-
-    def _counted(self, name: str, raw: bytes, message: Message) -> None:
-        """Take an answer, or say what is wrong with it."""
-        if isinstance(message, Refusal):
-            self._refused[name] += 1
-            if self._refused[name] >= PATIENCE:
-                self._state[name] = GONE
-            raise _Passed(f"refused: {message.reason}")
-        if not isinstance(message, Answer):
-            raise MessageError(f"sent {message.kind} where an answer belongs")
-        if message.round != self.round or name not in self._asked:
-            if (name, message.round) in self._missed:
-                self._missed.discard((name, message.round))
-                raise _Passed(f"late with its answer to round {message.round}")
-            raise MessageError(
-                f"sent an answer to round {message.round}, which it was not asked for now"
-            )
-        if name in self._answers:
-            if self._answers[name][0] == raw:
-                raise _Passed("sent its answer twice; it counts once")
-            raise MessageError("sent two different answers in one round")
-        self._answers[name] = raw, sound(message.values, self.terms)
-
-    # What goes out, and what is kept
-
-    def _draw(self) -> None:
-        """Images for the owners of this round. They are kept first: a server that goes on must send the same, for nobody answers twice."""
-        found = self._streams.stored("requests")
-        if found is None or int(found["round"]) != self.round:
-            asked = self.terms.settings.asked(self.round, len(self.names))
-            places = [place for place in asked if self._state[self.names[place]] == AGREED]
-            if not places:
-                return
-            found = {
-                "images": self._drawing.draw(self.round, places),
-                "round": torch.tensor(self.round),
-                "places": torch.tensor(places),
-            }
-            self._streams.store("requests", found)
-        else:  # a GPU would not draw them again to the bit, but near enough to go on from there
-            self._drawing.draw(self.round, found["places"].tolist())
-        self._images = found["images"].cpu()
-        self._asked = {self.names[place]: row for row, place in enumerate(found["places"].tolist())}
-
-    def _sent(self, messages: dict[str, bytes]) -> dict[str, bytes]:
-        if self._record:
-            for name, raw in messages.items():
-                self._record.sent(name, raw)
-        return messages
-
-    def _keep(self) -> None:
-        """After each round: the generator, then who said what. Between the two a crash loses words, and no step."""
-        if self._folder is None:
-            return
-        self._streams.store(
-            "generator",
+        if self._transcript:
+            self._transcript.close()
+            self._transcript = None
+        self._release = build_federated_release(
+            self._server_generator.export_artifact(),
+            self.terms,
+            delta,
             {
-                **self._drawing.kept(),
-                "round": torch.tensor(self.round),
-                "taken": torch.tensor(self.taken),
+                "seed": self._streams.seed,
+                "rounds": self.round,
+                "num_answers": self.num_answers,
             },
         )
-        self._note()
+        return self._release
 
-    def _note(self) -> None:
-        """Who said what."""
+    # Incoming messages
+
+    def _process_message(
+        self,
+        client_name: str,
+        raw: bytes,
+        round_number: int,
+        handler: Callable[[str, bytes, Message], None],
+    ) -> Offense | None:
+        """Decode and handle a message from anybody.
+
+        The first invalid message excludes a client; its further messages are not decoded.
+
+        Args:
+            client_name: The client that sent the message.
+            raw: What arrived.
+            round_number: The round for which an offense is reported.
+            handler: Handles a decoded message of this run, and raises if something is wrong.
+
+        Returns:
+            The offense, or None.
+        """
+        if self._transcript and isinstance(raw, bytes):
+            # An oversized message is recorded without its bytes, so that it cannot fill the disk.
+            recorded = raw if len(raw) <= self._max_message_bytes else b""
+            self._transcript.record_received(client_name, recorded)
+        if self._participants.has_left(client_name):
+            return Offense(client_name, round_number, "takes no part in this run")
+        try:
+            message = unpack_message(raw, self._max_message_bytes)
+            is_anonymous_refusal = isinstance(message, Refusal) and set(message.run_id) == {"0"}
+            if message.run_id != self.terms.run_id and not is_anonymous_refusal:
+                raise MessageError("sent a message of another run")
+            handler(client_name, raw, message)
+        except _IgnoredMessage as ignored:
+            offense = Offense(client_name, round_number, str(ignored), disqualifying=False)
+        except MessageError as error:
+            offense = Offense(client_name, round_number, str(error))
+            self._participants.mark_left(client_name)
+            self._open_round.answers.pop(
+                client_name, None
+            )  # an answer of this round does not count either
+        else:
+            return None
+        self.offenses.append(offense)
+        if self._participants.has_left(client_name):
+            self._save_participants()  # after a crash the client receives no further request
+        return offense
+
+    def _process_answer(self, client_name: str, raw: bytes, message: Message) -> None:
+        """Accept an answer of the open round, or raise.
+
+        Args:
+            client_name: The client that sent the message.
+            raw: The packed message.
+            message: The decoded message.
+        """
+        if isinstance(message, Refusal):
+            self._participants.count_refusal(client_name)
+            raise _IgnoredMessage(f"refused: {message.reason}")
+        if not isinstance(message, Answer):
+            raise MessageError(f"sent {message.kind} instead of an answer")
+        if message.round != self.round or client_name not in self._open_round.client_rows:
+            missed = (client_name, message.round)
+            if missed in self._participants.missed_rounds:
+                self._participants.missed_rounds.discard(missed)
+                raise _IgnoredMessage(f"answered round {message.round} too late")
+            raise MessageError(f"sent an answer to round {message.round} without a request")
+        answers = self._open_round.answers
+        if client_name in answers:
+            if answers[client_name][0] == raw:
+                raise _IgnoredMessage("sent its answer twice; it counts once")
+            raise MessageError("sent two different answers in one round")
+        answers[client_name] = raw, validate_gradients(message.gradients, self.terms)
+
+    # Outgoing messages and stored state
+
+    def _generate_images(self) -> None:
+        """Generate the images of this round and store them before they are sent.
+
+        A resumed server must send the same images, because no client answers a round twice.
+        """
+        checkpoint = self._streams.load_checkpoint("requests")
+        if checkpoint is None or int(checkpoint["round"]) != self.round:
+            scheduled = self.terms.settings.schedule_clients(self.round, len(self.client_names))
+            client_indices = [
+                index
+                for index in scheduled
+                if self._participants.is_active(self.client_names[index])
+            ]
+            if not client_indices:
+                return
+            checkpoint = {
+                "images": self._server_generator.generate_images(self.round, client_indices),
+                "round": torch.tensor(self.round),
+                "client_indices": torch.tensor(client_indices),
+            }
+            self._streams.save_checkpoint("requests", checkpoint)
+        else:
+            # This restores the generator's latents. A GPU may round the images differently, so the
+            # stored images are the ones that are sent.
+            client_indices = checkpoint["client_indices"].tolist()
+            self._server_generator.generate_images(self.round, client_indices)
+        client_rows = {self.client_names[index]: row for row, index in enumerate(client_indices)}
+        self._open_round = OpenRound(checkpoint["images"].cpu(), client_rows)
+
+    def _record_outgoing(self, messages: dict[str, bytes]) -> dict[str, bytes]:
+        if self._transcript:
+            for name, raw in messages.items():
+                self._transcript.record_sent(name, raw)
+        return messages
+
+    def _save_round(self) -> None:
+        """Store the generator, then the participants; a crash in between loses no step."""
         if self._folder is None:
             return
-        said = {
-            "terms": hashlib.sha256(self._offer).hexdigest(),
-            "names": self.names,
-            "state": self._state,
-            "refused": self._refused,
-            "offences": [dataclasses.astuple(each) for each in self.offences],
-            "missed": sorted(self._missed),
+        progress_counts = {
+            "round": torch.tensor(self.round),
+            "num_answers": torch.tensor(self.num_answers),
         }
-        put(self._folder / "server.json", json.dumps(said).encode())
+        self._streams.save_checkpoint(
+            "generator", self._server_generator.state_dict() | progress_counts
+        )
+        self._save_participants()
 
-    def _resume(self, folder: Path) -> None:
+    def _save_participants(self) -> None:
+        if self._folder is not None:
+            self._participants.save(self._folder / "server.json", self._terms_digest)
+
+    def _load_state(self, folder: Path) -> None:
+        """Restore the state of an unfinished run, or store the state of a new one."""
         file = folder / "server.json"
         if not file.exists():
-            self._keep()  # so that who agreed, and to what, is not forgotten
+            self._save_round()
             return
-        with refusing(
-            ReleaseError,
-            f"{file}: what an unfinished run had kept was altered; start anew, at a new charge for every owner",
-        ):
-            said = json.loads(file.read_text())
-            if (
-                said["terms"] != hashlib.sha256(self._offer).hexdigest()
-                or tuple(said["names"]) != self.names
-            ):
-                raise ReleaseError(
-                    f"{folder} holds a run with other terms or other owners: resume with the same ones, or remove it"
-                )
-            self._state = said["state"]
-            self._refused = said["refused"]
-            self.offences = [Offence(*each) for each in said["offences"]]
-            self._missed = {(name, number) for name, number in said["missed"]}
-            found = self._streams.stored("generator")
-            if found is not None:
-                self.round = int(found.pop("round"))
-                self.taken = int(found.pop("taken"))
-                self._drawing.restore(found)
+        altered = (
+            f"{file}: the stored state of an unfinished run was altered. Start a new run; "
+            "every client is charged again."
+        )
+        with reraise_as(ReleaseError, altered):
+            self._participants = Participants.load(file, self._terms_digest, self.client_names)
+            checkpoint = self._streams.load_checkpoint("generator")
+            if checkpoint is not None:
+                self.round = int(checkpoint.pop("round"))
+                self.num_answers = int(checkpoint.pop("num_answers"))
+                self._server_generator.restore(checkpoint)
 
 
-class _Passed(Exception):  # noqa: N818 (it ends the hearing of a message, not a run)
-    """Nothing of use, and no lie either."""
+class _IgnoredMessage(Exception):  # noqa: N818 (it ends the processing of one message)
+    """The message is of no use, but it is no violation of the protocol either."""

@@ -1,9 +1,12 @@
-"""The wire record: every message that a server sent or saw, whole, one after another in one file; reading it runs no code.
+"""The transcript of a server: every message that it sent or received, in one file.
 
-    MAGIC, then for each message:  way (1 byte, ">" sent or "<" seen), length of the name (2), of the message (4, big-endian), name, message
+The file starts with `TRANSCRIPT_MAGIC`. Then each message has a direction (1 byte, ">" sent or "<"
+received), the length of the client's name (2 bytes), the length of the message (4 bytes,
+big-endian), the name and the message. Reading the file runs no code.
 
-What came is written before it is looked at, so a lie is in the record too; only of one longer than any message can be stands that it came,
-without its bytes. `Answer`s in it are what gates released.
+A message is written before it is checked, so the transcript also contains invalid messages. Of a
+message longer than the limit only the fact that it arrived is written. The `Answer` messages in a
+transcript are outputs of the clients' privacy gates.
 """
 
 from __future__ import annotations
@@ -18,113 +21,157 @@ from typing import BinaryIO
 
 from privot.errors import DataError
 
-MAGIC = b"privot wire record 1\n"
-HEAD = struct.Struct(">cHI")
-SENT = ">"
-SEEN = "<"
+TRANSCRIPT_MAGIC = b"privot wire record 1\n"
+ENTRY_HEADER = struct.Struct(">cHI")
+MAX_NAME_BYTES = 0xFFFF
+SENT_TO_CLIENT = ">"
+RECEIVED_FROM_CLIENT = "<"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One message: ``way`` is ``SENT`` (to the owner ``name``) or ``SEEN`` (from it)."""
+class TranscriptEntry:
+    """One message of a transcript.
 
-    way: str
-    name: str
+    Attributes:
+        direction: `SENT_TO_CLIENT` or `RECEIVED_FROM_CLIENT`.
+        client_name: The client that received or sent the message.
+        message: The bytes of the message.
+    """
+
+    direction: str
+    client_name: str
     message: bytes
 
 
-class Recorder:
-    """Writes a record; one that is there already goes on, less the half message that a crash may have left at its end.
+class TranscriptWriter:
+    """Appends messages to a transcript.
+
+    If the file exists, the writer continues it and first removes an incomplete message that a crash
+    may have left at its end.
+
+    Args:
+        path: The file of the transcript.
 
     >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "wire"
-    >>> with Recorder(path) as record:
-    ...     record.sent("ward 3", b"images")
-    ...     record.seen("ward 3", b"slopes")
-    >>> [(each.way, each.name, each.message) for each in read(path)]
-    [('>', 'ward 3', b'images'), ('<', 'ward 3', b'slopes')]
+    >>> path = Path(tempfile.mkdtemp()) / "transcript"
+    >>> with TranscriptWriter(path) as transcript:
+    ...     transcript.record_sent("ward 3", b"images")
+    ...     transcript.record_received("ward 3", b"gradients")
+    >>> [(entry.direction, entry.client_name, entry.message) for entry in read_transcript(path)]
+    [('>', 'ward 3', b'images'), ('<', 'ward 3', b'gradients')]
     """
 
     def __init__(self, path: Path):
-        whole = 0
+        complete_bytes = 0
         if path.exists():
             with path.open("rb") as file:
-                whole = _begun(file, path)
-                for _ in _entries(file, path, torn_is_the_end=True):
-                    whole = file.tell()
-        # What crossed is sanitized, but who took part is the server's own matter.
+                _check_magic(file, path)
+                complete_bytes = file.tell()
+                for _ in _read_entries(file, path, allow_truncated=True):
+                    complete_bytes = file.tell()
+        # The answers are private outputs, but the list of participants concerns the server alone.
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
-        self._file.truncate(whole)
-        self._file.seek(whole)
-        if not whole:
-            self._file.write(MAGIC)
+        self._file.truncate(complete_bytes)
+        self._file.seek(complete_bytes)
+        if not complete_bytes:
+            self._file.write(TRANSCRIPT_MAGIC)
             self._file.flush()
 
-    def sent(self, name: str, message: bytes) -> None:
-        """The server sends ``message`` to ``name``."""
-        self._write(SENT, name, message)
+    def record_sent(self, client_name: str, message: bytes) -> None:
+        """Append a message that the server sends to a client."""
+        self._write_entry(SENT_TO_CLIENT, client_name, message)
 
-    def seen(self, name: str, message: bytes) -> None:
-        """``message`` came from ``name``, whatever it may be."""
-        self._write(SEEN, name, message)
+    def record_received(self, client_name: str, message: bytes) -> None:
+        """Append bytes that arrived from a client, valid or not."""
+        self._write_entry(RECEIVED_FROM_CLIENT, client_name, message)
 
-    def _write(self, way: str, name: str, message: bytes) -> None:
-        called = name.encode()[:0xFFFF]
-        self._file.write(HEAD.pack(way.encode(), len(called), len(message)) + called + message)
+    def _write_entry(self, direction: str, client_name: str, message: bytes) -> None:
+        name = client_name.encode()[:MAX_NAME_BYTES]
+        header = ENTRY_HEADER.pack(direction.encode(), len(name), len(message))
+        self._file.write(header + name + message)
         self._file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> TranscriptWriter:
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """All messages in their order; a file that is no record, or is cut off, is refused when its end is reached."""
+def read_transcript(path: Path) -> Iterator[TranscriptEntry]:
+    """Yield all messages of a transcript in their order.
+
+    Args:
+        path: The file that a server wrote.
+
+    Yields:
+        The messages.
+
+    Raises:
+        DataError: The file cannot be read, is no transcript, is damaged or is cut off.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({type(error).__name__}); name the file that a server wrote with record="
+            f"{path} cannot be read ({type(error).__name__}). "
+            "Give the file that a server wrote with --transcript."
         ) from None
     with file:
-        _begun(file, path)
-        yield from _entries(file, path)
+        _check_magic(file, path)
+        yield from _read_entries(file, path)
 
 
-def _begun(file: BinaryIO, path: Path) -> int:
-    """Past the first line."""
-    if file.read(len(MAGIC)) != MAGIC:
-        raise DataError(f"{path}: this is no wire record of a version that is known here")
-    return len(MAGIC)
+def _check_magic(file: BinaryIO, path: Path) -> None:
+    """Read the first line, and raise unless it is the one of a transcript."""
+    if file.read(len(TRANSCRIPT_MAGIC)) != TRANSCRIPT_MAGIC:
+        raise DataError(f"{path} is no transcript in a supported version.")
 
 
-def _entries(file: BinaryIO, path: Path, torn_is_the_end: bool = False) -> Iterator[Entry]:
-    size = os.fstat(file.fileno()).st_size
-    count = 0
-    while head := file.read(HEAD.size):
-        way, named, length = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0, size)
-        # Lengths are compared with the file before anything is read, so a forged one takes no memory.
-        if file.tell() + named + length > size:
-            if torn_is_the_end:
+def _read_entries(
+    file: BinaryIO, path: Path, allow_truncated: bool = False
+) -> Iterator[TranscriptEntry]:
+    """Yield the messages from the current position to the end.
+
+    Args:
+        file: The open transcript.
+        path: Its path, for error messages.
+        allow_truncated: Stop at an incomplete last message instead of raising an error.
+
+    Yields:
+        The complete messages.
+    """
+    file_bytes = os.fstat(file.fileno()).st_size
+    num_entries = 0
+    while header := file.read(ENTRY_HEADER.size):
+        is_complete = len(header) == ENTRY_HEADER.size
+        direction, name_bytes, message_bytes = (
+            ENTRY_HEADER.unpack(header) if is_complete else (b"", 0, file_bytes)
+        )
+        # The lengths are compared with the file before reading, so a forged length costs no memory.
+        if file.tell() + name_bytes + message_bytes > file_bytes:
+            if allow_truncated:
                 return
             raise DataError(
-                f"{path}: cut off after {count} whole messages; let the server go on, or copy the file again"
+                f"{path} is cut off after {num_entries} complete messages. "
+                "Resume the server, or copy the file again."
             )
         try:
-            entry = Entry(way.decode("ascii"), file.read(named).decode(), file.read(length))
+            entry = TranscriptEntry(
+                direction.decode("ascii"), file.read(name_bytes).decode(), file.read(message_bytes)
+            )
         except UnicodeDecodeError:
-            entry = Entry("", "", b"")
-        if entry.way not in (SENT, SEEN):
-            raise DataError(f"{path}: message {count + 1} of the record is damaged")
-        count += 1
+            entry = TranscriptEntry("", "", b"")
+        if entry.direction not in (SENT_TO_CLIENT, RECEIVED_FROM_CLIENT):
+            raise DataError(f"{path}: message {num_entries + 1} of the transcript is damaged.")
+        num_entries += 1
         yield entry

@@ -1,4 +1,4 @@
-"""Whether an answer could be an honest one: all that a server can check of numbers that came from behind somebody else's gate."""
+"""Checks that a server can make on an answer: shape, finite values and the largest honest norm."""
 
 from __future__ import annotations
 
@@ -7,40 +7,58 @@ import math
 from torch import Tensor
 
 from privot.errors import MessageError
-from privot.federated.messages import Terms, pack
-from privot.privacy.gate import SENSITIVITY
-from privot.privacy.noise import FARTHEST
+from privot.federated.messages import Terms, pack_message
+from privot.privacy.noise import MAX_NORMAL
+from privot.privacy.sensitivity import SENSITIVITY
 
-ROOM = 1 << 10  # bytes that a message may have beyond its tensor
-
-
-def shape_of(terms: Terms) -> list[int]:
-    """Of the values of an answer: [classes, rows, channels, h, w]."""
-    return [terms.classes, terms.settings.rows, *terms.settings.numbers(terms.spec)]
+MESSAGE_OVERHEAD_BYTES = 1 << 10  # bytes that a message may have beyond its tensor
 
 
-def longest_message(terms: Terms) -> int:
-    """Bytes of the longest message of an owner that can be of use."""
-    return max(len(pack(terms)), 4 * math.prod(shape_of(terms))) + ROOM
+def get_answer_shape(terms: Terms) -> list[int]:
+    """Compute the shape of an answer's gradients: [classes, batch, channels, rows, columns]."""
+    return [
+        terms.num_classes,
+        terms.settings.batch_per_class,
+        *terms.settings.compute_gradient_shape(terms.spec),
+    ]
 
 
-def longest_slope(terms: Terms) -> float:
-    """What no honest slope is longer than: the bound, and noise beyond the end of its law in every number."""
+def compute_max_message_bytes(terms: Terms) -> int:
+    """Compute the length in bytes of the longest useful message from a client."""
+    return (
+        max(len(pack_message(terms)), 4 * math.prod(get_answer_shape(terms)))
+        + MESSAGE_OVERHEAD_BYTES
+    )
+
+
+def compute_max_gradient_norm(terms: Terms) -> float:
+    """Compute an upper bound of the norm of an honest gradient.
+
+    The bound is the clipping norm plus noise of the largest magnitude that the sampler can give in
+    every coordinate.
+    """
     plan = terms.plan()
-    deviation = SENSITIVITY[plan.stages[0].verb, plan.neighbours] * plan.stages[0].noise
-    return 1.0 + FARTHEST * deviation * math.sqrt(math.prod(shape_of(terms)[2:]))
+    stage = plan.stages[0]
+    standard_deviation = SENSITIVITY[stage.operation, plan.neighbours] * stage.noise_multiplier
+    num_coordinates = math.prod(get_answer_shape(terms)[2:])
+    return 1.0 + MAX_NORMAL * standard_deviation * math.sqrt(num_coordinates)
 
 
-def sound(values: Tensor, terms: Terms) -> Tensor:
-    """The values of an answer, or `MessageError` with what is wrong with them."""
-    if list(values.shape) != (wanted := shape_of(terms)):
-        raise MessageError(f"sent values of shape {list(values.shape)} where {wanted} belongs")
-    if not values.isfinite().all():
-        raise MessageError("sent values that are not finite")
-    if (norm := float(values.double().flatten(2).norm(dim=2).max())) > (
-        longest := longest_slope(terms)
-    ):
+def validate_gradients(gradients: Tensor, terms: Terms) -> Tensor:
+    """Return the gradients of an answer if they can be honest.
+
+    Raises:
+        MessageError: The shape is wrong, a value is not finite, or a norm is too large.
+    """
+    expected_shape = get_answer_shape(terms)
+    if list(gradients.shape) != expected_shape:
         raise MessageError(
-            f"sent a slope of norm {norm:.3g}, and none can be longer than {longest:.3g}"
+            f"sent gradients of shape {list(gradients.shape)}; {expected_shape} is needed"
         )
-    return values
+    if not gradients.isfinite().all():
+        raise MessageError("sent gradients that are not finite")
+    norm = float(gradients.double().flatten(2).norm(dim=2).max())
+    max_norm = compute_max_gradient_norm(terms)
+    if norm > max_norm:
+        raise MessageError(f"sent a gradient of norm {norm:.3g}; {max_norm:.3g} is the maximum")
+    return gradients

@@ -1,1 +1,1 @@
-"""Local differential privacy: each record is noised by its owner before it leaves."""
+"""Local differential privacy: every client adds noise to its record before the record leaves."""

@@ -1,70 +1,85 @@
-"""A channel for a table from a few words a column."""
+"""Parse the channel of a table from a few words for each column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from privot.errors import SettingError
-from privot.local.channels import Channel, Mixed, Space, known
+from privot.local.channels import Channel, Composite, Projection, get_channel_class
+from privot.local.channels.additive import AdditiveNoiseChannel
+from privot.local.channels.categorical import CategoricalChannel
 
-HOW = "write it as COLUMNS=laplace:EPSILON:LOW:HIGH or COLUMN=randomized-response:EPSILON:CATEGORIES, such as 0-1=laplace:4:-1:1"
+COLUMN_SYNTAX = (
+    "write it as COLUMNS=laplace:EPSILON:LOW:HIGH or COLUMN=randomized-response:EPSILON:CATEGORIES,"
+    " such as 0-1=laplace:4:-1:1."
+)
 
 
-def channel_of(texts: Sequence[str], columns: int, delta: float = 1e-5) -> Channel:
-    """The channel of a table with so many columns; every one of them has its own channel and epsilon, from left to right.
+def parse_table_channel(
+    column_specs: Sequence[str], num_columns: int, delta: float = 1e-5
+) -> Channel:
+    """Build the channel of a table from the channels of its columns.
 
-    >>> channel = channel_of(["0-1=laplace:4:-1:1", "2=unary:1:5"], 3)
-    >>> channel.columns, channel.width, round(channel.epsilon, 9)
+    >>> channel = parse_table_channel(["0-1=laplace:4:-1:1", "2=unary:1:5"], 3)
+    >>> channel.record_dim, channel.output_dim, round(channel.epsilon, 9)
     (3, 7, 5.0)
+
+    Args:
+        column_specs: The columns and their channels, from left to right; each column once.
+        num_columns: Number of columns of the table.
+        delta: Delta of Gaussian channels.
+
+    Returns:
+        The channel of a whole record.
+
+    Raises:
+        SettingError: If a text cannot be read, or a column has no channel or several.
     """
     parts: list[Channel] = []
-    at = 0
-    for text in texts:
-        first, last, part = _part(text, delta)
-        if first != at or last < first:
+    next_column = 0
+    for column_spec in column_specs:
+        first, last, part = _parse_column_spec(column_spec, delta)
+        if first != next_column or last < first:
             raise SettingError(
-                f"--column {text!r}: column {at} is next; name each of the {columns} columns once, from left to right"
+                f"--column {column_spec!r}: the next column is {next_column}. Name each of the "
+                f"{num_columns} columns once, from left to right."
             )
         parts.append(part)
-        at = last + 1
-    if at != columns:
+        next_column = last + 1
+    if next_column != num_columns:
         raise SettingError(
-            f"the table has {columns} columns and channels were given for {at}: none may leave as it is"
+            f"The table has {num_columns} columns, but channels were given for {next_column}. "
+            "Give every column a channel: none may leave without noise."
         )
-    return parts[0] if len(parts) == 1 else Mixed(parts=tuple(parts))
+    return parts[0] if len(parts) == 1 else Composite(parts=tuple(parts))
 
 
-def _part(text: str, delta: float) -> tuple[int, int, Channel]:
-    """Columns from and to, and their channel."""
-    place, _, rest = text.partition("=")
-    name, *numbers = rest.split(":")
+def _parse_column_spec(column_spec: str, delta: float) -> tuple[int, int, Channel]:
+    """Parse the first column, the last column and their channel."""
+    columns, _, description = column_spec.partition("=")
+    channel_name, *numbers = description.split(":")
+    bounds = columns.split("-") if "-" in columns else (columns, columns)
     try:
-        first, last = (int(each) for each in (place.split("-") if "-" in place else (place, place)))
+        first, last = (int(bound) for bound in bounds)
         epsilon, *domain = map(float, numbers)
     except ValueError:
-        raise SettingError(f"--column {text!r}: {HOW}") from None
-    kind = known(name)
+        raise SettingError(f"--column {column_spec!r}: {COLUMN_SYNTAX}") from None
+    channel_class = get_channel_class(channel_name)
     if not 0 < epsilon < float("inf"):
         raise SettingError(
-            f"--column {text!r}: epsilon {epsilon:g}: give a number above 0, such as 1"
+            f"--column {column_spec!r}: epsilon {epsilon:g}: give a number above 0, such as 1."
         )
-    if kind.name in ("laplace", "gaussian") and len(domain) == 2 and last >= first:
-        return (
-            first,
-            last,
-            kind.calibrated(
-                epsilon,
-                delta,
-                space=Space(shape=(last - first + 1,)),
-                low=domain[0],
-                high=domain[1],
-            ),
-        )
+    channel: Channel
+    if issubclass(channel_class, AdditiveNoiseChannel) and len(domain) == 2 and last >= first:
+        projection = Projection(shape=(last - first + 1,))
+        low, high = domain
+        channel = channel_class.calibrate(epsilon, delta, projection=projection, low=low, high=high)
+        return first, last, channel
     if (
-        kind.name not in ("laplace", "gaussian", "mixed")
+        issubclass(channel_class, CategoricalChannel)
         and len(domain) == 1
         and domain[0].is_integer()
         and first == last
     ):
-        return first, last, kind.calibrated(epsilon, categories=int(domain[0]))
-    raise SettingError(f"--column {text!r}: {HOW}")
+        return first, last, channel_class.calibrate(epsilon, num_categories=int(domain[0]))
+    raise SettingError(f"--column {column_spec!r}: {COLUMN_SYNTAX}")

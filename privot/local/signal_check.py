@@ -1,4 +1,4 @@
-"""What can be said of a channel before anything is learned from it: whether so many records can tell, and what would do."""
+"""Whether so many privatized records can show anything through the noise, and what would."""
 
 from __future__ import annotations
 
@@ -6,60 +6,80 @@ import math
 
 from privot.errors import SettingError
 from privot.local.channels import Channel
-from privot.local.channels.composite import Mixed
+from privot.local.channels.composite import Composite
 
 
-def too_little(channel: Channel, count: int) -> str | None:
-    """One sentence where ``count`` records are predicted to show nothing through the noise, with what would do; None where they may.
+def warn_if_too_noisy(channel: Channel, num_records: int) -> str | None:
+    """Warn if so many records are predicted to show nothing through the noise.
 
     >>> from privot.local.channels import RandomizedResponse
-    >>> too_little(RandomizedResponse.calibrated(1.0, categories=8), 10000) is None
+    >>> weak = RandomizedResponse.calibrate(1.0, num_categories=8)
+    >>> warn_if_too_noisy(weak, 10000) is None
     True
-    >>> too_little(RandomizedResponse.calibrated(0.01, categories=8), 1000).partition("noise; ")[2]
-    '4,500,000 records would do, or epsilon 0.55'
+    >>> weaker = RandomizedResponse.calibrate(0.01, num_categories=8)
+    >>> warn_if_too_noisy(weaker, 1000).partition("Use at least ")[2]
+    '4,500,000 records, or epsilon 0.55.'
+
+    Args:
+        channel: The channel of the records.
+        num_records: Number of records.
+
+    Returns:
+        The warning, with the number of records and the epsilon that would be enough; None where the
+        predicted signal-to-noise ratio is 1 or more.
     """
-    ratio = channel.signal(count)
+    ratio = channel.predict_signal_to_noise(num_records)
     if ratio >= 1:
         return None
-    worst = (
-        min(channel.parts, key=lambda each: each.signal(count))
-        if isinstance(channel, Mixed)
-        else channel
+    noisiest = channel
+    if isinstance(channel, Composite):
+        noisiest = min(channel.parts, key=lambda part: part.predict_signal_to_noise(num_records))
+    # Every ratio grows with the square root of the number of records.
+    sufficient_records = _round_up_to_two_digits(num_records / ratio**2)
+    sufficient_epsilon = _find_sufficient_epsilon(noisiest, num_records)
+    text = (
+        f"the predicted signal-to-noise ratio is {ratio:.2g}, below 1 ({noisiest.name}, epsilon "
+        f"{_format_three_digits_up(noisiest.epsilon)}, {num_records:,} records). Expect mostly "
+        f"noise. Use at least {sufficient_records:,} records"
     )
-    # every ratio grows as the square root of the number of records
-    enough = _epsilon(worst, count)
-    which = f"{worst.name}, epsilon {_three_digits_up(worst.epsilon)}, {count:,} records"
-    return (
-        f"signal to noise is predicted at {ratio:.2g}, under 1 ({which}): expect mostly "
-        f"noise; {_up(count / ratio**2):,} records would do"
-        + (f", or epsilon {_three_digits_up(enough)}" if enough < math.inf else "")
-    )
+    if sufficient_epsilon < math.inf:
+        text += f", or epsilon {_format_three_digits_up(sufficient_epsilon)}"
+    return f"{text}."
 
 
-def _epsilon(channel: Channel, count: int) -> float:
-    """The least epsilon, to two digits and from above, at which ``count`` records show something."""
-    inside = channel.epsilon
+def _find_sufficient_epsilon(channel: Channel, num_records: int) -> float:
+    """Find the least epsilon at which so many records show something.
+
+    Args:
+        channel: The channel of the records.
+        num_records: Number of records.
+
+    Returns:
+        The epsilon within 1 %, from above; infinity where so large an epsilon has no proof.
+    """
+    upper = channel.epsilon
     try:
-        while channel.at(inside).signal(count) < 1:
-            inside *= 2
-    except SettingError:  # so much has no proof any more
+        while channel.with_epsilon(upper).predict_signal_to_noise(num_records) < 1:
+            upper *= 2
+    except SettingError:  # the channel has no proof at this epsilon
         return math.inf
-    outside = inside / 2
-    while inside / outside > 1.01:
-        middle = math.sqrt(inside * outside)
-        inside, outside = (
-            (middle, outside) if channel.at(middle).signal(count) >= 1 else (inside, middle)
-        )
-    return inside
+    lower = upper / 2
+    while upper / lower > 1.01:
+        middle = math.sqrt(upper * lower)
+        if channel.with_epsilon(middle).predict_signal_to_noise(num_records) >= 1:
+            upper = middle
+        else:
+            lower = middle
+    return upper
 
 
-def _up(value: float) -> int:
-    """Two digits, rounded up: what is said to do must do."""
-    step = 10 ** max(0, math.floor(math.log10(value)) - 1)
-    return math.ceil(value / step) * step
+def _round_up_to_two_digits(value: float) -> int:
+    """Round up to two significant digits, so that the stated number is enough."""
+    unit = 10 ** max(0, math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit) * unit
 
 
-def _three_digits_up(value: float) -> str:
-    """An epsilon in three digits, rounded up."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / step - 1e-6) * step:.3g}"
+def _format_three_digits_up(value: float) -> str:
+    """Format an epsilon with three significant digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit - 1e-6) * unit:.3g}"

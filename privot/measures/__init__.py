@@ -1,8 +1,8 @@
-"""Measures: functions to a `Reading`. They see releases and data, never the gate."""
+"""Metrics of synthetic images. They read releases and real data, and never use the gate."""
 
-from privot.measures.downstream import downstream
-from privot.measures.evaluator import Workbench, measure
-from privot.measures.result import Reading
-from privot.measures.samples import Subject
+from privot.measures.downstream import measure_downstream
+from privot.measures.evaluator import Evaluator, measure
+from privot.measures.result import MetricResult
+from privot.measures.samples import Samples
 
-__all__ = ["Reading", "Subject", "Workbench", "downstream", "measure"]
+__all__ = ["Evaluator", "MetricResult", "Samples", "measure", "measure_downstream"]

@@ -1,15 +1,20 @@
-"""The twelve classical classifiers by which GS-WGAN and DP-MERF judge synthetic images: train on released, test on real.
+"""The twelve classical classifiers of GS-WGAN's and DP-MERF's evaluation.
 
-Settings are those of the papers' code; what they leave open is scikit-learn's default. Where this departs:
+Each is trained on synthetic images and tested on real ones. The settings are those of the papers'
+code; what the papers leave open has scikit-learn's default. Differences from the papers:
 
-- Images are rounded to 8 bits, as in an image file. The papers train on the generator's floats, whose background is never quite 0:
-  trees then split on differences that no real image has, and all is slower. On 6,000 samples of a DP-MERF release rounding moved the mean
-  of the twelve from 73.8 to 77.0 %, all of it through the trees (``bench/rounding.py``). ``rounded=False`` is the papers' way.
-- ``adaboost`` is SAMME (the papers' SAMME.R is gone from scikit-learn), on 8-bit images by `StumpBoost`.
-- ``lda`` keeps all classes - 1 components, 9 of 10 classes; its guesses do not depend on that number.
-- ``xgboost`` grows exact trees, as it did by itself on data of this size when the papers were written.
+- Images are rounded to 8 bits, as in an image file. The papers train on the generator's floats,
+  whose background is never exactly 0. Trees then split on differences that no real image has, and
+  training is slower. On 6,000 samples of a DP-MERF release, rounding raised the mean accuracy of
+  the twelve from 73.8 to 77.0 %, all of it through the trees (``bench/rounding.py``).
+  ``round_to_8_bits=False`` follows the papers.
+- ``adaboost`` is SAMME, on 8-bit images by `HistogramAdaBoost`. The papers used SAMME.R, which
+  scikit-learn has removed.
+- ``lda`` uses all ``num_classes - 1`` components. Its predictions do not depend on that number.
+- ``xgboost`` grows exact trees, which was its default on data of this size at the time.
 
-``linear_svc`` mostly ends at its 10,000 iterations, short of its tolerance of 1e-8; on MNIST 1,000 give the same accuracy to 0.1 point.
+``linear_svc`` mostly stops at 10,000 iterations, before it reaches its tolerance of 1e-8. On MNIST,
+1,000 iterations give the same accuracy to within 0.1 points.
 """
 
 from __future__ import annotations
@@ -39,24 +44,26 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from privot.data.dataset import Records
-from privot.errors import SettingError, refusing
-from privot.measures.adaboost import StumpBoost
-from privot.progress import Progress, silent
+from privot.errors import SettingError, reraise_as
+from privot.measures.adaboost import HistogramAdaBoost
+from privot.progress import Progress, ignore_progress
 
 
-def _xgboost(seed: int) -> Any:
+def _build_xgboost(seed: int) -> Any:
     try:
         from xgboost import XGBClassifier
     except ImportError:
         raise SettingError(
-            "the classifier xgboost needs the package xgboost: pip install 'privot[measures]'"
+            "The classifier xgboost needs the package xgboost. Run pip install 'privot[measures]'."
         ) from None
     return XGBClassifier(
         n_estimators=50, colsample_bytree=0.1, tree_method="exact", random_state=seed, n_jobs=1
     )
 
 
-CLASSICAL: dict[str, Callable[[int], Any]] = {
+ClassifierBuilder = Callable[[int], Any]
+
+CLASSICAL_CLASSIFIERS: dict[str, ClassifierBuilder] = {
     "logistic": lambda seed: LogisticRegression(solver="lbfgs", max_iter=5000, random_state=seed),
     "random_forest": lambda seed: RandomForestClassifier(
         n_estimators=100, class_weight="balanced", random_state=seed
@@ -70,119 +77,207 @@ CLASSICAL: dict[str, Callable[[int], Any]] = {
         criterion="gini", class_weight="balanced", random_state=seed
     ),
     "lda": lambda seed: LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.5, tol=1e-8),
-    "adaboost": lambda seed: StumpBoost(rounds=100),
+    "adaboost": lambda seed: HistogramAdaBoost(n_estimators=100),
     "mlp": lambda seed: MLPClassifier(random_state=seed),
     "bagging": lambda seed: BaggingClassifier(n_estimators=20, max_samples=0.1, random_state=seed),
     "gbm": lambda seed: GradientBoostingClassifier(
         n_estimators=50, subsample=0.1, random_state=seed
     ),
-    "xgboost": _xgboost,
+    "xgboost": _build_xgboost,
 }
-"""Name -> seed -> unfitted estimator."""
+"""Name -> function of a seed that builds the unfitted estimator."""
 
-FLOATS: dict[str, Callable[[int], Any]] = {
+UNROUNDED_CLASSIFIERS: dict[str, ClassifierBuilder] = {
     "adaboost": lambda seed: AdaBoostClassifier(n_estimators=100, random_state=seed)
 }
-"""Those that are others when images are not rounded."""
+"""Replacements for images that are not rounded to 8 bits."""
 
-SLOW = (
-    "linear_svc",
-    "mlp",
-    "gbm",
-    "xgboost",
-    "logistic",
-    "random_forest",
-)  # begun first, so that none is left for the end alone
+# Slowest first. They start first, so that none of them runs alone at the end.
+SLOWEST_CLASSIFIERS = ("linear_svc", "mlp", "gbm", "xgboost", "logistic", "random_forest")
 
 
 def fit_predict(
-    name: str, train: Records, test: Tensor, classes: int, seed: int, *, rounded: bool = True
+    name: str,
+    train: Records,
+    test_images: Tensor,
+    num_classes: int,
+    seed: int,
+    *,
+    round_to_8_bits: bool = True,
 ) -> Tensor:
-    """Guesses int64 [n] for ``test`` [n, c, h, w] of the classifier ``name``, trained on ``train``, with one thread.
+    """Train one classical classifier in one thread and predict the classes of test images.
 
-    The released set may lack a class: it is then never guessed. A classifier that cannot be trained is a `SettingError` that names it.
+    Args:
+        name: A key of `CLASSICAL_CLASSIFIERS`.
+        train: Training images [count, channels, height, width] in [0, 1] and labels [count]. A
+            class may have no image; it is then never predicted.
+        test_images: Images [n, channels, height, width] in [0, 1].
+        num_classes: Number of classes.
+        seed: Seed of the estimator.
+        round_to_8_bits: Whether images are rounded to 8 bits first.
+
+    Returns:
+        Predicted labels, int64 [n].
+
+    Raises:
+        SettingError: The name is unknown, the inputs do not fit, or the training fails.
 
     >>> images = torch.tensor([0.0, 0.1, 0.9, 1.0]).view(4, 1, 1, 1)
-    >>> fit_predict("decision_tree", Records(images, torch.tensor([3, 3, 7, 7])), images, classes=10, seed=0)
+    >>> train = Records(images, torch.tensor([3, 3, 7, 7]))
+    >>> fit_predict("decision_tree", train, images, num_classes=10, seed=0)
     tensor([3, 3, 7, 7])
     """
-    return run_all([name], train, test, classes, seed, 1, rounded=rounded)[name][0]
+    return fit_predict_all(
+        [name], train, test_images, num_classes, seed, 1, round_to_8_bits=round_to_8_bits
+    )[name][0]
 
 
-def run_all(
+def fit_predict_all(
     names: Iterable[str],
     train: Records,
-    test: Tensor,
-    classes: int,
+    test_images: Tensor,
+    num_classes: int,
     seed: int,
-    workers: int | None = None,
-    progress: Progress = silent,
+    num_workers: int | None = None,
+    progress: Progress = ignore_progress,
     *,
-    failed: dict[str, SettingError] | None = None,
-    rounded: bool = True,
+    failures: dict[str, SettingError] | None = None,
+    round_to_8_bits: bool = True,
 ) -> dict[str, tuple[Tensor, float]]:
-    """Guesses [n] and seconds of each classifier in ``names``, ``workers`` of them at a time; None is one for each core.
+    """Train several classical classifiers at the same time and predict with each.
 
-    Each computes with one thread, so that no sum is added in another order: the guesses do not depend on ``workers``. One that fails
-    is noted in ``failed`` and left out; without ``failed`` its error is raised. Seconds are wall time, with the others at work.
+    Each classifier uses one thread, so the order of its floating-point sums, and with it the
+    predictions, does not depend on ``num_workers``.
+
+    Args:
+        names: Keys of `CLASSICAL_CLASSIFIERS`.
+        train: Training images [count, channels, height, width] in [0, 1] and labels [count].
+        test_images: Images [n, channels, height, width] in [0, 1].
+        num_classes: Number of classes.
+        seed: Seed of every estimator.
+        num_workers: How many classifiers run at a time; None for one per core.
+        progress: Called after each classifier.
+        failures: If given, receives the error of each classifier that fails, and the classifier is
+            missing in the result. If None, the first error is raised.
+        round_to_8_bits: Whether images are rounded to 8 bits first.
+
+    Returns:
+        Name -> predicted labels, int64 [n], and elapsed seconds, during which other classifiers
+        were running too.
+
+    Raises:
+        SettingError: A name is unknown, the inputs do not fit, or a training fails.
     """
     names = list(dict.fromkeys(names))
-    if unknown := [name for name in names if name not in CLASSICAL]:
-        raise SettingError(f"no classifier {unknown[0]!r}: {', '.join(CLASSICAL)}")
-    if len(train.labels) == 0 or train.labels.min() < 0 or train.labels.max() >= classes:
-        raise SettingError(
-            f"labels of {len(train.labels)} training images: at least one is needed, and they go from 0 to {classes - 1}"
-        )
-    if train.images.shape[1:] != test.shape[1:]:
-        raise SettingError(
-            f"test images are {list(test.shape[1:])}, training images {list(train.images.shape[1:])}"
-        )
-    makers = CLASSICAL if rounded else CLASSICAL | FLOATS
-    models = {}
-    for name in sorted(names, key=lambda name: SLOW.index(name) if name in SLOW else len(SLOW)):
-        with _noted(name, failed):  # a missing package shows before any work
-            models[name] = makers[name](seed % 2**32)
-    images = ((each * 255).round() / 255 if rounded else each for each in (train.images, test))
-    arrays = [each.detach().cpu().flatten(1).numpy() for each in images]
-    present, labels = train.labels.cpu().unique(
-        return_inverse=True
-    )  # xgboost wants 0 to k - 1 without a gap
+    _check_inputs(names, train, test_images, num_classes)
+    models = _build_models(names, seed, failures, round_to_8_bits)
+    train_array, test_array = (
+        _to_array(images, round_to_8_bits) for images in (train.images, test_images)
+    )
+    # xgboost requires labels from 0 to k - 1 without a gap.
+    present_labels, labels = train.labels.cpu().unique(return_inverse=True)
 
-    def work(name: str) -> tuple[Tensor, float]:
+    def fit_one(name: str) -> tuple[Tensor, float]:
         start = time.perf_counter()
-        with refusing(SettingError, f"the classifier {name} cannot be trained on these images"):
-            guesses = torch.as_tensor(
-                models[name].fit(arrays[0], labels.numpy()).predict(arrays[1])
-            )
-        return present[guesses.long()], time.perf_counter() - start
+        with reraise_as(SettingError, f"The classifier {name} cannot be trained on these images"):
+            model = models[name].fit(train_array, labels.numpy())
+            predictions = torch.as_tensor(model.predict(test_array))
+        return present_labels[predictions.long()], time.perf_counter() - start
 
-    found: dict[str, tuple[Tensor, float]] = {}
-    with (
-        warnings.catch_warnings(),
-        threadpool_limits(1),
-    ):  # of the process, so here and not in the threads
-        warnings.simplefilter(
-            "ignore"
-        )  # not converged, constant pixels: the papers' protocol goes on too
+    results = _run_in_threads(fit_one, list(models), num_workers, progress, failures)
+    return {name: results[name] for name in names if name in results}
+
+
+def _run_in_threads(
+    function: Callable[[str], tuple[Tensor, float]],
+    names: list[str],
+    num_workers: int | None,
+    progress: Progress,
+    failures: dict[str, SettingError] | None,
+) -> dict[str, tuple[Tensor, float]]:
+    """Run a function for each classifier, each in one thread.
+
+    Args:
+        function: The function of the name of a classifier.
+        names: Names of classifiers, in the order in which they start.
+        num_workers: How many run at a time; None for one per core.
+        progress: Called after each classifier.
+        failures: Receives errors, see `fit_predict_all`.
+
+    Returns:
+        The results by name.
+    """
+    results: dict[str, tuple[Tensor, float]] = {}
+    # Both limits hold for the whole process, so they are set here and not in the threads.
+    with warnings.catch_warnings(), threadpool_limits(1):
+        # Missing convergence and constant pixels do not stop the papers' protocol either.
+        warnings.simplefilter("ignore")
+        # OpenMP counts its threads per calling thread, so each worker needs its own limit.
         pool = ThreadPoolExecutor(
-            workers or os.cpu_count(), initializer=lambda: threadpool_limits(1)
-        )  # OpenMP counts by thread
+            num_workers or os.cpu_count(), initializer=lambda: threadpool_limits(1)
+        )
         try:
-            jobs = {pool.submit(work, name): name for name in models}
+            jobs = {pool.submit(function, name): name for name in names}
             for step, job in enumerate(as_completed(jobs), 1):
-                with _noted(jobs[job], failed):
-                    found[jobs[job]] = job.result()
+                with _collect_failure(jobs[job], failures):
+                    results[jobs[job]] = job.result()
                 progress("training the classical classifiers", step, len(jobs))
         finally:
             pool.shutdown(cancel_futures=True)
-    return {name: found[name] for name in names if name in found}
+    return results
+
+
+def _check_inputs(names: list[str], train: Records, test_images: Tensor, num_classes: int) -> None:
+    """Raise a SettingError for unknown names, missing or wrong labels, or images of two shapes."""
+    unknown = [name for name in names if name not in CLASSICAL_CLASSIFIERS]
+    if unknown:
+        raise SettingError(
+            f"There is no classifier {unknown[0]!r}. "
+            f"Choose from {', '.join(CLASSICAL_CLASSIFIERS)}."
+        )
+    if len(train.labels) == 0 or train.labels.min() < 0 or train.labels.max() >= num_classes:
+        raise SettingError(
+            f"The labels of {len(train.labels)} training images do not fit. At least one image is "
+            f"needed, with labels from 0 to {num_classes - 1}."
+        )
+    if train.images.shape[1:] != test_images.shape[1:]:
+        raise SettingError(
+            f"The test images are {list(test_images.shape[1:])} and the training images are "
+            f"{list(train.images.shape[1:])}. Both need the same shape."
+        )
+
+
+def _build_models(
+    names: list[str], seed: int, failures: dict[str, SettingError] | None, round_to_8_bits: bool
+) -> dict[str, Any]:
+    """Build the unfitted estimators, the slowest first. A missing package fails here, early."""
+    builders = CLASSICAL_CLASSIFIERS
+    if not round_to_8_bits:
+        builders = CLASSICAL_CLASSIFIERS | UNROUNDED_CLASSIFIERS
+
+    def start_order(name: str) -> int:
+        is_slow = name in SLOWEST_CLASSIFIERS
+        return SLOWEST_CLASSIFIERS.index(name) if is_slow else len(SLOWEST_CLASSIFIERS)
+
+    models = {}
+    for name in sorted(names, key=start_order):
+        with _collect_failure(name, failures):
+            models[name] = builders[name](seed % 2**32)
+    return models
+
+
+def _to_array(images: Tensor, round_to_8_bits: bool) -> Any:
+    """Flatten images to an array [count, pixels]."""
+    rounded = (images * 255).round() / 255 if round_to_8_bits else images
+    return rounded.detach().cpu().flatten(1).numpy()
 
 
 @contextmanager
-def _noted(name: str, failed: dict[str, SettingError] | None) -> Iterator[None]:
+def _collect_failure(name: str, failures: dict[str, SettingError] | None) -> Iterator[None]:
+    """Store a SettingError of the block in ``failures``, or raise it if that is None."""
     try:
         yield
     except SettingError as error:
-        if failed is None:
+        if failures is None:
             raise
-        failed[name] = error
+        failures[name] = error

@@ -1,222 +1,325 @@
-"""Train on released data, test on real data: the papers' classifiers, by the papers' protocols.
+"""Accuracy of classifiers that are trained on synthetic images and tested on real ones.
 
-Twelve are classical (see `classical`); networks are ``cnn`` (LeNet-5, of which GS-WGAN's and DP-MERF's tables are made), ``convnet``
-(the condensation papers' ConvNet3, trained five times) and ``resnet`` (image benchmarks). Accuracy is that of the last epoch, never the
-best one. Networks learn soft labels where a released set has them; the classical classifiers know hard ones alone.
-``avg_accuracy`` is the mean over the thirteen of seed 001 (the classical ones and ``cnn``), ``calibrated_accuracy`` the mean of their
-ratios to the same classifiers trained on real data.
+Twelve classifiers are classical (see `classical`). Three are networks: ``cnn`` (LeNet-5, the
+network of GS-WGAN's and DP-MERF's tables), ``convnet`` (the ConvNet3 of the condensation papers,
+trained five times) and ``resnet`` (for image benchmarks). The accuracy is that of the last epoch,
+never of the best one. Networks train on soft labels where a released set has them; the classical
+classifiers only use hard labels.
+
+``avg_accuracy`` is the mean over the thirteen classifiers of GS-WGAN's evaluation, the classical
+ones and ``cnn``. ``calibrated_accuracy`` is the mean of their ratios to the same classifiers
+trained on real data.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from privot.data.dataset import Public, Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.measures.classical import CLASSICAL, run_all
-from privot.measures.result import Reading
-from privot.nets.augment import OPERATIONS, operations
-from privot.nets.classifiers.convnet import ConvNet
-from privot.nets.classifiers.lenet import LeNet
-from privot.nets.classifiers.resnet import ResNet18
-from privot.nets.training import Classifier, Recipe, train
-from privot.runtime import Progress, Runtime, silent
+from privot.measures.classical import CLASSICAL_CLASSIFIERS, fit_predict_all
+from privot.measures.downstream_networks import DOWNSTREAM_NETWORKS, train_downstream_network
+from privot.measures.result import MetricResult
+from privot.progress import Progress, ignore_progress
+from privot.runtime import Runtime
 
-NETWORKS: dict[str, tuple[Callable[..., Any], Recipe]] = {
-    "cnn": (LeNet, Recipe(epochs=50, rate=0.02, decay=1e-4, drops=(40,))),
-    # The evaluation of DSA and DM: 1000 epochs since there is augmentation.
-    "convnet": (
-        ConvNet,
-        Recipe(
-            epochs=1000,
-            rate=0.01,
-            batch=256,
-            decay=5e-4,
-            drops=(500,),
-            half=True,
-            even=True,
-            augment=OPERATIONS,
-            repeats=5,
-        ),
-    ),
-    "resnet": (
-        ResNet18,
-        Recipe(epochs=50, rate=0.01, batch=256, adam=True, average=0.9999, half=True),
-    ),
-}
-THIRTEEN = (*CLASSICAL, "cnn")
-CLASSIFIERS = (*CLASSICAL, *NETWORKS)
-STEPS = (
-    60_000 // 256 * 50
-)  # a network whose epochs would take more steps than this on a large set gets fewer epochs
+GS_WGAN_CLASSIFIERS = (*CLASSICAL_CLASSIFIERS, "cnn")
+DOWNSTREAM_CLASSIFIERS = (*CLASSICAL_CLASSIFIERS, *DOWNSTREAM_NETWORKS)
+CLASSICAL_PROTOCOL = "scikit-learn type on 8-bit pixels, settings of GS-WGAN's evaluation"
 
 
-def downstream(
+class _Predictions(NamedTuple):
+    """Which test records a classifier gets right.
+
+    Attributes:
+        is_correct: bool [records], or [trainings, records] for several trainings.
+        seconds: Wall time of training and prediction.
+        protocol: Network and settings.
+    """
+
+    is_correct: Tensor
+    seconds: float
+    protocol: str
+
+
+def measure_downstream(
     images: Tensor,
     labels: Tensor,
-    test: Sensitive | Public,
-    only: Sequence[str] = ("logistic", "mlp", "cnn"),
+    test_data: Sensitive | Public,
+    classifiers: Sequence[str] = ("logistic", "mlp", "cnn"),
     *,
-    soft: Tensor | None = None,
-    ceiling: Sequence[Reading] = (),
+    soft_labels: Tensor | None = None,
+    real_data_results: Sequence[MetricResult] = (),
     runtime: Runtime | None = None,
     seed: int = 0,
-    progress: Progress = silent,
-) -> list[Reading]:
-    """Accuracy on ``test`` of classifiers trained on ``images`` [count, channels, height, width] in [0, 1] and ``labels`` [count].
+    progress: Progress = ignore_progress,
+) -> list[MetricResult]:
+    """Train classifiers on synthetic images and measure their accuracy on real test data.
 
-    ``soft`` holds soft labels [count, classes], which networks learn in place of ``labels``. The error of a reading is that of so many
-    test records; of a network trained several times it is the standard deviation over the trainings, and the value their mean.
-    ``ceiling`` holds the readings of the same classifiers on real data, for the calibrated accuracy.
+    Args:
+        images: Synthetic images [count, channels, height, width] in [0, 1].
+        labels: Their labels [count].
+        test_data: Real test data.
+        classifiers: Names of `DOWNSTREAM_CLASSIFIERS`.
+        soft_labels: Soft labels [count, classes], which networks use instead of ``labels``.
+        real_data_results: Results of the same classifiers trained on real data, for the calibrated
+            accuracy.
+        runtime: Device of the networks.
+        seed: Seed of all trainings.
+        progress: Called after each epoch of a network and after each classical classifier.
 
-    >>> from privot.data import load
-    >>> real = load("digits", public=True).records()
-    >>> [reading] = downstream(*real, load("digits", "test", public=True), ["logistic"])
-    >>> reading.name, reading.value > 0.9
+    Returns:
+        One accuracy per classifier, in the order of ``classifiers``, followed by the average and
+        the calibrated accuracy if all thirteen GS-WGAN classifiers are named. The standard error is
+        that of the test records. For a network trained several times, the value is the mean and the
+        error the standard deviation over the trainings.
+
+    Raises:
+        SettingError: A name is unknown, or images, labels or results do not fit.
+
+    >>> from privot.data import load_dataset
+    >>> records = load_dataset("digits", public=True).records()
+    >>> test_data = load_dataset("digits", "test", public=True)
+    >>> [result] = measure_downstream(*records, test_data, ["logistic"])
+    >>> result.name, result.value > 0.9
     ('logistic_accuracy', True)
     """
-    unknown = [name for name in only if name not in CLASSIFIERS]
+    _check_inputs(images, labels, soft_labels, test_data, classifiers)
+    test_records = test_data._read_records(slice(None))
+    predictions = _predict_with_networks(
+        [name for name in classifiers if name in DOWNSTREAM_NETWORKS],
+        images,
+        labels,
+        soft_labels,
+        test_records,
+        test_data.spec,
+        (runtime or Runtime()).torch_device,
+        seed,
+        progress,
+    )
+    predictions |= _predict_with_classical(
+        [name for name in classifiers if name in CLASSICAL_CLASSIFIERS],
+        Records(images, labels),
+        test_records,
+        test_data.spec.num_classes,
+        seed,
+        progress,
+    )
+    results = [
+        _build_result(f"{name}_accuracy", predictions[name], len(images), test_data)
+        for name in classifiers
+    ]
+    if set(classifiers) >= set(GS_WGAN_CLASSIFIERS):
+        results += _average_accuracies(
+            results, predictions, len(images), test_data, real_data_results
+        )
+    return results
+
+
+def _check_inputs(
+    images: Tensor,
+    labels: Tensor,
+    soft_labels: Tensor | None,
+    test_data: Sensitive | Public,
+    classifiers: Sequence[str],
+) -> None:
+    """Raise a SettingError for unknown classifiers, or images or labels of the wrong shape."""
+    unknown = [name for name in classifiers if name not in DOWNSTREAM_CLASSIFIERS]
     if unknown:
-        raise SettingError(f"no classifier {unknown[0]!r}: {', '.join(CLASSIFIERS)}")
-    if images.shape[1:] != test.spec.shape:
         raise SettingError(
-            f"test images are {list(test.spec.shape)}, released ones {list(images.shape[1:])}"
+            f"There is no classifier {unknown[0]!r}. "
+            f"Choose from {', '.join(DOWNSTREAM_CLASSIFIERS)}."
+        )
+    if images.shape[1:] != test_data.spec.shape:
+        raise SettingError(
+            f"The test images are {list(test_data.spec.shape)} and the released images are "
+            f"{list(images.shape[1:])}. Both need the same shape."
         )
     if len(images) != len(labels) or len(labels.unique()) < 2:
         raise SettingError(
-            f"{len(images)} released images with {len(labels.unique())} labels: a classifier needs at least two classes"
+            f"There are {len(images)} released images and {len(labels)} labels of "
+            f"{len(labels.unique())} classes. A classifier needs one label per image and at least "
+            "two classes."
         )
-    real = test._take(slice(None))
-    classes = test.spec.classes
-    device = (runtime or Runtime()).target
-    if soft is not None and (len(soft) != len(labels) or soft.shape[1] > classes):
+    num_classes = test_data.spec.num_classes
+    if soft_labels is not None and (
+        len(soft_labels) != len(labels) or soft_labels.shape[1] > num_classes
+    ):
         raise SettingError(
-            f"soft labels are {list(soft.shape)}: one row for each of {len(labels)} images, at most {classes} columns"
-        )
-    right: dict[str, tuple[Tensor, float, str]] = {}
-    for name in (each for each in only if each in NETWORKS):
-        start = time.perf_counter()
-        repeats = NETWORKS[name][1].repeats
-        net, ruler = trained(
-            name, images, labels, test.spec, device, seed, progress, soft=soft, repeats=repeats
-        )
-        right[name] = (net.guesses(real.images) == real.labels, time.perf_counter() - start, ruler)
-    classical = [each for each in only if each in CLASSICAL]
-    for name, (guesses, seconds) in run_all(
-        classical, Records(images, labels), real.images, classes, seed, progress=progress
-    ).items():
-        right[name] = (
-            guesses == real.labels,
-            seconds,
-            "scikit-learn type on 8-bit pixels, settings of GS-WGAN's evaluation",
+            f"The soft labels are {list(soft_labels.shape)}. One row is needed for each of the "
+            f"{len(labels)} images, with at most {num_classes} columns."
         )
 
-    def reading(
-        name: str, hits: Tensor, ruler: str, seconds: float, public: bool = True
-    ) -> Reading:
-        count = hits.shape[-1]
-        public = public and isinstance(test, Public)
-        error = (
-            (hits.var(correction=0) / count).sqrt() if hits.ndim == 1 else hits.mean(1).std()
-        )  # [trainings, count] if several
-        return Reading(
-            name,
-            hits.mean().item(),
-            error.item(),
-            len(images),
-            test.name,
-            count,
-            public,
-            ruler,
-            seconds=seconds,
-        )
 
-    found = [
-        reading(f"{name}_accuracy", right[name][0].double(), right[name][2], right[name][1])
-        for name in only
-    ]
-    if set(only) >= set(THIRTEEN):
-        hits = torch.stack([right[name][0].double() for name in THIRTEEN])
-        took = math.fsum(right[name][1] for name in THIRTEEN)
-        found.append(
-            reading("avg_accuracy", hits.mean(0), f"mean over {len(THIRTEEN)} classifiers", took)
-        )
-        known = {each.name.removesuffix("_accuracy"): each for each in ceiling}
-        if ceiling:
-            rulers = {reading.name: (reading.ruler, reading.reference) for reading in found}
-            alike = all(
-                name in known
-                and (known[name].ruler, known[name].reference) == rulers[f"{name}_accuracy"]
-                for name in THIRTEEN
-            )
-            if not alike or min(known[name].value for name in THIRTEEN) <= 0:
-                raise SettingError(
-                    "ceiling: readings of the same thirteen classifiers on the same test data are needed, all above 0"
-                )
-            scale = torch.tensor([known[name].value for name in THIRTEEN], dtype=torch.float64)
-            ruler = "mean of ratios to real training data"
-            public = all(known[name].publishable for name in THIRTEEN)
-            found.append(
-                reading("calibrated_accuracy", (hits / scale[:, None]).mean(0), ruler, took, public)
-            )
-    return found
-
-
-def trained(
-    name: str,
+def _predict_with_networks(
+    names: list[str],
     images: Tensor,
     labels: Tensor,
+    soft_labels: Tensor | None,
+    test_records: Records,
     spec: Spec,
     device: torch.device,
-    seed: int = 0,
-    progress: Progress = silent,
-    *,
-    soft: Tensor | None = None,
-    repeats: int = 1,
-) -> tuple[Classifier, str]:
-    """A network of the list, trained on released images by its protocol, and the words for it; several are trained side by side.
+    seed: int,
+    progress: Progress,
+) -> dict[str, _Predictions]:
+    """Train networks on synthetic images, one after the other, and predict the test records.
 
-    ``spec`` is that of the data it is for: whether images are mirrored is declared there, not decided by a look at them.
+    Args:
+        names: Keys of `DOWNSTREAM_NETWORKS`.
+        images: Synthetic images [count, channels, height, width] in [0, 1].
+        labels: Their labels [count].
+        soft_labels: Soft labels [count, classes], used instead of ``labels``.
+        test_records: The test records.
+        spec: Spec of the test data.
+        device: Where the networks run.
+        seed: Seed of the trainings.
+        progress: Called after each epoch.
+
+    Returns:
+        The predictions by name.
     """
-    build = NETWORKS[name][0]
-    recipe = shortened(NETWORKS[name][1], len(labels))
-    recipe = replace(
-        recipe, augment=operations(spec.mirrored) if recipe.augment else (), repeats=repeats
-    )
-    wanted = (
-        labels if soft is None else pad(soft, (0, spec.classes - soft.shape[1]))
-    )  # the test data may have more classes
-    net = train(
-        build,
-        images,
-        wanted,
-        spec.classes,
-        recipe,
-        device,
-        seed=seed,
-        progress=progress,
-        stage=f"training {name}",
-    )
-    words = [f"{build.__name__}, {recipe}"] + [
-        "mean over the trainings, the error is their standard deviation"
-    ] * (repeats > 1)
-    return net, "; ".join(words + ["soft labels"] * (soft is not None))
+    predictions = {}
+    for name in names:
+        start = time.perf_counter()
+        classifier, protocol = train_downstream_network(
+            name,
+            images,
+            labels,
+            spec,
+            device,
+            seed,
+            progress,
+            soft_labels=soft_labels,
+            repeats=DOWNSTREAM_NETWORKS[name][1].num_repeats,
+        )
+        is_correct = classifier.predict(test_records.images) == test_records.labels
+        predictions[name] = _Predictions(is_correct, time.perf_counter() - start, protocol)
+    return predictions
 
 
-def shortened(recipe: Recipe, count: int) -> Recipe:
-    """Protocols made for small sets would take days on large ones: past a number of steps, epochs and drops shrink together."""
-    wanted = recipe.epochs * recipe.steps(count)
-    if recipe.epochs <= 50 or wanted <= STEPS:
-        return recipe
-    part = STEPS / wanted
-    epochs = max(1, round(recipe.epochs * part))
-    return replace(recipe, epochs=epochs, drops=tuple(round(drop * part) for drop in recipe.drops))
+def _predict_with_classical(
+    names: list[str],
+    train: Records,
+    test_records: Records,
+    num_classes: int,
+    seed: int,
+    progress: Progress,
+) -> dict[str, _Predictions]:
+    """Train classical classifiers at the same time, and predict the test records.
+
+    Args:
+        names: Keys of `CLASSICAL_CLASSIFIERS`.
+        train: Synthetic images and labels.
+        test_records: The test records.
+        num_classes: Number of classes of the test data.
+        seed: Seed of the classifiers.
+        progress: Called after each classifier.
+
+    Returns:
+        The predictions by name.
+    """
+    results = fit_predict_all(
+        names, train, test_records.images, num_classes, seed, progress=progress
+    )
+    return {
+        name: _Predictions(labels == test_records.labels, seconds, CLASSICAL_PROTOCOL)
+        for name, (labels, seconds) in results.items()
+    }
+
+
+def _build_result(
+    name: str,
+    predictions: _Predictions,
+    num_samples: int,
+    test_data: Sensitive | Public,
+    publishable: bool = True,
+) -> MetricResult:
+    """Compute mean and error of per-record scores.
+
+    Args:
+        name: Name of the metric.
+        predictions: ``is_correct`` may also hold real-valued scores per record.
+        num_samples: Number of synthetic images.
+        test_data: The test data.
+        publishable: Whether everything but the test data allows publication.
+
+    Returns:
+        The result.
+    """
+    scores = predictions.is_correct.double()
+    num_records = scores.shape[-1]
+    if scores.ndim == 1:
+        error = (scores.var(correction=0) / num_records).sqrt()
+    else:
+        error = scores.mean(1).std()
+    return MetricResult(
+        name,
+        scores.mean().item(),
+        error.item(),
+        num_samples,
+        test_data.name,
+        num_records,
+        publishable and isinstance(test_data, Public),
+        predictions.protocol,
+        seconds=predictions.seconds,
+    )
+
+
+def _average_accuracies(
+    results: list[MetricResult],
+    predictions: dict[str, _Predictions],
+    num_samples: int,
+    test_data: Sensitive | Public,
+    real_data_results: Sequence[MetricResult],
+) -> list[MetricResult]:
+    """Average over the GS-WGAN classifiers: the accuracy, and its ratio to real training data.
+
+    Args:
+        results: The accuracy of each classifier.
+        predictions: The predictions of each classifier, by its name.
+        num_samples: Number of synthetic images.
+        test_data: The test data.
+        real_data_results: Results of the same classifiers trained on real data, or nothing.
+
+    Returns:
+        The average accuracy, and the calibrated accuracy if there are results on real data.
+
+    Raises:
+        SettingError: The results on real data have another protocol or test data, or are 0.
+    """
+    scores = torch.stack([predictions[name].is_correct.double() for name in GS_WGAN_CLASSIFIERS])
+    seconds = math.fsum(predictions[name].seconds for name in GS_WGAN_CLASSIFIERS)
+    protocol = f"mean over {len(GS_WGAN_CLASSIFIERS)} classifiers"
+    average = _Predictions(scores.mean(0), seconds, protocol)
+    averages = [_build_result("avg_accuracy", average, num_samples, test_data)]
+    if not real_data_results:
+        return averages
+    real = {result.name.removesuffix("_accuracy"): result for result in real_data_results}
+    protocols = {result.name: (result.protocol, result.reference) for result in results}
+    is_comparable = all(
+        name in real
+        and (real[name].protocol, real[name].reference) == protocols[f"{name}_accuracy"]
+        for name in GS_WGAN_CLASSIFIERS
+    )
+    if not is_comparable or min(real[name].value for name in GS_WGAN_CLASSIFIERS) <= 0:
+        raise SettingError(
+            "The calibrated accuracy needs real-data results of the same thirteen classifiers on "
+            "the same test data, all above 0."
+        )
+    real_accuracies = torch.tensor(
+        [real[name].value for name in GS_WGAN_CLASSIFIERS], dtype=torch.float64
+    )
+    ratios = (scores / real_accuracies[:, None]).mean(0)
+    calibrated = _Predictions(ratios, seconds, "mean of ratios to real training data")
+    publishable = all(real[name].publishable for name in GS_WGAN_CLASSIFIERS)
+    averages.append(
+        _build_result("calibrated_accuracy", calibrated, num_samples, test_data, publishable)
+    )
+    return averages

@@ -1,4 +1,4 @@
-"""What is measured: released images and labels, ours or foreign; and the check that the test data was not trained on."""
+"""The images that are measured, from a release or elsewhere, and checks against the test data."""
 
 from __future__ import annotations
 
@@ -9,146 +9,248 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from privot.data import load_catalog, load_dataset
 from privot.data.dataset import Public, Sensitive
-from privot.data.loading import catalogue, load
 from privot.errors import DataError, SettingError
-from privot.release import Guarantee, NoGuarantee, Release
+from privot.privacy.guarantee import Guarantee, NoGuarantee
+from privot.release import Release
 
-OVERLAP = 0.01  # of the test records; benchmarks hold a few twins across their splits
+# Share of the test records. Benchmark datasets contain a few duplicates across their splits.
+MAX_TEST_OVERLAP = 0.01
 
 
 @dataclass(frozen=True)
-class Subject:
-    """Images [count, channels, height, width] in [0, 1] with labels [count]; ``release`` is None for foreign output.
+class Samples:
+    """Labelled images whose quality is measured.
 
-    ``public``: numbers about it may be published, since a guarantee covers it or all that went into it is public anyway.
-    ``soft``: the soft labels of a released set that has them, [count, classes], each beside its image.
+    Attributes:
+        name: Name of the output, as shown in tables.
+        images: Images [count, channels, height, width] in [0, 1].
+        labels: Labels [count].
+        num_classes: Number of classes.
+        class_names: Names of the classes, if known.
+        release: The release they come from; None for the output of other software.
+        publishable: Whether results about the images may be published: a guarantee covers the
+            images, or they were made from public data only.
+        soft_labels: Soft labels [count, classes] of a released set that has them.
     """
 
     name: str
     images: Tensor
     labels: Tensor
-    classes: int
+    num_classes: int
     class_names: tuple[str, ...] | None = None
     release: Release | None = None
-    public: bool = False
-    soft: Tensor | None = None
+    publishable: bool = False
+    soft_labels: Tensor | None = None
 
     @property
     def guarantee(self) -> Guarantee | NoGuarantee | None:
+        """The guarantee of the release; None without a release."""
         return self.release.guarantee if self.release else None
 
     @property
-    def mirror(self) -> bool | None:
-        return self.release.spec.mirror if self.release else None
+    def flip_invariant(self) -> bool | None:
+        """Whether a mirrored image has the same class, as declared; None without a release."""
+        return self.release.spec.flip_invariant if self.release else None
 
     @classmethod
-    def sampled(
+    def from_release(
         cls,
         release: Release,
         name: str,
-        count: int,
+        num_samples: int,
         seed: int = 0,
         device: str | torch.device = "cpu",
-        spread: float = 1.0,
-    ) -> Subject:
-        """Samples of a release. A set of no more than ``count`` images is measured as it is, none of them twice, in its own order."""
-        product = release.product
+        latent_scale: float = 1.0,
+    ) -> Samples:
+        """Sample a release.
+
+        Args:
+            release: The release.
+            name: Name of the output, as shown in tables.
+            num_samples: Number of images. A released set of at most this many images is used as it
+                is, each image once and in its own order.
+            seed: Seed of the sampling.
+            device: Device of the generator.
+            latent_scale: Factor on the latent vectors of a generator.
+
+        Returns:
+            The samples, with the soft labels of a set that has them.
+        """
+        artifact = release.artifact
         spec = release.spec
-        public = isinstance(release.guarantee, Guarantee) and not release.facts.get("purpose")
-        if product.kind == "set" and len(product.tensors["labels"]) <= count and spread == 1:
-            drawn = (product.tensors["images"], product.tensors["labels"])
-            soft = product.tensors.get("soft")
+        publishable = isinstance(release.guarantee, Guarantee) and not release.metadata.get(
+            "purpose"
+        )
+        soft_labels = artifact.tensors.get("soft_labels") if artifact.kind == "set" else None
+        is_small_set = artifact.kind == "set" and len(artifact.tensors["labels"]) <= num_samples
+        if is_small_set and latent_scale == 1:
+            images = artifact.tensors["images"]
+            labels = artifact.tensors["labels"]
         else:
-            drawn = release.sample(count, seed=seed, device=device, spread=spread)
-            soft = product.tensors.get("soft") if product.kind == "set" else None
-            soft = None if soft is None else soft[product.places(drawn[1])]
-        return cls(name, *drawn, spec.classes, spec.class_names, release, public, soft)
+            images, labels = release.sample(
+                num_samples, seed=seed, device=device, latent_scale=latent_scale
+            )
+            if soft_labels is not None:
+                soft_labels = soft_labels[artifact.find_sample_indices(labels)]
+        return cls(
+            name,
+            images,
+            labels,
+            spec.num_classes,
+            spec.class_names,
+            release,
+            publishable,
+            soft_labels,
+        )
 
     @classmethod
-    def of(
+    def from_source(
         cls,
         source: str,
-        count: int,
+        num_samples: int,
         seed: int = 0,
-        classes: int | None = None,
-        public: bool = False,
+        num_classes: int | None = None,
+        publishable: bool = False,
         class_names: tuple[str, ...] | None = None,
-    ) -> Subject:
-        """Samples of a release folder, or foreign output: a folder of class folders, .npz with x and y, .parquet, a built-in's train split.
+    ) -> Samples:
+        """Load samples of a release folder, or the output of other software.
 
-        Foreign output is cut to ``count`` images, drawn by ``seed``; that numbers about it are ``public`` is for the caller to say, and
-        under which ``class_names`` its class folders have their numbers.
+        Args:
+            source: A release folder, a folder of class folders, an .npz file with x and y, a
+                .parquet file, or the name of a built-in dataset (its training split).
+            num_samples: Number of images. Of more, a random subset is taken.
+            seed: Seed of the subset, or of the sampling of a release.
+            num_classes: Number of classes; None to infer it.
+            publishable: Whether results about output of other software may be published. Only the
+                caller knows.
+            class_names: The class of each class folder, in the order of the labels.
+
+        Returns:
+            The samples.
         """
         path = Path(source)
-        known = source in catalogue()
+        is_builtin = source in load_catalog()
         if (path / "manifest.json").exists():
-            return cls.sampled(Release.load(path), path.resolve().name, count, seed)
-        box = load(source, public=True, classes=None if known else classes, class_names=class_names)
-        assert isinstance(box, Public)
-        records = box.records()
-        if len(records.labels) > count:
-            chosen = torch.randperm(
-                len(records.labels), generator=torch.Generator().manual_seed(seed)
-            )[:count]
-            records = type(records)(records.images[chosen], records.labels[chosen])
-        name = source if known else path.resolve().name if path.is_dir() else path.resolve().stem
-        return cls(name, *records, box.spec.classes, box.spec.class_names, public=public or known)
+            return cls.from_release(Release.load(path), path.resolve().name, num_samples, seed)
+        dataset = load_dataset(
+            source,
+            public=True,
+            num_classes=None if is_builtin else num_classes,
+            class_names=class_names,
+        )
+        assert isinstance(dataset, Public)
+        records = dataset.records()
+        if len(records.labels) > num_samples:
+            generator = torch.Generator().manual_seed(seed)
+            indices = torch.randperm(len(records.labels), generator=generator)[:num_samples]
+            records = type(records)(records.images[indices], records.labels[indices])
+        if is_builtin:
+            name = source
+        else:
+            name = path.resolve().name if path.is_dir() else path.resolve().stem
+        return cls(
+            name,
+            *records,
+            dataset.spec.num_classes,
+            dataset.spec.class_names,
+            publishable=publishable or is_builtin,
+        )
 
 
 def refuse_overlap(
-    test: Sensitive | Public, trained: Sensitive | Public | Tensor, what: str
+    test_data: Sensitive | Public, training_data: Sensitive | Public | Tensor, training_name: str
 ) -> None:
-    """Refuse a test set of which records, by content, were trained on: its numbers would be no test at all.
+    """Check that the test records were not trained on, by the content of the images.
 
-    >>> digits = load("digits", public=True)
-    >>> refuse_overlap(load("digits", "test", public=True), digits, "the training data")
+    Args:
+        test_data: The test data.
+        training_data: Data or images [count, channels, height, width] that were trained on.
+        training_name: What the error message calls the training data.
+
+    Raises:
+        DataError: More than 1 % of the test records are among the training records.
+
+    >>> digits = load_dataset("digits", public=True)
+    >>> refuse_overlap(load_dataset("digits", "test", public=True), digits, "the training data")
     >>> refuse_overlap(digits, digits, "the training data")
     Traceback (most recent call last):
-    privot.errors.DataError: the test data overlaps the training data: test on records that were not trained on
+    privot.errors.DataError: The test data overlaps the training data. Test on records that ...
     """
-    seen = _digests(trained if isinstance(trained, Tensor) else trained._take(slice(None)).images)
-    tested = _digests(test._take(slice(None)).images)
-    if sum(each in seen for each in tested) > OVERLAP * len(tested):
-        raise DataError(f"the test data overlaps {what}: test on records that were not trained on")
+    if isinstance(training_data, Tensor):
+        training_images = training_data
+    else:
+        training_images = training_data._read_records(slice(None)).images
+    training_hashes = _hash_images(training_images)
+    test_hashes = _hash_images(test_data._read_records(slice(None)).images)
+    num_overlaps = sum(digest in training_hashes for digest in test_hashes)
+    if num_overlaps > MAX_TEST_OVERLAP * len(test_hashes):
+        raise DataError(
+            f"The test data overlaps {training_name}. Test on records that were not trained on."
+        )
 
 
-def _digests(images: Tensor) -> set[bytes]:
-    """Of the 8-bit pixels of each image."""
+def _hash_images(images: Tensor) -> set[bytes]:
+    """Hash the 8-bit pixels of each image."""
     pixels = (images.clamp(0, 1) * 255).round().byte().flatten(1).numpy()
     return {hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in pixels}
 
 
-def matching(subject: Subject, test: Sensitive | Public) -> None:
-    """Refuse a test set of other images or classes."""
-    if tuple(subject.images.shape[1:]) != test.spec.shape or subject.classes > test.spec.classes:
-        ours, theirs = (
-            "x".join(map(str, shape)) for shape in (subject.images.shape[1:], test.spec.shape)
+def check_matching_spec(samples: Samples, test_data: Sensitive | Public) -> None:
+    """Check that the test data has the shape and the classes of the samples.
+
+    Raises:
+        SettingError: The shape, the number of classes or the class names differ.
+    """
+    if (
+        tuple(samples.images.shape[1:]) != test_data.spec.shape
+        or samples.num_classes > test_data.spec.num_classes
+    ):
+        sample_shape, test_shape = (
+            "x".join(map(str, shape)) for shape in (samples.images.shape[1:], test_data.spec.shape)
         )
-        known = f"{theirs} and {test.spec.classes} classes"
         raise SettingError(
-            f"{subject.name} has images of {ours} and {subject.classes} classes, the test data of {known}"
+            f"{samples.name} has images of {sample_shape} and {samples.num_classes} classes, but "
+            f"the test data has images of {test_shape} and {test_data.spec.num_classes} classes."
         )
-    same_names(subject.name, subject.class_names, "the test data", test.spec.class_names)
+    check_class_names(
+        samples.name, samples.class_names, "the test data", test_data.spec.class_names
+    )
 
 
-def same_names(
-    one: str, names: tuple[str, ...] | None, other: str, others: tuple[str, ...] | None
+def check_class_names(
+    source: str,
+    class_names: tuple[str, ...] | None,
+    other_source: str,
+    other_class_names: tuple[str, ...] | None,
 ) -> None:
-    """Refuse class names, where both know any, of which one stands for another number here than there."""
-    for place, (name, known) in enumerate(zip(names or (), others or (), strict=False)):
-        if name != known:
+    """Check that two sources number the same classes in the same way, where both have names.
+
+    Args:
+        source: What the error message calls the first source.
+        class_names: Its class names; None if unknown.
+        other_source: What the error message calls the second source.
+        other_class_names: Its class names; None if unknown.
+
+    Raises:
+        SettingError: A label stands for two different names.
+    """
+    pairs = zip(class_names or (), other_class_names or (), strict=False)
+    for label, (name, other_name) in enumerate(pairs):
+        if name != other_name:
             raise SettingError(
-                f"class {place} is {name!r} in {one}, but {known!r} in {other}: the same classes, named alike, are needed"
+                f"Class {label} is {name!r} in {source}, but {other_name!r} in {other_source}. "
+                "Both need the same classes in the same order."
             )
 
 
-def trained_on(subject: Subject) -> Sensitive | Public | None:
-    """The data a release was trained on, where that is a built-in and at hand."""
-    name = subject.release.facts.get("data") if subject.release else None
-    if not isinstance(name, str) or name not in catalogue():
+def load_training_data(samples: Samples) -> Sensitive | Public | None:
+    """Load the data that a release was trained on, if it is a built-in dataset and available."""
+    name = samples.release.metadata.get("data") if samples.release else None
+    if not isinstance(name, str) or name not in load_catalog():
         return None
     try:
-        return load(name)
+        return load_dataset(name)
     except DataError:
         return None

@@ -1,12 +1,16 @@
-r"""DP-GAN: a conditional GAN whose critic learns by private gradient steps; the generator learns from the critic alone.
+r"""DP-GAN: a conditional GAN whose critic is trained by DP-SGD; the generator sees the critic only.
 
-**Released** at each step one noisy sum of the critic's gradients, of the records that chance drew. Critic and generator are made of it.
-**Bound** each record's gradient, with the public gradient of the drawn images added, is clipped to ``bound`` in norm by the gate.
-**Cost** ``steps`` Gaussian answers on Poisson draws, under add-remove. The generator's steps are post-processing, as many as one likes.
-**Departs** from the paper: few steps on large draws instead of many on small ones, a small critic, and the gradient of the drawn images is
-added to each record's before the clip, so that what is clipped is their difference and no batch size has to be known.
-**Notation** critic D(x, y), generator G(z, y), softplus loss l(t) = log(1 + e^t); D minimises E l(-D(x, y)) + E l(D(G(z, y), y)), G
-minimises E l(-D(G(z, y), y)). The pace is how many steps the critic takes for one of the generator.
+**Released** at each step: one noisy sum of the critic's gradients over a Poisson sample of the
+records. Critic and generator are computed from these sums.
+**Bound** each record's gradient, plus the public gradient of the generated images, is clipped to
+``clip_norm`` by the gate.
+**Cost** ``steps`` Gaussian queries on Poisson samples, under add-remove. Generator steps are
+post-processing, in any number.
+**Departs** from the paper: few steps on large samples instead of many on small ones; a small
+critic; the gradient of the generated images is added to each record's before clipping, so that
+their difference is clipped and no batch size has to be known.
+**Notation** critic D(x, y), generator G(z, y), softplus loss l(t) = log(1 + e^t). D minimizes
+E l(-D(x, y)) + E l(D(G(z, y), y)); G minimizes E l(-D(G(z, y), y)).
 """
 
 from __future__ import annotations
@@ -19,41 +23,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from privot.baselines.condensation import at_least_one
-from privot.components.dp_sgd import descend, flat
+from privot.components.dp_sgd import dp_sgd_step, flatten_tensors
+from privot.components.method_base import MethodBase
+from privot.components.validation import require_noise_multiplier, require_positive, require_range
 from privot.data.spec import Spec
-from privot.errors import SettingError
-from privot.nets import NETS, initialise
-from privot.nets.dp_networks import PrivateCritic, critic_work
-from privot.nets.ema import Averaged, kept, take_up
-from privot.nets.generators.dcgan import doublings
+from privot.nets import GENERATORS, initialize_weights
+from privot.nets.dp_critic import PrivateCritic, count_critic_multiplications
+from privot.nets.ema import EmaTrainer, collect_state, restore_state
+from privot.nets.generators.dcgan import count_doublings
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
 
-CALLS = 7000  # of tensor operators that a step of the pair is worth: records are clipped one by one
+# Calls of tensor operators that take as long as a step of both networks, since records are clipped
+# one by one.
+CALLS_PER_STEP = 7000
+# Momentum makes the two networks oscillate. The second moment is that of the noise, which is
+# constant.
+ADAM_BETAS = (0.0, 0.99)
 
 
-def mistaken(critic: Any, image: Tensor, label: Tensor) -> Tensor:
-    """The critic's loss on a record."""
+def record_critic_loss(critic: Any, image: Tensor, label: Tensor) -> Tensor:
+    """Compute the critic's loss on one record.
+
+    Args:
+        critic: The critic, a function of batches.
+        image: The image [1, channels, height, width].
+        label: Its label [1].
+
+    Returns:
+        The loss [].
+    """
     return softplus(-critic(image, label)).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpGan:
-    """Settings of the DP-GAN. ``noise`` fixes the multiplier; without it the budget does.
+class DPGAN(MethodBase):
+    """Settings of DP-GAN.
 
-    >>> plan = DpGan(noise=3.0, steps=10).plan(Spec((1, 28, 28), 10))
+    >>> plan = DPGAN(noise_multiplier=3.0, steps=10).plan(Spec((1, 28, 28), 10))
     >>> plan.stages[0].sampling, plan.stages[0].steps
-    (Poisson(rate=0.06), 10)
+    (Poisson(sample_rate=0.06), 10)
     """
 
     name: ClassVar[str] = "dp-gan"
-    title: ClassVar[str] = "DP-GAN: a generator from a critic trained by private gradient steps"
-    trusts: ClassVar[str] = "the data owner"
-    promise: ClassVar[str] = "(epsilon, delta), sampled Gaussian answers"
+    title: ClassVar[str] = "DP-GAN: a generator from a critic trained by DP-SGD"
+    trusted_party: ClassVar[str] = "the data owner"
+    guarantee_summary: ClassVar[str] = "(epsilon, delta), sampled Gaussian queries"
     citation: ClassVar[str] = """@article{bie2023private,
   title   = {Private {GANs}, Revisited},
   author  = {Bie, Alex and Kamath, Gautam and Zhang, Guojun},
@@ -67,226 +85,247 @@ class DpGan:
   year    = {2018}
 }"""
 
-    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"depicting": 16, "steps": 250, "batch": 64, "width": 8}
+    # Settings that are reduced in this order on a CPU, down to these values; see
+    # `privot.synthesis.cost`.
+    cpu_minimums: ClassVar[dict[str, int]] = {
+        "generator_channels": 16,
+        "steps": 250,
+        "batch_size": 64,
+        "critic_channels": 8,
+    }
 
-    noise: float | None = None
-    drawn: float = (
-        0.06  # chance of a record to be in a step; 3,600 of 60,000, which a portion of 4,000 holds
-    )
-    steps: int = 10_000  # of the critic: one answer each
-    bound: float = 1.0  # of a record's part; at the start their norms are 1 to 2
-    pace: int = 1  # steps of the critic for one of the generator, at first
-    patience: int = 100  # steps of the generator between two looks at who is ahead
-    beaten: float = (
-        0.6  # the pace doubles when the critic knows no more of the drawn images than this part
-    )
-    width: int = (
-        32  # channels of the critic after its first layer; twice as many after each further one
-    )
-    depicting: int = 48  # channels of the generator at full resolution
-    code: int = 64
-    batch: int = 512  # drawn images in a step of either
-    critic_rate: float = 1e-3  # of Adam; the critic should be the faster one
-    generator_rate: float = 5e-4
-    average: float = 0.998  # of the generator's weights over its steps
+    noise_multiplier: float | None = None  # noise over sensitivity; None: calibrated to the budget
+    sample_rate: float = 0.06  # probability of each record to be in a step; 3,600 of 60,000 records
+    steps: int = 10_000  # critic steps, one query each
+    clip_norm: float = 1.0  # largest norm of a record's gradient; at the start norms are 1 to 2
+    critic_steps: int = 1  # initial number of critic steps for each generator step
+    balance_interval: int = 100  # generator steps between two checks of the balance
+    # At each check the number of critic steps is doubled if the critic recognizes at most this
+    # fraction of the generated images.
+    balance_threshold: float = 0.6
+    critic_channels: int = 32  # channels after the critic's first layer; they double in each layer
+    generator_channels: int = 48  # channels of the generator's last feature maps
+    latent_dim: int = 64  # dimension of the generator's latent vectors
+    batch_size: int = 512  # generated images in a critic or generator step
+    critic_learning_rate: float = 1e-3  # learning rate of the critic's Adam, the larger of the two
+    generator_learning_rate: float = 5e-4  # learning rate of the generator's Adam
+    ema_decay: float = 0.998  # decay per generator step of the generator's averaged weights
 
     def __post_init__(self) -> None:
-        at_least_one(self, "steps", "pace", "patience", "width", "depicting", "code")
-        if self.batch < 2:
-            raise SettingError(f"dp-gan.batch={self.batch}: batch norm needs at least 2")
-        if not 0 < self.drawn <= 1 or not 0 < self.bound < math.inf:
-            raise SettingError("dp-gan: 0 < drawn <= 1 and bound > 0 are needed")
-        if not (
-            0 < self.critic_rate < 1
-            and 0 < self.generator_rate < 1
-            and 0 <= self.average < 1
-            and 0 <= self.beaten <= 1
-        ):
-            raise SettingError(
-                "dp-gan: rates between 0 and 1, 0 <= average < 1 and 0 <= beaten <= 1 are needed"
-            )
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(f"dp-gan.noise={self.noise}: a multiplier of 0 or more is needed")
+        require_positive(
+            self,
+            "steps",
+            "critic_steps",
+            "balance_interval",
+            "critic_channels",
+            "generator_channels",
+            "latent_dim",
+        )
+        require_range(self, "batch_size", minimum=2)  # batch norm needs two images
+        require_range(self, "sample_rate", above=0, maximum=1)
+        require_range(self, "clip_norm", above=0, below=math.inf)
+        require_range(self, "critic_learning_rate", "generator_learning_rate", above=0, below=1)
+        require_range(self, "ema_decay", minimum=0, below=1)
+        require_range(self, "balance_threshold", minimum=0, maximum=1)
+        require_noise_multiplier(self)
 
     def plan(self, spec: Spec) -> Plan:
-        stage = Stage(
-            "critic",
-            "sum",
-            1.0 if self.noise is None else self.noise,
-            self.steps,
-            Poisson(self.drawn),
-        )
+        noise_multiplier = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+        stage = Stage("critic", "sum", noise_multiplier, self.steps, Poisson(self.sample_rate))
         return Plan((stage,), Neighbours.ADD_REMOVE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         with torch.device("meta"):
-            critic = PrivateCritic(spec.shape, spec.classes, self.width)
-        numbers = sum(each.numel() for each in critic.parameters())
-        places = spec.pixels / spec.shape[0]
-        drawn = self.drawn * spec.size if spec.size else None
-        seen = 2 * critic_work(spec.shape, self.width)
-        rounds = doublings(*spec.shape[1:])
-        picture = 2 * 9 * 2 * rounds * self.depicting**2 * places
+            critic = PrivateCritic(spec.shape, spec.num_classes, self.critic_channels)
+        num_weights = sum(parameter.numel() for parameter in critic.parameters())
+        num_pixels = spec.num_features / spec.shape[0]
+        sample_size = self.sample_rate * spec.size if spec.size else None
+        critic_flops = 2 * count_critic_multiplications(spec.shape, self.critic_channels)
+        num_doublings = count_doublings(*spec.shape[1:])
+        generator_flops = 2 * 9 * 2 * num_doublings * self.generator_channels**2 * num_pixels
         steps = plan.stages[0].steps
-        work = steps * (
-            3 * seen * ((drawn or 0) + self.batch) + self.batch * picture * (1 + 3 / self.pace)
+        flops = steps * (
+            3 * critic_flops * ((sample_size or 0) + self.batch_size)
+            + self.batch_size * generator_flops * (1 + 3 / self.critic_steps)
         )
-        noise_std = plan.stages[0].noise * self.bound
-        ratio = (
-            self.bound * drawn / (noise_std * math.sqrt(numbers)) if drawn and noise_std else None
+        noise_std = plan.stages[0].noise_multiplier * self.clip_norm
+        signal_to_noise = (
+            self.clip_norm * sample_size / (noise_std * math.sqrt(num_weights))
+            if sample_size and noise_std
+            else None
         )
         return {
-            "numbers_of_the_critic": numbers,
-            "signal_to_noise_of_a_step": ratio,
-            "floating_point_operations": work,
-            "operator_calls": steps * CALLS,
+            "weights_of_the_critic": num_weights,
+            "signal_to_noise_of_a_step": signal_to_noise,
+            "floating_point_operations": flops,
+            "operator_calls": steps * CALLS_PER_STEP,
         }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
         spec = gate.spec
-        device = streams.runtime.target
-        arguments = {
+        device = streams.runtime.torch_device
+        config = {
             "shape": list(spec.shape),
-            "classes": spec.classes,
-            "code": self.code,
-            "width": self.depicting,
+            "classes": spec.num_classes,
+            "latent_dim": self.latent_dim,
+            "channels": self.generator_channels,
         }
-        net = initialise(NETS["DeepConvGenerator"](**arguments), streams.generator("weights")).to(
-            device
-        )
-        critic = initialise(
-            PrivateCritic(spec.shape, spec.classes, self.width), streams.generator("critic")
+        net = initialize_weights(
+            GENERATORS["DcganGenerator"](**config), streams.make_rng("weights")
         ).to(device)
-        game = _Game(self, net, critic, spec, device)
-        game.play(gate, streams, progress)
-        return Product.generator("DeepConvGenerator", arguments, game.settled(streams))
+        critic = initialize_weights(
+            PrivateCritic(spec.shape, spec.num_classes, self.critic_channels),
+            streams.make_rng("critic"),
+        ).to(device)
+        training = _GanTraining(self, net, critic, spec, device)
+        training.train(gate, streams, progress)
+        return Artifact.from_generator(
+            "DcganGenerator", config, training.finalize_generator(streams)
+        )
 
 
-class _Game:
-    """The two networks at play. All of it is public: what the critic learned of the records came through the gate."""
+class _GanTraining:
+    """The state of both networks. All of it is public, since the records enter through the gate.
+
+    Args:
+        method: The settings.
+        net: The generator.
+        critic: The critic.
+        spec: Spec of the data.
+        device: Device of the networks.
+    """
 
     def __init__(
-        self, method: DpGan, net: nn.Module, critic: nn.Module, spec: Spec, device: torch.device
+        self, method: DPGAN, net: nn.Module, critic: nn.Module, spec: Spec, device: torch.device
     ):
         self.method = method
         self.critic = critic.train()
         self.device = device
-        self.classes = spec.classes
-        sizes = torch.tensor(spec.class_sizes or (1,) * spec.classes, dtype=torch.float64)
-        self.upto = (sizes.cumsum(0) / sizes.sum()).to(
-            device
-        )  # labels are drawn as often as is declared, or evenly
-        betas = (
-            0.0,
-            0.99,
-        )  # momentum makes the pair circle; the second moment is that of the noise, which stays the same
-        self.pair = Averaged(net.train(), method.generator_rate, betas, method.average)
-        self.optimiser = torch.optim.Adam(critic.parameters(), lr=method.critic_rate, betas=betas)
-        # steps of the critic since the generator's last
-        self.pace = method.pace
-        self.waited = 0
-        self.known = torch.zeros(
-            (), device=device
-        )  # drawn images that the critic knew, as a part, added up since the last look
+        self.classes = spec.num_classes
+        # Labels are sampled in the declared proportions, or uniformly.
+        sizes = torch.tensor(spec.class_sizes or (1,) * spec.num_classes, dtype=torch.float64)
+        self.label_cdf = (sizes.cumsum(0) / sizes.sum()).to(device)
+        self.generator_trainer = EmaTrainer(
+            net.train(), method.generator_learning_rate, ADAM_BETAS, method.ema_decay
+        )
+        self.critic_optimizer = torch.optim.Adam(
+            critic.parameters(), lr=method.critic_learning_rate, betas=ADAM_BETAS
+        )
+        self.critic_steps = method.critic_steps  # current number for each generator step
+        self.steps_since_generator = 0  # critic steps since the last generator step
+        # Sum, since the last check, of the fractions of generated images that the critic
+        # recognized.
+        self.recognized_fakes = torch.zeros((), device=device)
 
-    def play(self, gate: Gate, streams: Streams, progress: Progress) -> None:
-        """Every answer that can still be had is one step of the critic."""
+    def train(self, gate: Gate, streams: Streams, progress: Progress) -> None:
+        """Take one critic step for each remaining query.
+
+        Args:
+            gate: The gate in front of the records.
+            streams: Public random streams and checkpoints.
+            progress: Shows the progress.
+        """
         steps = self.method.steps
-        done = steps - gate.left("critic")
-        # A short run's answers are kept, and come again from the first: then it begins anew.
-        if (found := streams.stored("game")) is not None and int(found["step"]) <= done:
-            self._take_up(found)
-        self.draws = streams.generator(
-            f"codes from {done}", self.device
-        )  # fresh ones for a run that goes on
-        for step in range(done, steps):
-            descend(
+        first_step = steps - gate.count_remaining_queries("critic")
+        # If the gate stores its results, it repeats them from the first, and training starts anew.
+        checkpoint = streams.load_checkpoint("game")
+        if checkpoint is not None and int(checkpoint["step"]) <= first_step:
+            self._load_state(checkpoint)
+        # A resumed run uses a fresh stream.
+        self.rng = streams.make_rng(f"codes from {first_step}", self.device)
+        for step in range(first_step, steps):
+            dp_sgd_step(
                 gate,
                 "critic",
                 self.critic,
-                mistaken,
-                self.optimiser,
-                bound=self.method.bound,
-                also=self._drawn_images_gradient(),
+                record_critic_loss,
+                self.critic_optimizer,
+                clip_norm=self.method.clip_norm,
+                public_gradient=self._compute_fake_gradient(),
             )
-            self.waited += 1
-            if self.waited >= self.pace:
-                self._generator_step()
+            self.steps_since_generator += 1
+            if self.steps_since_generator >= self.critic_steps:
+                self._train_generator()
             if step % 25 == 24 or step + 1 == steps:
                 progress(
-                    "training the pair",
+                    "training generator and critic",
                     step + 1,
                     steps,
-                    critic_steps_for_one_of_the_generator=self.pace,
+                    critic_steps_per_generator_step=self.critic_steps,
                 )
-            if streams.due(step, steps):
-                streams.store("game", self._kept(step + 1))
-                self._show(streams)
+            if streams.is_checkpoint_due(step, steps):
+                streams.save_checkpoint("game", self._state_dict(step + 1))
+                self._save_preview(streams)
 
-    def _drawn(self, net: nn.Module) -> tuple[Tensor, Tensor]:
-        """Images of the generator and their labels: [batch, ...], [batch]."""
-        count = self.method.batch
+    def _generate_batch(self, net: nn.Module) -> tuple[Tensor, Tensor]:
+        """Generate images [batch, channels, height, width] and their labels [batch]."""
+        count = self.method.batch_size
         device = self.device
-        chances = torch.rand(count, generator=self.draws, device=device, dtype=torch.float64)
-        labels = torch.searchsorted(self.upto, chances, right=True).clamp(max=self.classes - 1)
-        return net(
-            torch.randn(count, self.method.code, generator=self.draws, device=device), labels
-        ), labels
+        uniform = torch.rand(count, generator=self.rng, device=device, dtype=torch.float64)
+        labels = torch.searchsorted(self.label_cdf, uniform, right=True).clamp(max=self.classes - 1)
+        latents = torch.randn(count, self.method.latent_dim, generator=self.rng, device=device)
+        return net(latents, labels), labels
 
-    def _drawn_images_gradient(self) -> Tensor:
-        """Of the critic's mean loss on drawn images; it is added to each record's own: [numbers]."""
+    def _compute_fake_gradient(self) -> Tensor:
+        """Compute the gradient of the critic's mean loss on generated images: [num_weights]."""
         with torch.no_grad():
-            drawn = self._drawn(self.pair.net)
-        return flat(
-            torch.autograd.grad(
-                softplus(self.critic(*drawn)).mean(), list(self.critic.parameters())
-            )
-        )
+            images, labels = self._generate_batch(self.generator_trainer.net)
+        loss = softplus(self.critic(images, labels)).mean()
+        return flatten_tensors(torch.autograd.grad(loss, list(self.critic.parameters())))
 
-    def _generator_step(self) -> None:
-        images, labels = self._drawn(self.pair.net)
+    def _train_generator(self) -> None:
+        """Take one generator step, and check the balance of both networks if it is due."""
+        images, labels = self._generate_batch(self.generator_trainer.net)
         self.critic.requires_grad_(False)
         scores = self.critic(images, labels)
         softplus(-scores).mean().backward()
-        self.pair.step()
+        self.generator_trainer.step()
         self.critic.requires_grad_(True)
-        self.known += (scores.detach() < 0).float().mean()
-        self.waited = 0
-        if self.pair.steps % self.method.patience == 0:
-            # privacy: the critic is judged by drawn images alone. How well it knows the records would be one more answer.
-            if float(self.known) <= self.method.beaten * self.method.patience:
-                self.pace *= 2
-            self.known.zero_()
+        self.recognized_fakes += (scores.detach() < 0).float().mean()
+        self.steps_since_generator = 0
+        interval = self.method.balance_interval
+        if self.generator_trainer.steps % interval == 0:
+            # privacy: the balance uses generated images only. How well the critic recognizes
+            # records would be one more query.
+            if float(self.recognized_fakes) <= self.method.balance_threshold * interval:
+                self.critic_steps *= 2
+            self.recognized_fakes.zero_()
 
-    def _show(self, streams: Streams) -> None:
-        """Ten images of each class, as the mean draws them now."""
+    def _save_preview(self, streams: Streams) -> None:
+        """Save ten images of each class, generated by the averaged weights."""
         labels = torch.arange(self.classes, device=self.device).repeat_interleave(10)
-        # A stream of its own: when it is shown depends on the clock, and what is released must not.
-        codes = torch.randn(
+        # The images have a stream of their own. When they are shown depends on the clock, and the
+        # release must not depend on it.
+        latents = torch.randn(
             len(labels),
-            self.method.code,
-            generator=streams.generator("shown", self.device),
+            self.method.latent_dim,
+            generator=streams.make_rng("shown", self.device),
             device=self.device,
         )
         with torch.no_grad():
-            streams.show(self.pair.mean(codes, labels), 10)
+            streams.save_preview(self.generator_trainer.ema_net(latents, labels), 10)
 
-    def settled(self, streams: Streams) -> nn.Module:
-        """The mean generator."""
-        self.draws = streams.generator("settling", self.device)
-        return self.pair.settled(self._drawn)
+    def finalize_generator(self, streams: Streams) -> nn.Module:
+        """Return the generator with averaged weights."""
+        self.rng = streams.make_rng("settling", self.device)
+        return self.generator_trainer.recalibrate(self._generate_batch)
 
-    def _kept(self, step: int) -> dict[str, Tensor]:
-        counts = {"step": step, "pace": self.pace, "waited": self.waited, "known": self.known}
-        return self.pair.kept() | kept(critic=self.critic, optimiser=self.optimiser, **counts)
+    def _state_dict(self, step: int) -> dict[str, Tensor]:
+        return self.generator_trainer.state_dict() | collect_state(
+            critic=self.critic,
+            critic_optimizer=self.critic_optimizer,
+            step=step,
+            critic_steps=self.critic_steps,
+            steps_since_generator=self.steps_since_generator,
+            recognized_fakes=self.recognized_fakes,
+        )
 
-    def _take_up(self, found: dict[str, Tensor]) -> None:
-        self.pair.restore(found)
-        take_up(found, critic=self.critic, optimiser=self.optimiser)
-        self.pace = int(found["pace"])
-        self.waited = int(found["waited"])
-        self.known = found["known"].clone()
+    def _load_state(self, state: dict[str, Tensor]) -> None:
+        self.generator_trainer.restore(state)
+        restore_state(state, critic=self.critic, critic_optimizer=self.critic_optimizer)
+        self.critic_steps = int(state["critic_steps"])
+        self.steps_since_generator = int(state["steps_since_generator"])
+        self.recognized_fakes = state["recognized_fakes"].clone()
 
 
-METHOD = DpGan
+METHOD = DPGAN

@@ -1,12 +1,17 @@
-r"""Fed-Avg GAN: every owner trains the present critic on its own records, and a trusted server adds up how far each came.
+r"""FedAvg GAN: clients train the current critic; a trusted server sums the changes of its weights.
 
-**Released** in each round the sum over all owners of the change of the critic's weights, with noise. The generator learns from that critic.
-**Bound** an owner's change is clipped to ``bound`` in norm; another owner in its place moves the sum by 2 * ``bound`` at most.
-**Cost** a full Gaussian answer a round, under client neighbours: all that one owner holds may be replaced by anything else.
-**Departs** from DP-FedAvg-GAN: all owners answer in every round (who is asked is known to the server, and amplifies nothing here); the
-critic and its loss are those of DP-GAN.
-**Notation** critic D of weights w, generator G, l(t) = log(1 + e^t); owner k takes ``lessons`` steps on E l(-D(x, y)) + E l(D(G(z, y), y))
-from w to w_k; the server moves w by the mean over owners of clip(w_k - w), with noise of deviation 2 * noise * bound in their sum.
+**Released** in each round: the sum over all clients of the change of the critic's weights, with
+noise. The generator is trained by that critic.
+**Bound** a client's change is clipped to ``clip_norm``; replacing a client changes the sum by
+2 * ``clip_norm`` at most.
+**Cost** one full-batch Gaussian query in each round, under client neighbours: all records of one
+client may be replaced.
+**Departs** from DP-FedAvg-GAN: all clients are queried in every round (the server knows whom it
+queries, so sampling clients amplifies nothing here); the critic and its loss are those of DP-GAN.
+**Notation** critic D with weights w, generator G, l(t) = log(1 + e^t). Client k takes
+``critic_steps`` steps on E l(-D(x, y)) + E l(D(G(z, y), y)) from w to w_k. The server moves w by
+the mean over clients of clip(w_k - w), whose sum has noise of standard deviation 2 *
+noise_multiplier * clip_norm.
 """
 
 from __future__ import annotations
@@ -17,249 +22,285 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
 from torch.nn.functional import softplus
 
-from privot.baselines.condensation import at_least_one
-from privot.components.dp_sgd import flat
-from privot.components.federated_settings import owners_of
+from privot.components.dp_sgd import flatten_tensors
+from privot.components.fedavg_critic import (
+    get_weight_change,
+    score_images,
+    train_client_critic,
+)
+from privot.components.federated_settings import require_clients
+from privot.components.method_base import MethodBase
+from privot.components.validation import require_noise_multiplier, require_positive, require_range
 from privot.data.spec import Spec
-from privot.errors import SettingError
-from privot.nets import NETS, drawing, initialise
-from privot.nets.dp_networks import PrivateCritic, critic_work
-from privot.nets.ema import Averaged
+from privot.nets import GENERATORS, flops_per_image, initialize_weights
+from privot.nets.dp_critic import PrivateCritic, count_critic_multiplications
+from privot.nets.ema import EmaTrainer
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
 
-SHOWN = 32  # generated images of a class that owners learn from in a round
-CALLS = 600  # of tensor operators, in a lesson of all owners or a step of the generator
-State = dict[str, Tensor]
-
-
-def judged(weights: Tensor, critic: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Scores [batch] by a critic of these weights [numbers]."""
-    own = dict(critic.named_parameters())
-    parts = weights.split([each.numel() for each in own.values()])
-    named = {
-        name: part.view(each.shape) for (name, each), part in zip(own.items(), parts, strict=True)
-    }
-    return functional_call(critic, named, (images, labels))
-
-
-def mistaken(
-    weights: Tensor, critic: nn.Module, real: Tensor, fake: Tensor, labels: Tensor
-) -> Tensor:
-    """A critic's loss on records and on generated images of the same labels."""
-    return (
-        softplus(-judged(weights, critic, real, labels)).mean()
-        + softplus(judged(weights, critic, fake, labels)).mean()
-    )
-
-
-def trained(
-    images: Tensor,
-    labels: Tensor,
-    state: State,
-    critic: nn.Module,
-    start: Tensor,
-    fakes: Tensor,
-    places: Tensor,
-    which: Tensor,
-    rate: float,
-) -> State:
-    """How far an owner comes from the weights ``start`` [numbers], against public ``fakes`` [classes, count, ...].
-
-    ``places`` [lessons, batch] in [0, 1) say which records, ``which`` [lessons, batch] which fakes of the same labels.
-    """
-    weights = start
-    for turn in range(len(places)):
-        some = (places[turn] * len(labels)).long()
-        slope = grad(mistaken)(
-            weights, critic, images[some], fakes[labels[some], which[turn]], labels[some]
-        )
-        weights = weights - rate * slope
-    return {**state, "change": weights - start}
-
-
-def change(state: State) -> Tensor:
-    """What an owner sends: [numbers]."""
-    return state["change"]
+FAKES_PER_CLASS = 32  # generated images of each class that clients receive in a round
+CALLS_PER_STEP = 600  # calls of tensor operators in a step of all clients or of the generator
+ADAM_BETAS = (0.0, 0.99)  # of the generator's Adam
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedAverageGan:
-    """Settings of the Fed-Avg GAN. ``noise`` fixes the multiplier of a round; without it the budget does.
+class FedAvgGAN(MethodBase):
+    """Settings of the FedAvg GAN.
 
-    >>> plan = FederatedAverageGan(noise=2.0, rounds=100).plan(Spec((1, 28, 28), 62, owners=300))
+    >>> spec = Spec((1, 28, 28), 62, num_clients=300)
+    >>> plan = FedAvgGAN(noise_multiplier=2.0, rounds=100).plan(spec)
     >>> round(plan.cost().epsilon(1.15e-3), 1), str(plan.neighbours)
     (27.0, 'client')
     """
 
     name: ClassVar[str] = "federated-average-gan"
     title: ClassVar[str] = (
-        "Fed-Avg GAN: a generator from a critic whose owners' updates are clipped and summed"
+        "FedAvg GAN: a generator from a critic whose clients' updates are clipped and summed"
     )
-    trusts: ClassVar[str] = "the server, which sees each owner's update before the noise"
-    promise: ClassVar[str] = "(epsilon, delta) for all that one owner holds, Gaussian answers"
+    trusted_party: ClassVar[str] = (
+        "the server, which receives each client's update before the noise"
+    )
+    guarantee_summary: ClassVar[str] = (
+        "(epsilon, delta) for all records of one client, Gaussian queries"
+    )
     stage: ClassVar[str] = "updates"
     citation: ClassVar[str] = """@inproceedings{augenstein2020generative,
   title     = {Generative Models for Effective {ML} on Private, Decentralized Datasets},
-  author    = {Augenstein, Sean and McMahan, H. Brendan and Ramage, Daniel and Ramaswamy, Swaroop and Kairouz, Peter and others},
+  author    = {Augenstein, Sean and McMahan, H. Brendan and Ramage, Daniel and Ramaswamy, Swaroop
+               and Kairouz, Peter and others},
   booktitle = {International Conference on Learning Representations},
   year      = {2020}
 }"""
 
-    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"channels": 8, "batch": 64, "rounds": 30}
+    # Settings that are reduced in this order on a CPU, down to these values; see
+    # `privot.synthesis.cost`.
+    cpu_minimums: ClassVar[dict[str, int]] = {
+        "generator_channels": 8,
+        "batch_size": 64,
+        "rounds": 30,
+    }
 
-    noise: float | None = None
-    rounds: int = 200
-    lessons: int = 8  # steps of an owner's critic in a round
-    critic_batch: int = 32  # records of an owner in each
-    critic_rate: float = 0.15  # of an owner's steps, which are plain
-    bound: float = 0.3  # of an owner's change
-    server_rate: float = 1.0  # what the server makes of the mean change; momentum was no help
-    records: int = 128  # records of an owner that are laid out for it; of more some are left out, fewer come several times
-    turns: int = 8  # steps of the generator in a round
-    batch: int = 512  # generated images in each
-    width: int = (
-        16  # channels of the critic after its first layer; twice as many after each further one
-    )
-    code: int = 64
-    channels: int = 48  # of the generator at full resolution
-    rate: float = 5e-4  # of Adam, for the generator
-    average: float = 0.99  # of the generator's weights over its steps
+    noise_multiplier: float | None = None  # of one round; None: calibrated to the budget
+    rounds: int = 200  # communication rounds
+    critic_steps: int = 8  # steps of a client's critic in a round
+    critic_batch_size: int = 32  # records of a client in a critic step
+    critic_learning_rate: float = 0.15  # learning rate of the clients' gradient descent
+    clip_norm: float = 0.3  # largest norm of a client's change
+    server_learning_rate: float = 1.0  # factor on the mean change; momentum did not help
+    records_per_client: int = 128  # records of each client: more are cut, fewer are repeated
+    generator_steps: int = 8  # generator steps in a round
+    batch_size: int = 512  # generated images in a generator step
+    critic_channels: int = 16  # channels after the critic's first layer; they double in each layer
+    latent_dim: int = 64  # dimension of the generator's latent vectors
+    generator_channels: int = 48  # channels of the generator's last feature maps
+    generator_learning_rate: float = 5e-4  # learning rate of the generator's Adam
+    ema_decay: float = 0.99  # decay per generator step of the generator's averaged weights
 
     def __post_init__(self) -> None:
-        at_least_one(
+        require_positive(
             self,
             "rounds",
-            "lessons",
-            "critic_batch",
-            "turns",
-            "records",
-            "width",
-            "code",
-            "channels",
+            "critic_steps",
+            "critic_batch_size",
+            "generator_steps",
+            "records_per_client",
+            "critic_channels",
+            "latent_dim",
+            "generator_channels",
         )
-        if self.batch < 2:
-            raise SettingError(f"{self.name}.batch={self.batch}: batch norm needs at least 2")
-        for key in ("bound", "server_rate", "critic_rate"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise SettingError(
-                    f"{self.name}.{key}={getattr(self, key)}: a number above 0 is needed"
-                )
-        if not (0 < self.rate < 1 and 0 <= self.average < 1):
-            raise SettingError(f"{self.name}: 0 < rate < 1 and 0 <= average < 1 are needed")
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingError(
-                f"{self.name}.noise={self.noise}: a multiplier of 0 or more is needed"
-            )
+        require_range(self, "batch_size", minimum=2)  # batch norm needs two images
+        require_range(
+            self,
+            "clip_norm",
+            "server_learning_rate",
+            "critic_learning_rate",
+            above=0,
+            below=math.inf,
+        )
+        require_range(self, "generator_learning_rate", above=0, below=1)
+        require_range(self, "ema_decay", minimum=0, below=1)
+        require_noise_multiplier(self)
 
     def plan(self, spec: Spec) -> Plan:
-        owners_of(spec, self.name)
-        return Plan(
-            (Stage(self.stage, "poll", 1.0 if self.noise is None else self.noise, self.rounds),),
-            Neighbours.CLIENT,
-        )
+        require_clients(spec, self.name)
+        noise_multiplier = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+        stage = Stage(self.stage, "sum_over_shards", noise_multiplier, self.rounds)
+        return Plan((stage,), Neighbours.CLIENT)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         with torch.device("meta"):
-            critic = PrivateCritic(spec.shape, spec.classes, self.width)
-            net = NETS["DeepConvGenerator"](**self._arguments(spec))
-        numbers = _numbers(critic)
-        owners = spec.owners or 1
-        noise = plan.stages[0].noise
-        ratio = 2 * noise * math.sqrt(numbers) / owners  # of the mean change at its longest
-        # Forward and back is three passes. An owner's critic learns from a record and a drawn image.
-        judged = 2 * critic_work(spec.shape, self.width)
-        drawn = drawing("DeepConvGenerator", self._arguments(spec))
-        learnt = owners * self.lessons * self.critic_batch * 2 * 3 * judged
-        made = self.turns * self.batch * 3 * (drawn + judged) + SHOWN * spec.classes * drawn
+            critic = PrivateCritic(spec.shape, spec.num_classes, self.critic_channels)
+            net = GENERATORS["DcganGenerator"](**self.generator_config(spec))
+        num_weights = _count_parameters(critic)
+        num_clients = spec.num_clients or 1
+        noise_multiplier = plan.stages[0].noise_multiplier
+        # Noise of the mean change over its largest possible norm.
+        noise_to_signal = 2 * noise_multiplier * math.sqrt(num_weights) / num_clients
+        # Forward and backward are three passes. A critic step has a record and a generated image.
+        critic_flops = 2 * count_critic_multiplications(spec.shape, self.critic_channels)
+        generator_flops = flops_per_image("DcganGenerator", self.generator_config(spec))
+        client_flops = (
+            num_clients * self.critic_steps * self.critic_batch_size * 2 * 3 * critic_flops
+        )
+        server_flops = (
+            self.generator_steps * self.batch_size * 3 * (generator_flops + critic_flops)
+            + FAKES_PER_CLASS * spec.num_classes * generator_flops
+        )
         return {
-            "noise_to_signal_of_a_round": ratio,
-            "floating_point_operations": self.rounds * (learnt + made),
-            "operator_calls": self.rounds * CALLS * (self.lessons + self.turns),
-            **_bytes(critic, net),
+            "noise_to_signal_of_a_round": noise_to_signal,
+            "floating_point_operations": self.rounds * (client_flops + server_flops),
+            "operator_calls": self.rounds
+            * CALLS_PER_STEP
+            * (self.critic_steps + self.generator_steps),
+            **_count_message_bytes(critic, net),
         }
 
-    def _arguments(self, spec: Spec) -> dict[str, Any]:
+    def generator_config(self, spec: Spec) -> dict[str, Any]:
+        """Return the arguments of the generator."""
         return {
             "shape": list(spec.shape),
-            "classes": spec.classes,
-            "code": self.code,
-            "width": self.channels,
+            "classes": spec.num_classes,
+            "latent_dim": self.latent_dim,
+            "channels": self.generator_channels,
         }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
-        spec = gate.spec
-        device = streams.runtime.target
-        net = initialise(
-            NETS["DeepConvGenerator"](**self._arguments(spec)), streams.generator("weights")
-        ).to(device)
-        critic = initialise(
-            PrivateCritic(spec.shape, spec.classes, self.width), streams.generator("critic")
-        ).to(device)
-        critic.requires_grad_(False)
-        pair = Averaged(net.train(), self.rate, (0.0, 0.99), self.average)
-        weights = flat(critic.parameters())
-        done = self.rounds - gate.left(self.stage)
-        # A short run's answers are kept, and come again from the first: then it begins anew.
-        if done and (found := streams.stored("game")) is not None and pair.restore(found):
-            weights = found["weights"]
-        draws = streams.generator(f"draws from {done}", device)  # fresh ones for a run that goes on
-        owners = int(spec.owners or 0)
-        gate.split(owners, {"change": torch.zeros(owners, len(weights))}, self.records)
-        shown = torch.arange(spec.classes, device=device).repeat_interleave(SHOWN)
-
-        def drawn(net: Any, labels: Tensor) -> Tensor:
-            return net(torch.randn(len(labels), self.code, generator=draws, device=device), labels)
-
-        for step in range(done, self.rounds):
-            with torch.no_grad():
-                fakes = drawn(net, shown).unflatten(0, (spec.classes, SHOWN))
-            size = (self.lessons, self.critic_batch)
-            places = torch.rand(size, generator=draws, device=device)
-            which = torch.randint(SHOWN, size, generator=draws, device=device)
-            gate.update(
-                trained,
-                critic,
-                weights,
-                fakes,
-                places,
-                which,
-                self.critic_rate,
-                looks=self.critic_batch,
-            )
-            # privacy: owners are public in number and all of them are in every sum, so a mean tells no more than the sum.
-            mean = gate.poll(self.stage, change, bound=self.bound).float() / owners
-            weights = weights + self.server_rate * mean
-            for _ in range(self.turns):
-                labels = torch.randint(spec.classes, (self.batch,), generator=draws, device=device)
-                softplus(-judged(weights, critic, drawn(net, labels), labels)).mean().backward()
-                pair.step()
-            progress("training the pair", step + 1, self.rounds)
-            if streams.due(step, self.rounds):
-                streams.store("game", pair.kept() | {"weights": weights})
-                streams.show(fakes[:, :10].flatten(0, 1), 10)
-        made = pair.settled(lambda mean: drawn(mean, shown))
-        return Product.generator(
-            "DeepConvGenerator", self._arguments(spec), made, _bytes(critic, net)
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        training = _FedAvgTraining(self, gate, streams)
+        training.train(progress)
+        return Artifact.from_generator(
+            "DcganGenerator",
+            self.generator_config(gate.spec),
+            training.finalize_generator(),
+            _count_message_bytes(training.critic, training.generator_trainer.net),
         )
 
 
-def _numbers(net: nn.Module) -> int:
-    return sum(each.numel() for each in net.parameters())
+class _FedAvgTraining:
+    """The server's state: the critic's weights and the generator.
+
+    Args:
+        method: The settings.
+        gate: The gate in front of the clients' records.
+        streams: Public random streams and checkpoints.
+    """
+
+    def __init__(self, method: FedAvgGAN, gate: Gate, streams: Streams):
+        self.method = method
+        self.gate = gate
+        self.streams = streams
+        spec = gate.spec
+        device = streams.runtime.torch_device
+        self.device = device
+        self.num_classes = spec.num_classes
+        net = initialize_weights(
+            GENERATORS["DcganGenerator"](**method.generator_config(spec)),
+            streams.make_rng("weights"),
+        ).to(device)
+        self.critic = initialize_weights(
+            PrivateCritic(spec.shape, spec.num_classes, method.critic_channels),
+            streams.make_rng("critic"),
+        ).to(device)
+        self.critic.requires_grad_(False)
+        self.generator_trainer = EmaTrainer(
+            net.train(), method.generator_learning_rate, ADAM_BETAS, method.ema_decay
+        )
+        self.weights = flatten_tensors(self.critic.parameters())
+        self.first_round = method.rounds - gate.count_remaining_queries(method.stage)
+        # If the gate stores its results, it repeats them from the first, and training starts anew.
+        checkpoint = streams.load_checkpoint("game") if self.first_round else None
+        if checkpoint is not None and self.generator_trainer.restore(checkpoint):
+            self.weights = checkpoint["weights"]
+        # A resumed run uses a fresh stream.
+        self.rng = streams.make_rng(f"draws from {self.first_round}", device)
+        self.num_clients = int(spec.num_clients or 0)
+        gate.split_into_shards(
+            self.num_clients,
+            {"weight_change": torch.zeros(self.num_clients, len(self.weights))},
+            method.records_per_client,
+        )
+        self.balanced_labels = torch.arange(self.num_classes, device=device).repeat_interleave(
+            FAKES_PER_CLASS
+        )
+
+    def train(self, progress: Progress) -> None:
+        """Run the remaining rounds."""
+        for round_number in range(self.first_round, self.method.rounds):
+            with torch.no_grad():
+                fakes = self._generate(self.generator_trainer.net, self.balanced_labels).unflatten(
+                    0, (self.num_classes, FAKES_PER_CLASS)
+                )
+            self._train_critic(fakes)
+            self._train_generator()
+            progress("training generator and critic", round_number + 1, self.method.rounds)
+            if self.streams.is_checkpoint_due(round_number, self.method.rounds):
+                self.streams.save_checkpoint(
+                    "game", self.generator_trainer.state_dict() | {"weights": self.weights}
+                )
+                self.streams.save_preview(fakes[:, :10].flatten(0, 1), 10)
+
+    def finalize_generator(self) -> nn.Module:
+        """Return the generator with averaged weights."""
+        return self.generator_trainer.recalibrate(
+            lambda net: self._generate(net, self.balanced_labels)
+        )
+
+    def _generate(self, net: Any, labels: Tensor) -> Tensor:
+        latents = torch.randn(
+            len(labels), self.method.latent_dim, generator=self.rng, device=self.device
+        )
+        return net(latents, labels)
+
+    def _train_critic(self, fakes: Tensor) -> None:
+        """Move the critic's weights by the noisy mean of all clients' changes."""
+        method = self.method
+        size = (method.critic_steps, method.critic_batch_size)
+        record_fractions = torch.rand(size, generator=self.rng, device=self.device)
+        fake_indices = torch.randint(FAKES_PER_CLASS, size, generator=self.rng, device=self.device)
+        self.gate.update_shards(
+            train_client_critic,
+            self.critic,
+            self.weights,
+            fakes,
+            record_fractions,
+            fake_indices,
+            method.critic_learning_rate,
+            records_per_step=method.critic_batch_size,
+        )
+        # privacy: the number of clients is public and all of them are in every sum, so the mean
+        # reveals no more than the sum.
+        noisy_sum = self.gate.sum_over_shards(
+            method.stage, get_weight_change, clip_norm=method.clip_norm
+        )
+        mean_change = noisy_sum.float() / self.num_clients
+        self.weights = self.weights + method.server_learning_rate * mean_change
+
+    def _train_generator(self) -> None:
+        """Take the generator steps of a round."""
+        method = self.method
+        for _ in range(method.generator_steps):
+            labels = torch.randint(
+                self.num_classes, (method.batch_size,), generator=self.rng, device=self.device
+            )
+            images = self._generate(self.generator_trainer.net, labels)
+            scores = score_images(self.weights, self.critic, images, labels)
+            softplus(-scores).mean().backward()
+            self.generator_trainer.step()
 
 
-def _bytes(critic: nn.Module, net: nn.Module) -> dict[str, int]:
-    """What an owner sends and is sent in a round, as float32."""
+def _count_parameters(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def _count_message_bytes(critic: nn.Module, net: nn.Module) -> dict[str, int]:
+    """Count the bytes that a client sends and receives in a round, as float32."""
     return {
-        "bytes_per_client_and_round": 4 * _numbers(critic),
-        "bytes_to_a_client_in_a_round": 4 * (_numbers(critic) + _numbers(net)),
+        "bytes_per_client_and_round": 4 * _count_parameters(critic),
+        "bytes_to_a_client_in_a_round": 4 * (_count_parameters(critic) + _count_parameters(net)),
     }
 
 
-METHOD = FederatedAverageGan
+METHOD = FedAvgGAN

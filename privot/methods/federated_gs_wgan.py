@@ -1,12 +1,18 @@
-r"""Federated GS-WGAN: a generator that learns from the noisy slopes of critics, each of which stays with the owner of its records.
+r"""Federated GS-WGAN: a generator trained by noisy gradients of critics that stay with clients.
 
-**Released** by each owner that is asked, for each generated image it was sent, where its critic would like the image to go, with noise.
-**Bound** a slope is clipped to norm 1. ``unit="client"``: all that an owner holds may change, and with it each of its slopes, by 2 at
-most. ``unit="record"``: an owner has ``critics`` critics, one drawn secretly for each image, and a replaced record changes one of them.
-**Cost** of one owner: its slopes compose, as Gaussians (client) or on one shard of ``critics`` each (record). Other owners hold other
-records, so theirs are not added. Nothing is claimed for the choice of an owner: the server knows whom it asks.
-**Departs** from the paper as `gs-wgan` does; every slope that an owner says is counted; owners are asked in turn, equally often.
-**Notation** noise is the multiplier of one slope: its deviation is 2 * noise in each number asked.
+**Released** by each queried client, for each generated image that it received: the input gradient
+of its critic at that image, with noise.
+**Bound** a gradient is clipped to norm 1. With ``unit="client"`` all records of a client may
+change, and with them each of its gradients, by 2 at most. With ``unit="record"`` a client has
+``num_critics`` critics, one is drawn secretly for each image, and replacing one record changes one
+of them.
+**Cost** of one client: its gradients compose, as Gaussian queries (client) or as Gaussian queries
+on one of ``num_critics`` shards each (record). Other clients hold other records, so their costs are
+not added. The choice of clients amplifies nothing, since the server knows which clients it queries.
+**Departs** from the paper as `gs-wgan` does; every gradient that a client sends is counted; clients
+are queried in turn, equally often.
+**Notation** the noise multiplier is that of one gradient: each coefficient has noise of standard
+deviation 2 * noise_multiplier.
 """
 
 from __future__ import annotations
@@ -15,113 +21,129 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privot.components.client_critics import Owners
-from privot.components.federated_settings import Federation, owners_of
-from privot.components.pretraining import fits
-from privot.components.server_generator import Drawing
-from privot.components.sharded_critics import GS_WGAN
-from privot.components.sharded_gan import CALLS, KINDS, MAPPED
+from privot.components.client_critics import ClientCritics
+from privot.components.critic_training import CRITIC_STEPS_PER_WARMUP_ROUND
+from privot.components.federated_settings import FederatedSettings, require_clients
+from privot.components.pretraining import validate_pretrain
+from privot.components.server_generator import ServerGenerator
+from privot.components.sharded_critics import GS_WGAN_CITATION
+from privot.components.sharded_gan import (
+    CALLS_PER_STEP,
+    GENERATOR_CLASSES,
+    OPERATIONS_PER_MAP_ELEMENT,
+)
 from privot.data.spec import Spec
-from privot.nets import drawing
+from privot.nets import flops_per_image
 from privot.nets.functional_critic import Critic
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Full, Shards
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedGsWgan(Federation):
-    """Owners whose critics answer a server's generator.
+class FederatedGSWGAN(FederatedSettings):
+    """Clients' critics whose gradients train a server's generator.
 
-    >>> spec, settings = Spec((1, 28, 28), 62, owners=300), FederatedGsWgan(noise=10.0, rounds=100)
-    >>> settings.plan(spec).stages[0].steps, round(settings.plan(spec).cost().epsilon(1.15e-3), 1)
+    >>> spec = Spec((1, 28, 28), 62, num_clients=300)
+    >>> plan = FederatedGSWGAN(noise_multiplier=10.0, rounds=100).plan(spec)
+    >>> plan.stages[0].steps, round(plan.cost().epsilon(1.15e-3), 1)
     (6200, 54.2)
     """
 
     name: ClassVar[str] = "federated-gs-wgan"
     title: ClassVar[str] = (
-        "GS-WGAN across owners: critics stay with their data, and only noisy slopes cross the wire"
+        "GS-WGAN for clients: critics stay with their data and send only noisy gradients"
     )
-    trusts: ClassVar[str] = "nobody: every owner has its own gate and adds its own noise"
-    promise: ClassVar[str] = "(epsilon, delta) for all that one owner holds, or for one record"
-    citation: ClassVar[str] = GS_WGAN
+    trusted_party: ClassVar[str] = "nobody: every client has its own gate and adds its own noise"
+    guarantee_summary: ClassVar[str] = (
+        "(epsilon, delta) for all records of one client, or for one record"
+    )
+    citation: ClassVar[str] = GS_WGAN_CITATION
 
     def plan(self, spec: Spec) -> Plan:
-        """What one owner is asked."""
-        fits(self.name, self.start, spec)
-        turns = math.ceil(self.rounds / self.groups(owners_of(spec, self.name)))
-        noise = 1.0 if self.noise is None else self.noise
-        steps = turns * self.rows * spec.classes
+        """Plan the queries of one client."""
+        validate_pretrain(self.name, self.pretrain, spec)
+        turns = math.ceil(self.rounds / self.count_groups(require_clients(spec, self.name)))
+        noise_multiplier = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+        queries = turns * self.batch_per_class * spec.num_classes
         if self.unit == "record":
+            sampling = Shards(self.num_critics)
             return Plan(
-                (Stage(self.stage, "deal", noise, steps, Shards(self.critics)),), Neighbours.REPLACE
+                (Stage(self.stage, "query_clients", noise_multiplier, queries, sampling),),
+                Neighbours.REPLACE,
             )
-        return Plan((Stage(self.stage, "deal", noise, steps, Full()),), Neighbours.CLIENT)
+        return Plan(
+            (Stage(self.stage, "query_clients", noise_multiplier, queries, Full()),),
+            Neighbours.CLIENT,
+        )
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
-        critic = Critic(spec.shape, spec.classes, self.width)
-        owners = spec.owners or 1
-        steps = plan.stages[0].steps
-        learnt = (
-            (steps // (self.rows * spec.classes) * self.lessons + 5 * self.warm)
-            * owners
-            * self.parts
+        critic = Critic(spec.shape, spec.num_classes, self.critic_channels)
+        num_clients = spec.num_clients or 1
+        queries = plan.stages[0].steps
+        images_per_client = self.batch_per_class * spec.num_classes
+        turns = queries // images_per_client
+        warmup_steps = CRITIC_STEPS_PER_WARMUP_ROUND * self.warmup_rounds
+        total_critic_steps = (
+            (turns * self.critic_steps + warmup_steps) * num_clients * self.critics_per_client
         )
-        per_round = self.rows * spec.classes
-        passes = 3.0 * owners * steps + 14.0 * learnt * self.critic_batch
-        arguments = {
+        passes = 3.0 * num_clients * queries + 14.0 * total_critic_steps * self.critic_batch_size
+        generator_config = {
             "shape": list(spec.shape),
-            "classes": spec.classes,
-            "code": self.code,
-            "width": self.channels,
+            "classes": spec.num_classes,
+            "latent_dim": self.latent_dim,
+            "channels": self.generator_channels,
         }
-        drawn = (
+        generator_flops = (
             3.0
             * self.rounds
-            * min(self.cohort or owners, owners)
-            * per_round
-            * drawing(KINDS[self.kind], arguments)
+            * min(self.clients_per_round or num_clients, num_clients)
+            * images_per_client
+            * flops_per_image(GENERATOR_CLASSES[self.generator], generator_config)
         )
         return {
-            "floating_point_operations": critic.work * passes + drawn,
-            "elementwise_operations": critic.work * passes / MAPPED,
-            "operator_calls": CALLS
-            * (steps // (self.rows * spec.classes) * (1 + self.lessons) + 5 * self.warm),
-            # Of one owner in a round: bytes of the pixels that it is sent, and float32 slopes that it sends.
-            "bytes_down": per_round * spec.pixels,
-            "bytes_up": 4 * per_round * math.prod(self.numbers(spec)),
-            "memory_of_an_owner": round(self.memory(spec)),  # bytes, on its own machine
+            "floating_point_operations": critic.flops * passes + generator_flops,
+            "elementwise_operations": critic.flops * passes / OPERATIONS_PER_MAP_ELEMENT,
+            "operator_calls": CALLS_PER_STEP * (turns * (1 + self.critic_steps) + warmup_steps),
+            # Of one client in a round: bytes of the pixels it receives and of the float32 gradients
+            # it sends; and bytes of memory on its own machine.
+            "bytes_down": images_per_client * spec.num_features,
+            "bytes_up": 4 * images_per_client * math.prod(self.compute_gradient_shape(spec)),
+            "memory_of_a_client": round(self.estimate_memory(spec)),
         }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
-        """The whole federation in one process: all owners behind one gate, side by side."""
-        count = gate.spec.owners or 1
-        each = self.rows * gate.spec.classes
-        groups = self.groups(count)
-        turns = (gate.plan.stages[0].steps - gate.left(self.stage)) // each
-        drawing = Drawing(self, gate.spec, streams, progress)
-        owners = Owners(
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Simulate the whole federation in one process: all clients behind one gate."""
+        num_clients = gate.spec.num_clients or 1
+        queries_per_turn = self.batch_per_class * gate.spec.num_classes
+        num_groups = self.count_groups(num_clients)
+        num_made = gate.plan.stages[0].steps - gate.count_remaining_queries(self.stage)
+        first_turn = num_made // queries_per_turn
+        server = ServerGenerator(self, gate.spec, streams, progress)
+        clients = ClientCritics(
             gate,
             self,
             streams,
             progress,
-            begun=turns > 0 and drawing.restore(streams.stored("generator")),
+            is_warmed_up=first_turn > 0 and server.restore(streams.load_checkpoint("generator")),
         )
-        for number in range(
-            turns * groups, self.rounds
-        ):  # after a crash, from the next turn of the first group
-            places = self.asked(number, count)
-            drawing.take(
-                owners.answers(places, drawing.draw(number, places), number // groups).float()
-            )
-            progress("training the generator", number + 1, self.rounds)
-            if streams.due(number, self.rounds):
-                gate.store()  # before the generator: a run that finds one does not warm up its critics again
-                streams.store("generator", drawing.kept())
-                streams.show(drawing.shown(10), 10)
-        return drawing.product()
+        # A resumed run starts with the next turn of the first group.
+        for round_number in range(first_turn * num_groups, self.rounds):
+            client_indices = self.schedule_clients(round_number, num_clients)
+            images = server.generate_images(round_number, client_indices)
+            gradients = clients.query_gradients(
+                client_indices, images, round_number // num_groups
+            ).float()
+            server.apply_gradients(gradients)
+            progress("training the generator", round_number + 1, self.rounds)
+            if streams.is_checkpoint_due(round_number, self.rounds):
+                # The critics are saved first: a run with a generator checkpoint skips the warm-up.
+                gate.save_shard_states()
+                streams.save_checkpoint("generator", server.state_dict())
+                streams.save_preview(server.sample_images(10), 10)
+        return server.export_artifact()
 
 
-METHOD = FederatedGsWgan
+METHOD = FederatedGSWGAN

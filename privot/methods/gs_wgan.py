@@ -1,13 +1,18 @@
-r"""GS-WGAN: a generator that learns from the noisy slopes of many critics, each of which knows one shard of the records.
+r"""GS-WGAN: a generator trained by noisy gradients of many critics, each trained on one shard.
 
-**Released** for each generated image ("row") where one critic, drawn secretly for this row alone, would like it to go, with noise.
-**Bound** a slope is clipped to norm 1; replacing a record changes one critic altogether, so an answer moves by 2 at most.
-**Cost** a row is a Gaussian answer on one shard of ``critics``, drawn anew: rows and steps compose. With ``routing="step"``, as published,
-all rows of a step share a draw and are one answer, whose multiplier is smaller by the root of their number.
-**Departs** from the paper: rows draw for themselves; critics learn on a public schedule and not when they are drawn; slopes are asked in
-low frequencies alone (``detail``); codes are Gaussian; the generator has no spectral norm; critics have leaky slopes and learn quicker,
-from images that are moved about (``shift``).
-**Notation** noise is the multiplier of one row: its deviation is 2 * noise in each number asked.
+**Released** for each generated image ("row"): the input gradient of one critic, drawn secretly for
+this row alone, with noise.
+**Bound** a gradient is clipped to norm 1. Replacing a record changes one critic arbitrarily, so a
+query result changes by 2 at most.
+**Cost** a row is a Gaussian query on one of ``num_critics`` shards, drawn anew for each row; rows
+and steps compose. With ``routing="step"``, as published, all rows of a step share a draw and are
+one query, whose noise multiplier is smaller by the root of their number.
+**Departs** from the paper: each row draws its own critic; critics are trained on a public schedule
+and not when they are drawn; gradients have low frequencies only (``frequency_fraction``); latent
+vectors are Gaussian; the generator has no spectral norm; critics use leaky ReLU, a higher learning
+rate and randomly shifted images (``max_shift``).
+**Notation** the noise multiplier is that of one row: each coefficient has noise of standard
+deviation 2 * noise_multiplier.
 """
 
 from __future__ import annotations
@@ -20,8 +25,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from privot.components.sharded_critics import GS_WGAN, Critics, clipped_slopes, slope, whole_slope
-from privot.components.sharded_gan import Adversarial
+from privot.components.critic_gradients import (
+    compute_clipped_gradients,
+    input_gradient,
+    unit_input_gradient,
+)
+from privot.components.sharded_critics import GS_WGAN_CITATION, ShardedCritics
+from privot.components.sharded_gan import ShardedGan
+from privot.components.validation import require_choice
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.nets.functional_critic import Critic
@@ -29,69 +40,87 @@ from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
 
-GATHERED = 20  # passes over the weights of a critic that a row drew
+WEIGHT_PASSES_PER_ROW = 20  # passes over the weights of the critic that a row drew
 
 
 @dataclass(frozen=True, kw_only=True)
-class GsWgan(Adversarial):
-    """Settings of GS-WGAN. ``noise`` fixes the multiplier of a row; without it the budget does.
+class GSWGAN(ShardedGan):
+    """Settings of GS-WGAN. `noise_multiplier` is that of one row.
 
-    >>> published = {"critics": 1000, "steps": 20_000, "batch": 32, "noise": 1.07}
-    >>> round(GsWgan(**published).plan(Spec((1, 28, 28), 10)).cost().epsilon(1e-5), 1)
+    >>> published = {"num_critics": 1000, "steps": 20_000, "batch_size": 32}
+    >>> plan = GSWGAN(**published, noise_multiplier=1.07).plan(Spec((1, 28, 28), 10))
+    >>> round(plan.cost().epsilon(1e-5), 1)
     5.5
     """
 
     name: ClassVar[str] = "gs-wgan"
-    title: ClassVar[str] = "GS-WGAN: a generator from the noisy slopes of many critics"
-    promise: ClassVar[str] = "(epsilon, delta), one draw of a critic for each generated image"
-    stage: ClassVar[str] = "slopes"
-    citation: ClassVar[str] = GS_WGAN
+    title: ClassVar[str] = "GS-WGAN: a generator from the noisy gradients of many critics"
+    guarantee_summary: ClassVar[str] = (
+        "(epsilon, delta), one draw of a critic for each generated image"
+    )
+    stage: ClassVar[str] = "gradients"
+    citation: ClassVar[str] = GS_WGAN_CITATION
 
-    critic_rate: float = 5e-4
-    shift: int = 2
-    routing: str = "row"  # or "step", as published
-    full: bool = False  # slopes brought to norm 1, where clipping leaves shorter ones as they are; in rows that draw for themselves
+    critic_learning_rate: float = 5e-4  # learning rate of the critics' Adam
+    max_shift: int = 2  # largest random shift of the critics' inputs, in pixels; at most side / 14
+    routing: str = "row"  # one critic is drawn for each "row" or, as published, each "step"
+    normalize_gradients: bool = False  # scale gradients to norm 1 (routing=row only), not only clip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.routing not in ("row", "step"):
-            raise SettingError(f"gs-wgan.routing={self.routing!r}: row or step")
-        if self.full and self.routing == "step":
-            raise SettingError("gs-wgan.full: only with routing=row")
+        require_choice(self, "routing", ("row", "step"))
+        if self.normalize_gradients and self.routing == "step":
+            raise SettingError(
+                "gs-wgan.normalize_gradients=true needs gs-wgan.routing=row. Change one of the two."
+            )
 
     def plan(self, spec: Spec) -> Plan:
-        self.suited(spec)
-        noise = 1.0 if self.noise is None else self.noise
-        # privacy: rows that share a draw are one answer, of norm sqrt(batch)
-        each, steps = (
-            (noise / math.sqrt(self.batch), self.steps)
+        self.validate(spec)
+        row_noise_multiplier = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+        # privacy: rows that share a draw are one query, whose result has norm sqrt(batch_size) at
+        # most.
+        noise_multiplier, queries = (
+            (row_noise_multiplier / math.sqrt(self.batch_size), self.steps)
             if self.routing == "step"
-            else (noise, self.steps * self.batch)
+            else (row_noise_multiplier, self.steps * self.batch_size)
         )
-        return Plan(
-            (Stage(self.stage, "route", each, steps, Shards(self.critics)),), Neighbours.REPLACE
+        stage = Stage(
+            self.stage, "query_random_shards", noise_multiplier, queries, Shards(self.num_critics)
         )
+        return Plan((stage,), Neighbours.REPLACE)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         expected = super().forecast(spec, plan)
-        if self.routing == "row":  # every row takes along the weights of the critic that it drew
-            weights = sum(
-                math.prod(shape)
-                for shape in Critic(spec.shape, spec.classes, self.width).shapes.values()
+        if self.routing == "row":  # every row copies the weights of the critic that it drew
+            critic = Critic(spec.shape, spec.num_classes, self.critic_channels)
+            num_weights = sum(math.prod(shape) for shape in critic.parameter_shapes.values())
+            expected["elementwise_operations"] += (
+                WEIGHT_PASSES_PER_ROW * self.count_gradients() * num_weights
             )
-            expected["elementwise_operations"] += GATHERED * self.rows() * weights
         return expected
 
-    def ask(
-        self, gate: Gate, team: Critics, images: Tensor, labels: Tensor, draws: torch.Generator
+    def query_gradients(
+        self,
+        gate: Gate,
+        critics: ShardedCritics,
+        images: Tensor,
+        labels: Tensor,
+        rng: torch.Generator,
     ) -> Tensor:
         if self.routing == "row":
-            asked = functools.partial(whole_slope if self.full else slope, **team.how)
-            return gate.route(self.stage, asked, images, labels, bound=1.0)
-        joint = functools.partial(clipped_slopes, **team.how)
-        return gate.route(
-            self.stage, joint, images[None], labels[None], bound=math.sqrt(self.batch)
+            query = functools.partial(
+                unit_input_gradient if self.normalize_gradients else input_gradient,
+                **critics.gradient_kwargs,
+            )
+            return gate.query_random_shards(self.stage, query, images, labels, clip_norm=1.0)
+        joint_query = functools.partial(compute_clipped_gradients, **critics.gradient_kwargs)
+        return gate.query_random_shards(
+            self.stage,
+            joint_query,
+            images[None],
+            labels[None],
+            clip_norm=math.sqrt(self.batch_size),
         )[0]
 
 
-METHOD = GsWgan
+METHOD = GSWGAN

@@ -1,15 +1,20 @@
-r"""The sliced-Wasserstein flow: particles pushed, direction by direction, onto the noisy quantiles of the data.
+r"""The sliced-Wasserstein flow: particles moved along directions to noisy quantiles of the data.
 
-**Released** mode blocks (ours): per class its moments and, per direction, sums of sorted runs of projections, once. Mode records
-(DPSWflow): every record's point, once. Mode resampled (DPSWflow-r): at each step, how far a fresh draw's quantiles are from the particles'.
-In space private, before that, noisy sums of an auto-encoder's gradients.
-**Bound** blocks: parts of norm 1 for the moments, 2 radius sqrt(bases) for the blocks, by telescoping and a tight frame; records: one
-row changes, 2 bound; resampled: the answer is clipped as a whole, 2 bound; gradients: each clipped. The gate cuts every one of them itself.
-**Cost** blocks: two full-batch Gaussian answers, together one; records: one; resampled, and an auto-encoder's lessons: an event a step, on
-draws of fixed size.
-**Departs** from the paper: noise is drawn once where one release is counted, and batches afresh where sampling is counted; fixed
-transforms, or auto-encoders that learn in public or pay; no failure probability; in mode blocks, sorting before the noise.
-**Notation** z = point of a record, Theta a tight frame of ``bases`` orthonormal bases, m blocks of s = n // m order statistics each.
+**Released** mode blocks (ours): once, for each class, its moments and, for each direction, sums of
+sorted blocks of projections. Mode records (DPSWflow): once, every record's point. Mode resampled
+(DPSWflow-r): at each step, the gaps between the quantiles of a fresh sample and those of the
+particles. In space private, before that: noisy sums of an autoencoder's gradients.
+**Bound** blocks: vectors of norm 1 for the moments, 2 radius sqrt(num_bases) for the blocks, by
+telescoping and a tight frame; records: one row changes, by 2 clip norms; resampled: the query
+result is clipped as a whole, 2 clip norms; gradients: each is clipped. The gate clips every one of
+them itself.
+**Cost** blocks: two full-batch Gaussian queries, together one; records: one; resampled, and the
+steps of an autoencoder: an event a step, on samples of fixed size.
+**Departs** from the paper: noise is drawn once where one query is counted, and samples are drawn
+afresh where sampling is counted; fixed transforms, or autoencoders trained in public or at a cost;
+no failure probability; in mode blocks, sorting before the noise.
+**Notation** z = point of a record, Theta a tight frame of ``num_bases`` orthonormal bases, m =
+``num_blocks`` blocks of s = n // m order statistics each.
 """
 
 from __future__ import annotations
@@ -21,305 +26,291 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from privot.components.flow_snapshots import STRIP, Strip
-from privot.components.latent_space import Coded, sampled_noise
-from privot.components.noisy_projections import corners, encoded, quantiles
-from privot.components.sliced_settings import DECODER, Sliced, to_keep
-from privot.components.sliced_statistics import Asked, counted, flow, schedule
-from privot.components.transforms import Space
+from privot.components.flow_snapshots import SNAPSHOTS_KEY, FlowSnapshots
+from privot.components.latent_space import LatentSpace, match_sampled_noise
+from privot.components.noisy_projections import encode_labels
+from privot.components.particle_flow import (
+    ParticleFlow,
+    flow_to_records,
+    flow_to_samples,
+    run_sliced_flow,
+)
+from privot.components.sliced_method import DECODER_PREFIX, SlicedMethod, export_decoder
+from privot.components.sliced_statistics import SlicedStatistics
+from privot.components.transforms import ImageTransform
+from privot.components.validation import require_choice, require_count, require_range
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Progress, Streams
-from privot.transport.sliced import assigned, haar, pushed
 
-CALLS = 100  # of tensor operators, in a step of the flow
-SORTING = 6  # element-wise passes that sorting a projection is worth
-START = 0.3  # of the radius: how far particles start from the grey, in modes records and resampled
-
-
-def gaps(
-    records: Any,
-    space: Space | Coded,
-    radius: float,
-    hold: float,
-    classes: int,
-    frame: Tensor,
-    known: Tensor,
-) -> Tensor:
-    """Of a whole draw: its quantiles along the frame, less the particles' ``known`` [slices, blocks]: [slices, blocks]."""
-    each = torch.func.vmap(encoded, in_dims=(0, 0, None, None, None, None))
-    points = each(records.images, records.labels, space, radius, hold, classes)
-    return quantiles(points @ frame.T, known.shape[1]) - known
+CALLS_PER_STEP = 100  # calls of tensor operators in a step of the flow
+SORTING_PASSES = 6  # elementwise passes that take as long as sorting a projection
+INITIAL_SPREAD = 0.3  # norm of initial particles over the radius, in modes records and resampled
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicedFlow(Sliced):
-    """Settings of the sliced flow. ``noise`` fixes the multiplier; without it the budget does.
+class SlicedFlow(SlicedMethod):
+    """Settings of the sliced flow.
 
     >>> spec = Spec((1, 28, 28), 10, 60_000, (6000,) * 10)
-    >>> SlicedFlow(noise=3.7306).plan(spec).cost().epsilon(1e-5).__round__(3)
+    >>> round(SlicedFlow(noise_multiplier=3.7306).plan(spec).cost().epsilon(1e-5), 3)
     1.0
     """
 
     name: ClassVar[str] = "sliced-flow"
     title: ClassVar[str] = (
-        "Sliced-Wasserstein flow: particles moved onto noisy quantiles (DPSWflow, and sorted blocks)"
+        "Sliced-Wasserstein flow: particles moved to noisy quantiles (DPSWflow, and sorted blocks)"
     )
-    promise: ClassVar[str] = (
-        "(epsilon, delta), all answers together one Gaussian; resampled: an event a step"
+    guarantee_summary: ClassVar[str] = (
+        "(epsilon, delta), all queries together one Gaussian; resampled: an event a step"
     )
     citation: ClassVar[str] = """@article{sebag2025dpswflow,
   title   = {Differentially Private Gradient Flow based on the Sliced Wasserstein Distance},
-  author  = {Sebag, I. and Pydi, M. S. and Franceschi, J.-Y. and Rakotomamonjy, A. and Gartrell, M. and Atif, J. and Allauzen, A.},
+  author  = {Sebag, I. and Pydi, M. S. and Franceschi, J.-Y. and Rakotomamonjy, A. and
+             Gartrell, M. and Atif, J. and Allauzen, A.},
   journal = {Transactions on Machine Learning Research},
   year    = {2025}
 }"""
 
-    modes: ClassVar[tuple[str, ...]] = ("blocks", "records", "resampled")
-    # Settings that may change when a crashed run goes on: nothing asked so far depends on them.
-    free: ClassVar[tuple[str, ...]] = ("keep",)
+    supported_modes: ClassVar[tuple[str, ...]] = ("blocks", "records", "resampled")
+    # Settings that may change when a crashed run is resumed, since no query depends on them.
+    adjustable_on_resume: ClassVar[tuple[str, ...]] = ("keep_answers",)
 
-    # Reduced in turn on a CPU, down to these values; see `privot.synthesis.cost`.
-    economies: ClassVar[dict[str, int]] = {"steps": 100, "per_class": 250}
+    # Settings that are reduced in this order on a CPU, down to these values; see
+    # `privot.synthesis.cost`.
+    cpu_minimums: ClassVar[dict[str, int]] = {"steps": 100, "images_per_class": 250}
 
-    neighbours: str = "replace"  # or "local", where every record is released by itself
-    per_class: int = 1000  # images; others can be had later at no cost
-    steps: int = 200  # of the flow; in mode resampled, answers
-    rate: float = 0.5
-    wiener: float = 0.0  # of the paper's SDE: noise that smooths and buys nothing
-    drawn: int = 250  # records of a draw, in mode resampled
-    clip: float = 0.5  # length of an answer beside the radius, in mode resampled
-    keep: bool = True  # the quantiles, so that sets of other sizes can be made of them, and pictures of the way there
+    neighbours: str = "replace"  # or "local" (mode records): every record is released by itself
+    images_per_class: int = 1000  # images of each class; other numbers can be made later for free
+    steps: int = 200  # steps of the flow; in mode resampled, queries
+    step_size: float = 0.5  # initial step size, a fraction of the distance to the target
+    diffusion: float = 0.0  # factor of the noise of the paper's SDE, no part of the guarantee
+    sample_size: int = 250  # records in a sample, in mode resampled
+    clip_ratio: float = 0.5  # largest norm of a query result over the radius, in mode resampled
+    keep_answers: bool = True  # store the quantiles (for sets of other sizes) and snapshots
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.neighbours not in ("replace", "local") or (
-            self.neighbours == "local" and self.mode != "records"
-        ):
+        require_choice(self, "neighbours", ("replace", "local"))
+        if self.neighbours == "local" and self.mode != "records":
             raise SettingError(
-                f"sliced-flow.neighbours={self.neighbours!r}: replace, or local with mode=records"
+                "sliced-flow.neighbours=local needs sliced-flow.mode=records. "
+                "Change one of the two."
             )
         if self.neighbours == "local" and self.space == "private":
             raise SettingError(
-                "sliced-flow.neighbours=local: space=private's lessons are sums over records, and nobody adds them up there"
+                "sliced-flow.neighbours=local does not fit sliced-flow.space=private, whose "
+                "autoencoder needs sums over records. Choose another space."
             )
-        counted(self, "per_class", "steps", "drawn")
-        if self.mode == "resampled" and self.blocks > self.drawn:
+        require_count(self, "images_per_class", "steps", "sample_size")
+        if self.mode == "resampled" and self.num_blocks > self.sample_size:
             raise SettingError(
-                f"sliced-flow.blocks={self.blocks}: at most as many as records of a draw, {self.drawn}"
+                f"sliced-flow.num_blocks={self.num_blocks} is more than the {self.sample_size} "
+                "records of a sample. Lower num_blocks or raise sample_size."
             )
-        if not (0 < self.rate <= 1 and 0 <= self.wiener <= 100 and 0 < self.clip <= 10):
-            raise SettingError(
-                "sliced-flow: 0 < rate <= 1, 0 <= wiener <= 100 and 0 < clip <= 10 are needed"
-            )
+        require_range(self, "step_size", above=0, maximum=1)
+        require_range(self, "diffusion", minimum=0, maximum=100)
+        require_range(self, "clip_ratio", above=0, maximum=10)
 
     def plan(self, spec: Spec) -> Plan:
-        relation = Neighbours(self.neighbours)
+        neighbours = Neighbours(self.neighbours)
         if self.mode != "resampled":
-            return Plan(self.questions(spec), relation)
-        self.declared(spec)
+            return Plan(self.build_stages(spec), neighbours)
+        self.validate_spec(spec)
         assert spec.size is not None
-        first, noise = self.opening(spec)
-        if not first:
-            return Plan(
-                (Stage("gaps", "answer", noise, self.steps, Fixed(self.drawn, spec.size)),),
-                relation,
+        autoencoder_stages, noise_multiplier = self.plan_autoencoder(spec)
+        if autoencoder_stages:
+            noise_multiplier = match_sampled_noise(
+                noise_multiplier, self.steps, self.sample_size / spec.size
             )
-        each = Stage(
-            "gaps",
-            "answer",
-            sampled_noise(noise, self.steps, self.drawn / spec.size),
+        stage = Stage(
+            "quantile_gaps",
+            "query_sample",
+            noise_multiplier,
             self.steps,
-            Fixed(self.drawn, spec.size),
+            Fixed(self.sample_size, spec.size),
         )
-        return Plan((*first, each), relation)
+        return Plan((*autoencoder_stages, stage), neighbours)
 
     def forecast(self, spec: Spec, plan: Plan) -> dict[str, Any]:
         dim = self.dim(spec)
-        images = self.per_class * spec.classes
-        ratio = self.signal(spec, plan) if self.mode != "resampled" else None
-        work = 4 * dim * dim * (
-            self.steps * images + self.bases * (spec.size or 0)
-        ) + self.opening_work(spec)
+        num_images = self.images_per_class * spec.num_classes
+        flops = 4 * dim * dim * (
+            self.steps * num_images + self.num_bases * (spec.size or 0)
+        ) + self.count_autoencoder_operations(spec)
         return {
-            "images": images,
-            "signal_to_noise_per_class": ratio,
-            "floating_point_operations": work,
-            "elementwise_operations": SORTING * self.steps * images * dim,
-            "operator_calls": CALLS * self.steps + self.opening_calls(),
+            "images": num_images,
+            "signal_to_noise_per_class": self.predict_signal_to_noise(spec, plan)
+            if self.mode != "resampled"
+            else None,
+            "floating_point_operations": flops,
+            "elementwise_operations": SORTING_PASSES * self.steps * num_images * dim,
+            "operator_calls": CALLS_PER_STEP * self.steps + self.count_autoencoder_calls(),
         }
 
-    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Product:
+    def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
         spec = gate.spec
-        here = self.placed(gate, streams, progress)
-        strip = Strip(self.steps)
+        space = self.prepare_space(gate, streams, progress)
         if self.mode == "blocks":
-            return self._pictures(
-                self.asked(gate, here, streams, progress), here, spec, streams, progress
-            )
-        points, labels = self._particles(spec, streams)
-        move = self._onto_records if self.mode == "records" else self._onto_draws
-        points = move(gate, here, points, strip, streams, progress)[:, : self.dim(spec)]
-        return self._shown(
-            points, labels, here, spec, strip.kept(here, spec.shape[0]) if self.keep else {}
+            statistics = self.query_statistics(gate, space, streams, progress)
+            return self._flow_images(statistics, space, spec, streams, progress)
+        flow = ParticleFlow(
+            dim=self.dim(spec),
+            particles_per_class=self.images_per_class,
+            steps=self.steps,
+            step_size=self.step_size,
+            diffusion=self.diffusion,
+            snapshots=FlowSnapshots(self.steps),
+            streams=streams,
+            progress=progress,
         )
-
-    def again(self, made: Product, spec: Spec, streams: Streams, progress: Progress) -> Product:
-        """A set of ``per_class`` images from what an earlier run kept: no record is asked, so it costs nothing."""
-        dim = self.dim(spec)
-        classes = spec.classes
-        device = streams.runtime.target
-        shapes = {
-            "means": (classes, dim),
-            "roots": (classes, dim, dim),
-            "frame": (self.bases, dim, dim),
-        }
-        shapes["targets"] = (classes, self.bases, dim, self.blocks)
-        found = {
-            name: value
-            for name, value in made.kept.items()
-            if name != STRIP and not name.startswith(DECODER)
-        }
-        if {name: tuple(value.shape) for name, value in found.items()} != shapes:
-            raise ReleaseError(
-                "the release does not hold what a set of another size needs: was it made with keep=false?"
+        points, labels = self._initialize_particles(spec, streams)
+        if self.mode == "records":
+            projections = self.query_projections(gate, space, streams, progress)
+            points = flow_to_records(flow, points, projections)
+        else:
+            points = flow_to_samples(
+                flow,
+                points,
+                gate,
+                space,
+                radius=self.radius(spec),
+                label_norm=self.compute_label_norm(spec),
+                num_blocks=self.num_blocks,
+                clip_norm=self.clip_ratio * self.radius(spec),
             )
-        known = Asked(**{name: value.float().to(device) for name, value in found.items()})
-        return self._pictures(known, self.found(made.kept, spec, device), spec, streams, progress)
+        tensors = flow.snapshots.export_images(space, spec.shape[0]) if self.keep_answers else {}
+        return self._build_artifact(points[:, : self.dim(spec)], labels, space, spec, tensors)
 
-    # What is free
+    def regenerate(
+        self, artifact: Artifact, spec: Spec, streams: Streams, progress: Progress
+    ) -> Artifact:
+        """Make a set of another size from the stored query results, at no privacy cost.
 
-    def _pictures(
-        self, made: Asked, here: Space | Coded, spec: Spec, streams: Streams, progress: Progress
-    ) -> Product:
-        """Of each class as many particles as asked for, from its Gaussian along the flow."""
-        points = made.drawn(self.per_class, streams.generator("start"))
-        strip = Strip(self.steps)
-        how: dict[str, Any] = {
-            "steps": self.steps,
-            "rate": self.rate,
-            "wiener": self.wiener,
-            "strip": strip,
+        Args:
+            artifact: The artifact of an earlier run.
+            spec: Spec of the data.
+            streams: Public random streams.
+            progress: Shows the progress.
+
+        Returns:
+            A set of `images_per_class` images of each class.
+
+        Raises:
+            ReleaseError: The artifact lacks the query results.
+        """
+        dim = self.dim(spec)
+        classes = spec.num_classes
+        device = streams.runtime.torch_device
+        expected_shapes = {
+            "means": (classes, dim),
+            "covariance_roots": (classes, dim, dim),
+            "frame": (self.num_bases, dim, dim),
+            "targets": (classes, self.num_bases, dim, self.num_blocks),
         }
-        points = flow(points, made, **how, streams=streams, progress=progress)
-        labels = torch.arange(spec.classes).repeat_interleave(self.per_class)
-        kept = (
-            {**made.tensors(), **to_keep(here), **strip.kept(here, spec.shape[0])}
-            if self.keep
+        tensors = {
+            name: value
+            for name, value in artifact.resize_state.items()
+            if name != SNAPSHOTS_KEY and not name.startswith(DECODER_PREFIX)
+        }
+        if {name: tuple(value.shape) for name, value in tensors.items()} != expected_shapes:
+            raise ReleaseError(
+                "The release lacks the query results that a set of another size needs. "
+                "Make the release again with keep_answers=true."
+            )
+        statistics = SlicedStatistics(
+            **{name: value.float().to(device) for name, value in tensors.items()}
+        )
+        space = self.restore_space(artifact.resize_state, spec, device)
+        return self._flow_images(statistics, space, spec, streams, progress)
+
+    def _flow_images(
+        self,
+        statistics: SlicedStatistics,
+        space: ImageTransform | LatentSpace,
+        spec: Spec,
+        streams: Streams,
+        progress: Progress,
+    ) -> Artifact:
+        """Sample particles from the Gaussian of each class and run the flow of mode blocks.
+
+        Args:
+            statistics: The initial Gaussians, the frame and the target quantiles.
+            space: The space of the points.
+            spec: Spec of the data.
+            streams: Public random streams.
+            progress: Shows the progress.
+
+        Returns:
+            The set, with the statistics and snapshots if `keep_answers`.
+        """
+        snapshots = FlowSnapshots(self.steps)
+        points = run_sliced_flow(
+            statistics.sample_points(self.images_per_class, streams.make_rng("start")),
+            statistics,
+            steps=self.steps,
+            step_size=self.step_size,
+            diffusion=self.diffusion,
+            snapshots=snapshots,
+            streams=streams,
+            progress=progress,
+        )
+        labels = torch.arange(spec.num_classes).repeat_interleave(self.images_per_class)
+        tensors = (
+            {
+                **statistics.to_tensors(),
+                **export_decoder(space),
+                **snapshots.export_images(space, spec.shape[0]),
+            }
+            if self.keep_answers
             else {}
         )
-        return self._shown(points.flatten(0, 1), labels, here, spec, kept)
+        return self._build_artifact(points.flatten(0, 1), labels, space, spec, tensors)
 
-    def _shown(
+    def _build_artifact(
         self,
         points: Tensor,
         labels: Tensor,
-        here: Space | Coded,
+        space: ImageTransform | LatentSpace,
         spec: Spec,
-        kept: dict[str, Tensor],
-    ) -> Product:
-        return Product.set(here.image(points, spec.shape[0]).clamp(0, 1), labels, kept=kept)
+        tensors: dict[str, Tensor],
+    ) -> Artifact:
+        """Decode particles to a set of images.
 
-    # The two mechanisms of the paper
+        Args:
+            points: Particles [count, dim].
+            labels: Their labels [count].
+            space: The space of the points.
+            spec: Spec of the data.
+            tensors: Tensors to store for sets of other sizes.
 
-    def _particles(self, spec: Spec, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Particles around the grey, each with the corner of its label, and the labels: [count, dim (+ classes)], [count]."""
-        labels = torch.arange(spec.classes).repeat_interleave(self.per_class)
-        noise = torch.randn(
-            len(labels), dim := self.dim(spec), generator=streams.generator("start")
-        )
-        points = START * self.radius(spec) / math.sqrt(dim) * noise
-        return torch.cat([points, corners(labels, self.held(spec), spec.classes)], 1).to(
-            streams.runtime.target
-        ), labels
+        Returns:
+            The set.
+        """
+        images = space.decode_point(points, spec.shape[0]).clamp(0, 1)
+        return Artifact.from_images(images, labels, resize_state=tensors)
 
-    def _some(self, points: Tensor, spec: Spec) -> Tensor:
-        """One particle of each label, without the label: [classes, dim]."""
-        return points[:: self.per_class, : self.dim(spec)]
+    def _initialize_particles(self, spec: Spec, streams: Streams) -> tuple[Tensor, Tensor]:
+        """Draw particles around the gray level, for the modes records and resampled.
 
-    def _stirred(
-        self, moved: Tensor, before: Tensor, pace: float, spec: Spec, noise: torch.Generator
-    ) -> Tensor:
-        """With the Wiener term; labels stay where they were."""
-        if self.wiener:
-            moved = moved + math.sqrt(2 * pace * self.wiener) * torch.randn(
-                moved.shape, generator=noise, device=moved.device
-            )
-        return torch.cat([moved[:, : self.dim(spec)], before[:, self.dim(spec) :]], 1)
+        Args:
+            spec: Spec of the data.
+            streams: Public random streams.
 
-    def _onto_records(
-        self,
-        gate: Gate,
-        here: Space | Coded,
-        points: Tensor,
-        strip: Strip,
-        streams: Streams,
-        progress: Progress,
-    ) -> Tensor:
-        """Every record's noisy point, once; then the flow between smoothed clouds: particles get as much noise as the records did."""
-        made = self.noisy_points(gate, here, streams, progress)
-        spec = gate.spec
-        fresh = streams.generator("smoothing", points.device)
-        strip.see(0, self._some(points, spec))
-        for turn, (basis, pace) in enumerate(schedule(self.bases, self.steps, self.rate, streams)):
-            smoothed = made.frame[basis] @ made.smoothed(points, fresh).mT
-            moved = pushed(
-                points,
-                assigned(smoothed, made.targets[basis]).sub_(smoothed),
-                made.frame[basis],
-                pace,
-            )
-            points = self._stirred(moved, points, pace, spec, fresh)
-            strip.see(turn + 1, self._some(points, spec))
-            if turn % 10 == 9 or turn + 1 == self.steps:
-                progress("moving the particles", turn + 1, self.steps)
-        return points
-
-    def _onto_draws(
-        self,
-        gate: Gate,
-        here: Space | Coded,
-        points: Tensor,
-        strip: Strip,
-        streams: Streams,
-        progress: Progress,
-    ) -> Tensor:
-        """At each step a fresh draw and a fresh basis; the clipped, noisy gaps between its quantiles and the particles' move these."""
-        spec = gate.spec
-        radius = self.radius(gate.spec)
-        hold = self.held(gate.spec)
-        device = points.device
-        bound = self.clip * radius
-        first = self.steps - gate.left("gaps")  # what a crash has used up is gone
-        if first and (found := streams.stored("particles")) is not None:
-            points = found["points"]
-        strip.see(first, self._some(points, spec))  # of a run that goes on, what is left of the way
-        for turn in range(first, self.steps):
-            draws = streams.generator(
-                f"step {turn}"
-            )  # of its own, so that a run that goes on draws what it would have drawn
-            frame = haar(points.shape[1], 1, draws).float().to(device)
-            projected = frame @ points.mT
-            known = quantiles(projected.mT, self.blocks)
-            asked = (here, radius, hold, spec.classes, frame, known)
-            answer = gate.answer(
-                "gaps", gaps, *asked, bound=bound, shape=tuple(known.shape)
-            ).float()
-            pace = self.rate * (1 - turn / self.steps)
-            moved = pushed(points, assigned(projected, answer), frame, pace)
-            points = self._stirred(
-                moved, points, pace, spec, streams.generator(f"wiener {turn}", device)
-            )
-            strip.see(turn + 1, self._some(points, spec))
-            if streams.due(turn, self.steps):
-                streams.store("particles", {"points": points})
-            if turn % 10 == 9 or turn + 1 == self.steps:
-                progress("moving the particles", turn + 1, self.steps)
-        return points
+        Returns:
+            Points followed by label vectors [count, dim (+ classes)], and labels [count].
+        """
+        labels = torch.arange(spec.num_classes).repeat_interleave(self.images_per_class)
+        dim = self.dim(spec)
+        noise = torch.randn(len(labels), dim, generator=streams.make_rng("start"))
+        points = INITIAL_SPREAD * self.radius(spec) / math.sqrt(dim) * noise
+        label_vectors = encode_labels(labels, self.compute_label_norm(spec), spec.num_classes)
+        particles = torch.cat([points, label_vectors], 1)
+        return particles.to(streams.runtime.torch_device), labels
 
 
 METHOD = SlicedFlow

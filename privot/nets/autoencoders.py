@@ -1,7 +1,8 @@
-"""Convolutional auto-encoders whose codes lie on a sphere: for images of up to 32 pixels, and for larger ones.
+"""Convolutional auto-encoders whose latents lie on a sphere.
 
-They are meant for public data, where nothing keeps a net small; `private_critic` has one for noisy gradients. No batch norm: a code
-depends on its image alone.
+They are trained on public data, so their size is not limited by privacy. Networks whose gradients
+get noise are in `dp_critic` and `dp_autoencoder`. There is no batch norm: the latent of an image
+depends on that image alone.
 """
 
 from __future__ import annotations
@@ -13,118 +14,159 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, leaky_relu
 
-from privot.nets.dp_networks import SLOPE, DecodedGenerator, halvings, on_sphere
+from privot.nets.dp_autoencoder import AutoencoderGenerator, project_to_sphere
+from privot.nets.dp_critic import NEGATIVE_SLOPE, count_halvings
 
-SMALL = 32  # pixels a side up to which one halving is enough, as in Liutkus et al.; larger ones are halved down to 4, as in DCGAN
+# Pixels a side up to which one halving is enough, as in Liutkus et al. Larger images are halved
+# down to 4 pixels, as in DCGAN.
+MAX_SINGLE_HALVING_SIDE = 32
 
 
-def widths(shape: tuple[int, int, int], width: int) -> list[int]:
-    """Channels before and after each halving.
+def layer_channels(shape: tuple[int, int, int], first_channels: int) -> list[int]:
+    """Return the channels before and after each halving.
 
-    >>> widths((1, 28, 28), 16), widths((3, 64, 64), 16)
+    >>> layer_channels((1, 28, 28), 16), layer_channels((3, 64, 64), 16)
     ([16, 16], [16, 32, 64, 128, 256])
     """
-    if max(shape[1:]) <= SMALL:
-        return [width] * (1 + (min(shape[1:]) > 1))
-    return [width * 2**each for each in range(halvings(*shape[1:]) + 1)]
+    if max(shape[1:]) <= MAX_SINGLE_HALVING_SIDE:
+        return [first_channels] * (1 + (min(shape[1:]) > 1))
+    return [first_channels * 2**level for level in range(count_halvings(*shape[1:]) + 1)]
 
 
 class ConvEncoder(nn.Module):
-    """Image in [0, 1] to a code on the sphere of radius sqrt(code): a convolution, halvings, two more convolutions, a dense layer.
+    """Map an image in [0, 1] to a latent on the sphere of radius sqrt(latent_dim).
 
-    >>> [round(each.item(), 3) for each in ConvEncoder((3, 64, 64), code=16, width=4)(torch.rand(2, 3, 64, 64)).norm(dim=1)]
+    The layers are a convolution, strided convolutions that halve the sides, two more convolutions
+    and a dense layer.
+
+    Args:
+        shape: Channels, height and width of an image.
+        latent_dim: Dimension of the latent.
+        channels: Channels of the first convolution.
+
+    >>> encoder = ConvEncoder((3, 64, 64), latent_dim=16, channels=4)
+    >>> [round(norm.item(), 3) for norm in encoder(torch.rand(2, 3, 64, 64)).norm(dim=1)]
     [4.0, 4.0]
     """
 
-    def __init__(self, shape: tuple[int, int, int], code: int, width: int = 16):
+    def __init__(self, shape: tuple[int, int, int], latent_dim: int, channels: int = 16):
         super().__init__()
-        channels = widths(shape, width)
-        self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
-        self.shrink = nn.ModuleList(
-            nn.Conv2d(old, new, 2, stride=2) for old, new in pairwise(channels)
+        level_channels = layer_channels(shape, channels)
+        last_channels = level_channels[-1]
+        self.stem = nn.Conv2d(shape[0], level_channels[0], 3, padding=1)
+        self.downsample_convs = nn.ModuleList(
+            nn.Conv2d(in_channels, out_channels, 2, stride=2)
+            for in_channels, out_channels in pairwise(level_channels)
         )
-        self.then = nn.ModuleList(
-            nn.Conv2d(channels[-1], channels[-1], 3, padding=1) for _ in range(2)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(last_channels, last_channels, 3, padding=1) for _ in range(2)
         )
-        cells = math.prod(side // 2 ** len(self.shrink) for side in shape[1:])
-        self.last = nn.Linear(channels[-1] * cells, code)
+        num_positions = math.prod(side // 2 ** len(self.downsample_convs) for side in shape[1:])
+        self.output = nn.Linear(last_channels * num_positions, latent_dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        return on_sphere(self.raw(images))
+        return project_to_sphere(self.encode_unnormalized(images))
 
-    def raw(self, images: Tensor) -> Tensor:
-        """Codes before they are put on the sphere."""
-        x = leaky_relu(self.first(2 * images - 1), SLOPE)
-        for layer in (*self.shrink, *self.then):
-            x = leaky_relu(layer(x), SLOPE)
-        return self.last(x.flatten(1))
+    def encode_unnormalized(self, images: Tensor) -> Tensor:
+        """Return the latents before their projection to the sphere, [count, latent_dim]."""
+        x = leaky_relu(self.stem(2 * images - 1), NEGATIVE_SLOPE)
+        for layer in (*self.downsample_convs, *self.convs):
+            x = leaky_relu(layer(x), NEGATIVE_SLOPE)
+        return self.output(x.flatten(1))
 
     @torch.no_grad()
-    def spread(self, images: Tensor) -> None:
-        """Make the codes of these (public) images lie all round the sphere; else all begin as nearly one, and learning waits.
+    def standardize_latents(self, images: Tensor) -> None:
+        """Rescale the last layer so that the latents of public images surround the origin.
 
-        >>> images, net = torch.rand(50, 1, 8, 8), ConvEncoder((1, 8, 8), code=4)
-        >>> net.spread(images)
-        >>> bool(net.raw(images).mean(0).abs().max() < 1e-3)
+        Otherwise all latents start close together, and training makes no progress at first.
+
+        >>> images, encoder = torch.rand(50, 1, 8, 8), ConvEncoder((1, 8, 8), latent_dim=4)
+        >>> encoder.standardize_latents(images)
+        >>> bool(encoder.encode_unnormalized(images).mean(0).abs().max() < 1e-3)
         True
         """
-        codes = self.raw(images)
-        middle = codes.mean(0)
-        width = codes.std(0).clamp(min=1e-6)
-        self.last.weight.div_(width[:, None])
-        self.last.bias.sub_(middle).div_(width)
+        latents = self.encode_unnormalized(images)
+        mean = latents.mean(0)
+        std = latents.std(0).clamp(min=1e-6)
+        self.output.weight.div_(std[:, None])
+        self.output.bias.sub_(mean).div_(std)
 
 
 class ConvDecoder(nn.Module):
-    """A code to the logits of an image's pixels: the other way round, with plain doubling, which leaves no chequered pattern.
+    """Map a latent to the logits of an image's pixels.
 
-    >>> ConvDecoder((1, 28, 28), code=8)(torch.zeros(2, 8)).shape
+    The layers mirror those of `ConvEncoder`. Nearest-neighbour upsampling before a convolution
+    leaves no checkerboard pattern.
+
+    Args:
+        shape: Channels, height and width of an image.
+        latent_dim: Dimension of the latent.
+        channels: Channels of the last convolution's input.
+
+    >>> ConvDecoder((1, 28, 28), latent_dim=8)(torch.zeros(2, 8)).shape
     torch.Size([2, 1, 28, 28])
     """
 
-    def __init__(self, shape: tuple[int, int, int], code: int, width: int = 16):
+    def __init__(self, shape: tuple[int, int, int], latent_dim: int, channels: int = 16):
         super().__init__()
-        channels = widths(shape, width)[::-1]
-        self.sides = (shape[1], shape[2])
-        self.plane = (
-            channels[0],
-            *(math.ceil(side / 2 ** (len(channels) - 1)) for side in self.sides),
+        level_channels = layer_channels(shape, channels)[::-1]
+        first_channels = level_channels[0]
+        num_doublings = len(level_channels) - 1
+        self.resolution = (shape[1], shape[2])
+        self.base_shape = (
+            first_channels,
+            *(math.ceil(side / 2**num_doublings) for side in self.resolution),
         )
-        self.first = nn.Linear(code, math.prod(self.plane))
-        self.then = nn.ModuleList(
-            nn.Conv2d(channels[0], channels[0], 3, padding=1) for _ in range(2)
+        self.dense = nn.Linear(latent_dim, math.prod(self.base_shape))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(first_channels, first_channels, 3, padding=1) for _ in range(2)
         )
-        self.grow = nn.ModuleList(
-            nn.Conv2d(old, new, 3, padding=1) for old, new in pairwise(channels)
+        self.upsample_convs = nn.ModuleList(
+            nn.Conv2d(in_channels, out_channels, 3, padding=1)
+            for in_channels, out_channels in pairwise(level_channels)
         )
-        self.last = nn.Conv2d(channels[-1], shape[0], 3, padding=1)
+        self.output_conv = nn.Conv2d(level_channels[-1], shape[0], 3, padding=1)
 
-    def forward(self, codes: Tensor) -> Tensor:
-        x = leaky_relu(self.first(codes), SLOPE).unflatten(1, self.plane)
-        for layer in self.then:
-            x = leaky_relu(layer(x), SLOPE)
-        for layer in self.grow:
-            x = leaky_relu(layer(interpolate(x, scale_factor=2)), SLOPE)
-        return self.last(x)[:, :, : self.sides[0], : self.sides[1]]
+    def forward(self, latents: Tensor) -> Tensor:
+        x = leaky_relu(self.dense(latents), NEGATIVE_SLOPE).unflatten(1, self.base_shape)
+        for layer in self.convs:
+            x = leaky_relu(layer(x), NEGATIVE_SLOPE)
+        for layer in self.upsample_convs:
+            x = leaky_relu(layer(interpolate(x, scale_factor=2)), NEGATIVE_SLOPE)
+        return self.output_conv(x)[:, :, : self.resolution[0], : self.resolution[1]]
 
 
 class ConvAutoencoder(nn.Module):
-    """An image to the logits of itself, through a code."""
+    """Map an image through a latent to the logits of its own pixels.
 
-    def __init__(self, shape: tuple[int, int, int], code: int, width: int = 16):
+    Args:
+        shape: Channels, height and width of an image.
+        latent_dim: Dimension of the latent.
+        channels: Channels of the encoder's first convolution.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], latent_dim: int, channels: int = 16):
         super().__init__()
-        self.encoder = ConvEncoder(shape, code, width)
-        self.decoder = ConvDecoder(shape, code, width)
+        self.encoder = ConvEncoder(shape, latent_dim, channels)
+        self.decoder = ConvDecoder(shape, latent_dim, channels)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.decoder(self.encoder(images))
 
 
-class ConvDecodedGenerator(DecodedGenerator):
-    """Code and label to a code of a `ConvAutoencoder`, and from there by its decoder to an image in [0, 1].
+class ConvAutoencoderGenerator(AutoencoderGenerator):
+    """Map a latent and a label to a `ConvAutoencoder` latent, and decode it to an image in [0, 1].
 
-    >>> net = ConvDecodedGenerator((1, 28, 28), classes=10)
-    >>> net(torch.zeros(2, net.code), torch.tensor([3, 7])).shape
+    Args:
+        shape: Channels, height and width of an image.
+        classes: Number of classes.
+        latent_dim: Dimension of the standard Gaussian latents [batch, latent_dim].
+        hidden_dim: Units of the hidden dense layers.
+        autoencoder_dim: Dimension of the auto-encoder's latents.
+        channels: Channels of the auto-encoder.
+
+    >>> net = ConvAutoencoderGenerator((1, 28, 28), classes=10)
+    >>> net(torch.zeros(2, net.latent_dim), torch.tensor([3, 7])).shape
     torch.Size([2, 1, 28, 28])
     """
 
@@ -132,12 +174,19 @@ class ConvDecodedGenerator(DecodedGenerator):
         self,
         shape: tuple[int, int, int],
         classes: int,
-        code: int = 5,
-        hidden: int = 256,
-        inner: int = 16,
-        width: int = 16,
+        latent_dim: int = 5,
+        hidden_dim: int = 256,
+        autoencoder_dim: int = 16,
+        channels: int = 16,
     ):
+        # The decoder of the base class is replaced below, so it is built as small as possible.
         super().__init__(
-            shape, classes, code, hidden, inner, drawing=1, waves=1
-        )  # of its decoder the next line leaves nothing
-        self.decoder = ConvDecoder(self.shape, inner, width)  # type: ignore[assignment]
+            shape,
+            classes,
+            latent_dim,
+            hidden_dim,
+            autoencoder_dim,
+            autoencoder_hidden_dim=1,
+            num_frequencies=1,
+        )
+        self.decoder = ConvDecoder(self.shape, autoencoder_dim, channels)

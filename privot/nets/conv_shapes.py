@@ -1,19 +1,25 @@
-"""The sizes of a ConvNet before it is built."""
+"""Shapes and sizes of a ConvNet, computed before it is built."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-TEXTURED = 48  # channels; of random nets any are as good as others
+# Channels of a texture feature. Which channels of a random network are taken makes no difference.
+MAX_TEXTURE_CHANNELS = 48
 
 
 @dataclass(frozen=True)
-class Outline:
-    """Of a ConvNet for images of ``shape``: ``depth`` blocks of ``width`` channels, or as many as small images allow.
+class ConvNetShapes:
+    """Shapes of a ConvNet: blocks of 3x3 convolution, norm, ReLU and pooling, then a dense layer.
 
-    >>> net = Outline((3, 32, 32), 128, 3)
-    >>> net.blocks, net.numbers, net.work
+    Args:
+        shape: Channels, height and width of the images.
+        width: Channels of every block.
+        depth: Number of blocks; small images allow fewer.
+
+    >>> shapes = ConvNetShapes((3, 32, 32), 128, 3)
+    >>> shapes.num_blocks, shapes.num_features, shapes.flops
     (3, 2048, 101449728)
     """
 
@@ -22,56 +28,56 @@ class Outline:
     depth: int = 3
 
     @property
-    def pad(self) -> int:
-        """Of the first convolution: 28-pixel images become 32."""
+    def padding(self) -> int:
+        """Padding of the first convolution: it takes 28-pixel images to 32."""
         return 3 if tuple(self.shape[1:]) == (28, 28) else 1
 
     @property
-    def sides(self) -> tuple[int, int]:
-        """Of the first maps."""
-        height, width = (side + 2 * self.pad - 2 for side in self.shape[1:])
+    def map_sides(self) -> tuple[int, int]:
+        """Height and width of the first maps."""
+        height, width = (side + 2 * self.padding - 2 for side in self.shape[1:])
         return height, width
 
     @property
-    def blocks(self) -> int:
-        """Each halves the sides; 2 are left at least."""
-        return max(0, min(self.depth, int(math.log2(min(self.sides))) - 1))
+    def num_blocks(self) -> int:
+        """Number of blocks. Each halves the sides, and at least 2 pixels remain."""
+        return max(0, min(self.depth, int(math.log2(min(self.map_sides))) - 1))
 
     @property
-    def numbers(self) -> int:
-        """Features before the last layer."""
-        return (self.width if self.blocks else self.shape[0]) * math.prod(
-            side >> self.blocks for side in self.sides
-        )
+    def num_features(self) -> int:
+        """Inputs of the last layer."""
+        channels = self.width if self.num_blocks else self.shape[0]
+        return channels * math.prod(side >> self.num_blocks for side in self.map_sides)
 
     @property
-    def textures(self) -> tuple[int, int]:
-        """After how many blocks, of the last, products of channels are taken, and between how many channels."""
-        return min(2, self.blocks), min(TEXTURED, self.width)
+    def texture_layout(self) -> tuple[int, int]:
+        """How many of the last blocks give texture features, and from how many channels each."""
+        return min(2, self.num_blocks), min(MAX_TEXTURE_CHANNELS, self.width)
 
     @property
-    def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Of the blocks, by name: their shapes."""
-        found: dict[str, tuple[int, ...]] = {}
-        for number in range(self.blocks):
-            found[f"conv{number}"] = (self.width, self.width if number else self.shape[0], 3, 3)
-            found |= {f"{name}{number}": (self.width,) for name in ("bias", "gain", "shift")}
-        return found
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters of all blocks, by name."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for block in range(self.num_blocks):
+            in_channels = self.width if block else self.shape[0]
+            shapes[f"conv{block}"] = (self.width, in_channels, 3, 3)
+            shapes |= {f"{name}{block}": (self.width,) for name in ("bias", "gain", "shift")}
+        return shapes
 
     @property
-    def elements(self) -> int:
+    def num_activations(self) -> int:
         """Elements of all maps of one image."""
-        return self.width * sum(
-            math.prod(side >> number for side in self.sides) for number in range(self.blocks)
-        )
+        return self.width * sum(self._map_size(block) for block in range(self.num_blocks))
 
     @property
-    def work(self) -> int:
-        """Floating-point operations of one image's way: those of the convolutions."""
-        sizes = [
-            math.prod(shape) for name, shape in self.parameters.items() if name.startswith("conv")
-        ]
+    def flops(self) -> int:
+        """Floating-point operations of all convolutions for one image."""
+        shapes = self.parameter_shapes
         return sum(
-            2 * size * math.prod(side >> number for side in self.sides)
-            for number, size in enumerate(sizes)
+            2 * math.prod(shapes[f"conv{block}"]) * self._map_size(block)
+            for block in range(self.num_blocks)
         )
+
+    def _map_size(self, block: int) -> int:
+        """Return the positions of a block's map before its pooling."""
+        return math.prod(side >> block for side in self.map_sides)

@@ -1,6 +1,6 @@
-"""Critics and throw-away generators as plain functions of one flat vector of weights, so that a thousand of them can lie side by side.
+"""A WGAN-GP critic as functions of one flat vector of weights.
 
-Every function is of one network; ``torch.func.vmap`` makes it one of many.
+Every function computes one critic. ``torch.func.vmap`` maps it over thousands of them.
 """
 
 from __future__ import annotations
@@ -12,211 +12,209 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.nn.functional import interpolate, leaky_relu, normalize
+from torch.nn.functional import leaky_relu, normalize
 
-from privot.nets.vmap_conv import TRITON, convolve
+from privot.nets.flat_weights import Shapes, draw_weights, unflatten_weights
+from privot.nets.vmap_conv import convolve
 
-STILL = 1e-12  # under a root, so that its slope at zero is finite
-
-
-def _pieces(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    parts = flat.split([math.prod(shape) for shape in shapes.values()])
-    return {
-        name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
-
-
-def _drawn(count: int, shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> Tensor:
-    """Uniform, by the number of inputs of each layer, PyTorch's usual law; biases start at 0: [count, numbers]."""
-    reach = [
-        math.sqrt(1 / math.prod(shape[1:])) if len(shape) > 1 else 0.0 for shape in shapes.values()
-    ]
-    scale = torch.cat(
-        [
-            torch.full((math.prod(shape),), each)
-            for each, shape in zip(reach, shapes.values(), strict=True)
-        ]
-    )
-    return (2 * torch.rand(count, len(scale), generator=generator) - 1) * scale
+SQRT_EPS = 1e-12  # added under a square root, so that its gradient at zero is finite
+GRADIENT_PENALTY_WEIGHT = 10  # as in WGAN-GP
+DRIFT_WEIGHT = 0.001  # of the squared scores of real images
 
 
 @dataclass(frozen=True)
 class Critic:
-    """An image and its label to one score: 5x5 convolutions of stride 2, then a dense part plus a projection on the label.
+    """A WGAN-GP critic: maps an image in [0, 1] and its label to one score.
 
-    Convolutions are divided by their largest singular value (spectral norm), found by power iteration: ``along`` holds its left vectors.
-    The dense part and the projection start at 0 and are free: a critic that is new has no slope, and the first it gets is toward the data.
+    The layers are 5x5 convolutions of stride 2, then a dense layer plus a projection on the label.
+    Each convolution is divided by its largest singular value (spectral norm), which power iteration
+    approximates; ``left_vectors`` holds the left singular vectors of all convolutions. The dense
+    layer and the projection are not normalized and start at 0. A new critic therefore has no input
+    gradient, and its first one points toward the data.
 
-    >>> critic = Critic((1, 28, 28), classes=10, width=8)
-    >>> weights, along = critic.begin(3, torch.Generator().manual_seed(0))
+    Args:
+        shape: Channels, height and width of an image.
+        classes: Number of classes.
+        channels: Channels after the first convolution. Each further one has twice as many.
+
+    >>> critic = Critic((1, 28, 28), classes=10, channels=8)
+    >>> weights, left_vectors = critic.init_weights(3, torch.Generator().manual_seed(0))
     >>> images, labels = torch.rand(3, 2, 1, 28, 28), torch.zeros(3, 2, dtype=torch.int64)
-    >>> torch.func.vmap(critic.score)(weights, along, images, labels).shape
+    >>> torch.func.vmap(critic.score)(weights, left_vectors, images, labels).shape
     torch.Size([3, 2])
     """
 
     shape: tuple[int, int, int]
     classes: int
-    width: int = 64
+    channels: int = 64
 
     @property
-    def sides(self) -> list[tuple[int, int]]:
-        """Of the image and of the maps after each convolution; no side falls under 3 unless the image's does."""
-        count = max(1, int(math.log2(min(self.shape[1:]) / 3.5))) if min(self.shape[1:]) > 3 else 1
-        halved = accumulate(
-            range(count),
+    def map_sides(self) -> list[tuple[int, int]]:
+        """Height and width of the image and of the maps after each convolution.
+
+        No side falls below 3 unless that of the image does.
+        """
+        shorter = min(self.shape[1:])
+        num_convs = max(1, int(math.log2(shorter / 3.5))) if shorter > 3 else 1
+        sides = accumulate(
+            range(num_convs),
             lambda side, _: ((side[0] + 1) // 2, (side[1] + 1) // 2),
             initial=self.shape[1:],
         )
-        return [(height, width) for height, width in halved]
+        return [(height, width) for height, width in sides]
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        channels = [self.shape[0], *(self.width * 2**each for each in range(len(self.sides) - 1))]
-        found: dict[str, tuple[int, ...]] = {}
-        for place, (old, new) in enumerate(pairwise(channels)):
-            found |= {f"conv{place}": (new, old, 5, 5), f"bias{place}": (new,)}
-        numbers = channels[-1] * math.prod(self.sides[-1])
-        return {**found, "dense": (1, numbers), "level": (1,), "label": (self.classes, numbers)}
+    def parameter_shapes(self) -> Shapes:
+        """Shapes of the parameters by name, in the order of the flat weights."""
+        num_convs = len(self.map_sides) - 1
+        channels = [self.shape[0], *(self.channels * 2**level for level in range(num_convs))]
+        shapes: Shapes = {}
+        for level, (in_channels, out_channels) in enumerate(pairwise(channels)):
+            shapes[f"conv{level}"] = (out_channels, in_channels, 5, 5)
+            shapes[f"bias{level}"] = (out_channels,)
+        num_features = channels[-1] * math.prod(self.map_sides[-1])
+        shapes["dense"] = (1, num_features)
+        shapes["dense_bias"] = (1,)
+        shapes["label_projection"] = (self.classes, num_features)
+        return shapes
 
     @property
-    def work(self) -> int:
-        """Floating-point operations of one image's way."""
-        convs = [math.prod(shape) for name, shape in self.shapes.items() if name.startswith("conv")]
+    def flops(self) -> int:
+        """Floating-point operations of the convolutions for one image."""
         return sum(
-            2 * size * math.prod(side) for size, side in zip(convs, self.sides[1:], strict=True)
+            2 * math.prod(shape) * math.prod(side)
+            for shape, side in zip(self._conv_shapes().values(), self.map_sides[1:], strict=True)
         )
 
-    def begin(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Weights [count, numbers] and the vectors of their norms [count, rows], both random."""
-        weights = _drawn(count, self.shapes, generator)
-        weights[
-            :,
-            sum(
-                math.prod(self.shapes[name])
-                for name in self.shapes
-                if name.startswith(("conv", "bias"))
-            ) :,
-        ] = 0
-        return weights, torch.randn(
-            count, sum(shape[0] for shape in self._matrices().values()), generator=generator
+    def init_weights(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw the weights of new critics.
+
+        Args:
+            count: Number of critics.
+            generator: Source of the random numbers.
+
+        Returns:
+            Weights [count, num_weights], and left singular vectors to start power iteration
+            from, [count, rows of all convolutions].
+        """
+        weights = draw_weights(count, self.parameter_shapes, generator)
+        num_conv_weights = sum(
+            math.prod(shape)
+            for name, shape in self.parameter_shapes.items()
+            if name.startswith(("conv", "bias"))
         )
+        weights[:, num_conv_weights:] = 0
+        return weights, torch.randn(count, sum(self._conv_rows()), generator=generator)
 
-    def _matrices(self) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, shape in self.shapes.items() if name.startswith("conv")}
+    def _conv_shapes(self) -> Shapes:
+        return {
+            name: shape for name, shape in self.parameter_shapes.items() if name.startswith("conv")
+        }
 
-    def turned(self, weights: Tensor, along: Tensor) -> Tensor:
-        """One step of power iteration on every convolution."""
-        parts = _pieces(weights, self.shapes)
-        lefts = along.split([shape[0] for shape in self._matrices().values()])
-        found = []
-        for name, left in zip(self._matrices(), lefts, strict=True):
-            matrix = parts[name].flatten(1)
-            found.append(normalize(matrix @ normalize(matrix.T @ left, dim=0), dim=0))
-        return torch.cat(found)
+    def _conv_rows(self) -> list[int]:
+        """Return the rows of each convolution's matrix: its output channels."""
+        return [shape[0] for shape in self._conv_shapes().values()]
 
-    def score(self, weights: Tensor, along: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """[batch] of images [batch, ...] in [0, 1]."""
-        return self._judge(self._normed(weights, along), images, labels)
+    def power_iterate(self, weights: Tensor, left_vectors: Tensor) -> Tensor:
+        """Apply one step of power iteration to every convolution.
 
-    def _normed(self, weights: Tensor, along: Tensor) -> dict[str, Tensor]:
-        """The parts, with convolutions of norm 1."""
-        parts = _pieces(weights, self.shapes)
-        lefts = along.split([shape[0] for shape in self._matrices().values()])
-        for name, left in zip(self._matrices(), lefts, strict=True):
-            matrix = parts[name].flatten(1)
+        Args:
+            weights: Flat weights of one critic.
+            left_vectors: Left singular vectors of its convolutions, one after another.
+
+        Returns:
+            The next left singular vectors.
+        """
+        parameters = unflatten_weights(weights, self.parameter_shapes)
+        vectors = []
+        left_per_conv = left_vectors.split(self._conv_rows())
+        for name, left in zip(self._conv_shapes(), left_per_conv, strict=True):
+            matrix = parameters[name].flatten(1)
+            vectors.append(normalize(matrix @ normalize(matrix.T @ left, dim=0), dim=0))
+        return torch.cat(vectors)
+
+    def score(
+        self, weights: Tensor, left_vectors: Tensor, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Score images by one critic.
+
+        Args:
+            weights: Flat weights of the critic.
+            left_vectors: Left singular vectors of its convolutions.
+            images: Images in [0, 1], [batch, channels, height, width].
+            labels: Class labels, [batch].
+
+        Returns:
+            Scores, [batch].
+        """
+        return self._compute_scores(self._normalize_convs(weights, left_vectors), images, labels)
+
+    def _normalize_convs(self, weights: Tensor, left_vectors: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of one critic, with convolutions of spectral norm 1."""
+        parameters = unflatten_weights(weights, self.parameter_shapes)
+        left_per_conv = left_vectors.split(self._conv_rows())
+        for name, left in zip(self._conv_shapes(), left_per_conv, strict=True):
+            matrix = parameters[name].flatten(1)
             right = normalize(matrix.detach().T @ left, dim=0)
-            parts[name] = parts[name] / (normalize(left, dim=0) @ matrix @ right + STILL)
-        return parts
+            spectral_norm = normalize(left, dim=0) @ matrix @ right
+            parameters[name] = parameters[name] / (spectral_norm + SQRT_EPS)
+        return parameters
 
-    def _judge(self, parts: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
+    def _compute_scores(
+        self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Score images with normalized parameters: [batch].
+
+        Args:
+            parameters: Parameters of one critic, with normalized convolutions.
+            images: Images in [0, 1], [batch, channels, height, width].
+            labels: Class labels, [batch].
+
+        Returns:
+            Scores, [batch].
+        """
         x = 2 * images - 1
-        for place in range(len(self.sides) - 1):
-            x = leaky_relu(convolve(x, parts[f"conv{place}"], parts[f"bias{place}"], 2, 2), 0.1)
+        for level in range(len(self.map_sides) - 1):
+            x = convolve(x, parameters[f"conv{level}"], parameters[f"bias{level}"], 2, 2)
+            x = leaky_relu(x, 0.1)
         x = x.flatten(1)
-        return x @ parts["dense"][0] + parts["level"] + (x * parts["label"][labels]).sum(1)
+        projections = (x * parameters["label_projection"][labels]).sum(1)
+        return x @ parameters["dense"][0] + parameters["dense_bias"] + projections
 
     def loss(
         self,
         weights: Tensor,
-        along: Tensor,
+        left_vectors: Tensor,
         real: Tensor,
         fake: Tensor,
         labels: Tensor,
-        mix: Tensor,
+        mix_weights: Tensor,
     ) -> Tensor:
-        r"""WGAN-GP: :math:`E D(fake) - E D(real) + 10 E(|\nabla D(mid)| - 1)^2 + 0.001 E D(real)^2`, all of the same labels.
+        r"""Compute the WGAN-GP loss of one critic.
 
-        ``mid`` lies between real and fake images, by ``mix`` [batch].
+        .. math:: E D(fake) - E D(real) + 10 E(|\nabla D(mid)| - 1)^2 + 0.001 E D(real)^2
+
+        where ``mid`` lies between real and fake images.
+
+        Args:
+            weights: Flat weights of the critic.
+            left_vectors: Left singular vectors of its convolutions.
+            real: Real images in [0, 1], [batch, channels, height, width].
+            fake: Generated images of the same labels and shape.
+            labels: Class labels, [batch].
+            mix_weights: Weight of the real image in ``mid``, in [0, 1]: [batch].
+
+        Returns:
+            The loss, a scalar.
         """
-        parts = self._normed(
-            weights, along
-        )  # once for both ways: it passes over all weights many times
-        scores = self._judge(parts, torch.cat([real, fake]), labels.repeat(2))
-        mid = torch.lerp(fake, real, mix.view(-1, 1, 1, 1))
-        slope = grad(lambda x: self._judge(parts, x, labels).sum())(mid)
-        steep = (slope.flatten(1).square().sum(1) + STILL).sqrt()
-        gap = scores[len(labels) :].mean() - scores[: len(labels)].mean()
-        return (
-            gap + 10 * (steep - 1).square().mean() + 0.001 * scores[: len(labels)].square().mean()
-        )
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """A small generator, to be thrown away: a dense layer to a plane, then two rounds of (upsample, 3x3 convolution).
-
-    >>> sketch = Sketch((1, 28, 28), classes=10)
-    >>> weights = sketch.begin(1, torch.Generator().manual_seed(0))[0]
-    >>> sketch.draw(weights, torch.zeros(2, sketch.code), torch.tensor([3, 7])).shape
-    torch.Size([2, 1, 28, 28])
-    """
-
-    shape: tuple[int, int, int]
-    classes: int
-    code: int = 16
-    width: int = 16
-
-    @property
-    def plane(self) -> tuple[int, int, int]:
-        return 2 * self.width, math.ceil(self.shape[1] / 4), math.ceil(self.shape[2] / 4)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            "dense": (math.prod(self.plane), self.code + self.classes),
-            "level": (math.prod(self.plane),),
-            "conv0": (self.width, 2 * self.width, 3, 3),
-            "bias0": (self.width,),
-            "conv1": (self.shape[0], self.width, 3, 3),
-            "bias1": (self.shape[0],),
-        }
-
-    def begin(self, count: int, generator: torch.Generator) -> Tensor:
-        return _drawn(count, self.shapes, generator)
-
-    def draw(self, weights: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
-        """Images in [0, 1], [batch, ...]."""
-        parts = _pieces(weights, self.shapes)
-        known = torch.eye(self.classes, dtype=codes.dtype, device=codes.device)[labels]
-        x = torch.cat([codes, known], 1) @ parts["dense"].T + parts["level"]
-        x = interpolate(leaky_relu(x, 0.1).view(-1, *self.plane), scale_factor=2)
-        x = interpolate(
-            leaky_relu(convolve(x, parts["conv0"], parts["bias0"], padding=1), 0.1), scale_factor=2
-        )
-        return convolve(x, parts["conv1"], parts["bias1"], padding=1)[
-            :, :, : self.shape[1], : self.shape[2]
-        ].sigmoid()
-
-
-def adam(
-    weights: Tensor, slope: Tensor, mean: Tensor, square: Tensor, step: Tensor, rate: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One step with betas 0.5 and 0.9, as WGAN-GP has it; ``step`` counts from 1."""
-    if TRITON and weights.is_cuda and weights.dtype == torch.float32:
-        from privot.nets.kernels.adam import Adam
-
-        return Adam.apply(weights, slope, mean, square, 1 - 0.5**step, 1 - 0.9**step, rate)
-    mean = torch.lerp(slope, mean, 0.5)
-    square = torch.lerp(slope.square(), square, 0.9)
-    away = (mean / (1 - 0.5**step)) / ((square / (1 - 0.9**step)).sqrt() + 1e-8)
-    return weights - rate * away, mean, square
+        # Normalized once for scores and penalty, since it passes over all weights many times.
+        parameters = self._normalize_convs(weights, left_vectors)
+        batch = len(labels)
+        scores = self._compute_scores(parameters, torch.cat([real, fake]), labels.repeat(2))
+        mid = torch.lerp(fake, real, mix_weights.view(-1, 1, 1, 1))
+        input_gradient = grad(lambda x: self._compute_scores(parameters, x, labels).sum())(mid)
+        gradient_norms = (input_gradient.flatten(1).square().sum(1) + SQRT_EPS).sqrt()
+        penalty = (gradient_norms - 1).square().mean()
+        gap = scores[batch:].mean() - scores[:batch].mean()
+        drift = scores[:batch].square().mean()
+        return gap + GRADIENT_PENALTY_WEIGHT * penalty + DRIFT_WEIGHT * drift

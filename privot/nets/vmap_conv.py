@@ -1,13 +1,15 @@
-"""A convolution that stays quick when ``torch.func.vmap`` makes it one of many networks, each with its own weights.
+"""A convolution that stays fast when ``torch.func.vmap`` maps it over many networks.
 
-It is linear in the maps and in the weights. Paired with a slope of its result it is one trilinear form of (maps, weights, slope), and its
-three faces, each towards one of them, are all that derivatives of any order need: the slope of a face is the other two.
+A convolution is linear in its maps and in its weights. Its inner product with an output gradient is
+one trilinear form of (maps, weights, output gradient). The partial derivatives of this form are the
+convolution (`Conv`), the gradient of its maps (`ConvInputGrad`) and that of its weights
+(`ConvWeightGrad`). The derivatives of each of the three are the other two, so the three operations
+suffice for derivatives of any order.
 """
 
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,161 +17,275 @@ from torch import Tensor
 from torch.nn import grad
 from torch.nn.functional import conv2d
 
-TRITON = find_spec("triton") is not None
-REACH = 2**31  # numbers of one network's maps that the kernels can count
+from privot.runtime.kernels import kernels_available
+
+MAX_INDEXABLE_ELEMENTS = 2**31  # elements of one network's maps that the kernels can index
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
-    """Maps [n, channels, height, width] and weights [outs, channels, side, side] to [n, outs, ...], differentiable any number of times.
+    """Convolve maps; the result can be differentiated any number of times.
 
-    In single precision on a GPU by kernels of our own, elsewhere by torch's.
+    Our own kernels compute it in single precision on a GPU, and PyTorch elsewhere.
+
+    Args:
+        x: Maps, [n, channels, height, width].
+        weight: Weights, [out_channels, channels, kernel_size, kernel_size].
+        bias: Bias, [out_channels].
+        stride: Stride of both sides.
+        padding: Padding of both sides.
+
+    Returns:
+        Maps, [n, out_channels, out_height, out_width].
 
     >>> convolve(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), torch.zeros(1), padding=1)[0, 0, 0]
     tensor([4., 6., 4.])
     """
-    if not (x.is_cuda and TRITON and x.dtype == weight.dtype == torch.float32):
+    is_float32 = x.dtype == weight.dtype == torch.float32
+    if not (x.is_cuda and kernels_available() and is_float32):
         return conv2d(x, weight, bias, stride, padding)
-    return by_faces(x, weight, bias, stride, padding)
+    return batched_conv(x, weight, bias, stride, padding)
 
 
-def by_faces(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
-    """The same, as a network of its own beside those that vmap adds."""
-    # Laid channels last here, once for all derivatives, as the kernels want it.
-    laid = weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    return ToOutput.apply(x.unsqueeze(0), laid.unsqueeze(0), stride, padding).squeeze(
-        0
-    ) + bias.view(-1, 1, 1)
+def batched_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0
+) -> Tensor:
+    """Convolve maps by `Conv`, with a leading axis of one network that vmap extends.
+
+    Args:
+        x: Maps, [n, channels, height, width].
+        weight: Weights, [out_channels, channels, kernel_size, kernel_size].
+        bias: Bias, [out_channels].
+        stride: Stride of both sides.
+        padding: Padding of both sides.
+
+    Returns:
+        Maps, [n, out_channels, out_height, out_width].
+    """
+    # Channels last, as the kernels read weights; done once here for all derivatives.
+    weight = weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    maps = Conv.apply(x.unsqueeze(0), weight.unsqueeze(0), stride, padding).squeeze(0)
+    return maps + bias.view(-1, 1, 1)
 
 
-def _kernels(x: Tensor, *sizes: int) -> Any:
-    """Our own, if x lies on a GPU and maps of these sizes can be counted there."""
-    if not x.is_cuda or math.prod(sizes) >= REACH:
+def _select_kernels(x: Tensor, *sizes: int) -> Any:
+    """Return the module of our kernels, or None where PyTorch must compute.
+
+    Our kernels need a GPU and maps small enough to be indexed.
+    """
+    if not x.is_cuda or math.prod(sizes) >= MAX_INDEXABLE_ELEMENTS:
         return None
     from privot.nets.kernels import batched_conv
 
     return batched_conv
 
 
-def _grouped(x: Tensor) -> Tensor:
-    """[nets, n, channels, ...] as one batch of wide maps, [n, nets * channels, ...]."""
+def _merge_nets_into_channels(x: Tensor) -> Tensor:
+    """Turn [nets, n, channels, ...] into one batch of wide maps, [n, nets * channels, ...]."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def _many(size: int, *given: tuple[Tensor, int | None]) -> list[Tensor]:
-    """Tensors [nets, ...] with an axis of vmap each, or without it: that axis becomes part of the nets."""
-    spread = [x.expand(size, *x.shape) if at is None else x.movedim(at, 0) for x, at in given]
-    return [x.flatten(0, 1) for x in spread]
+def _merge_vmap_axis(num_nets: int, *tensors: tuple[Tensor, int | None]) -> list[Tensor]:
+    """Merge the axis of vmap into the axis of networks.
+
+    Args:
+        num_nets: Size of the axis of vmap.
+        tensors: Tensors [nets, ...], each with the position of its vmap axis or None.
+
+    Returns:
+        Tensors [num_nets * nets, ...].
+    """
+    stacked = [
+        x.expand(num_nets, *x.shape) if axis is None else x.movedim(axis, 0) for x, axis in tensors
+    ]
+    return [x.flatten(0, 1) for x in stacked]
 
 
-class ToOutput(torch.autograd.Function):
-    """Maps [nets, n, channels, height, width] and weights [nets, outs, channels, side, side] to [nets, n, outs, high, wide]."""
+class Conv(torch.autograd.Function):
+    """The convolution of each network."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-        if kernels := _kernels(x, x.shape[1], *x.shape[3:], max(weight.shape[1:3])):
-            return kernels.to_output(x, weight, stride, padding)
-        y = conv2d(_grouped(x), weight.flatten(0, 1), None, stride, padding, groups=len(x))
+        """Convolve the maps of each network with its weights.
+
+        Args:
+            x: Maps, [nets, n, channels, height, width].
+            weight: Weights, [nets, out_channels, channels, kernel_size, kernel_size].
+            stride: Stride of both sides.
+            padding: Padding of both sides.
+
+        Returns:
+            Maps, [nets, n, out_channels, out_height, out_width].
+        """
+        if kernels := _select_kernels(x, x.shape[1], *x.shape[3:], max(weight.shape[1:3])):
+            return kernels.conv_forward(x, weight, stride, padding)
+        wide_maps = _merge_nets_into_channels(x)
+        y = conv2d(wide_maps, weight.flatten(0, 1), None, stride, padding, groups=len(x))
         return y.unflatten(1, (len(x), -1)).transpose(0, 1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
-        ctx.how = inputs[2:]
+        ctx.stride_and_padding = inputs[2:]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dx = ToInput.apply(g, weight, *x.shape[3:], *ctx.how) if ctx.needs_input_grad[0] else None
-        return (
-            dx,
-            ToWeights.apply(x, g, weight.shape[3], *ctx.how) if ctx.needs_input_grad[1] else None,
-            None,
-            None,
-        )
+        conv_args = ctx.stride_and_padding
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = ConvInputGrad.apply(grad_output, weight, *x.shape[3:], *conv_args)
+        if ctx.needs_input_grad[1]:
+            dw = ConvWeightGrad.apply(x, grad_output, weight.shape[3], *conv_args)
+        return dx, dw, None, None
 
     @staticmethod
     def vmap(
-        info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, *how: int
+        info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, *conv_args: int
     ) -> tuple[Tensor, int]:
-        if dims[1] is None and dims[0] is not None:  # the same weights: a larger batch
+        """Treat the axis of vmap as more networks or, with shared weights, as a larger batch.
+
+        Args:
+            info: Has the size of the axis.
+            dims: Position of the axis in each argument, or None.
+            x: Maps.
+            weight: Weights.
+            conv_args: The other arguments of `forward`.
+
+        Returns:
+            The results, and the position of the axis in them.
+        """
+        if dims[1] is None and dims[0] is not None:  # shared weights: a larger batch
             x = x.movedim(dims[0], 1)
-            return ToOutput.apply(x.flatten(1, 2), weight, *how).unflatten(1, x.shape[1:3]), 1
-        found = ToOutput.apply(*_many(info.batch_size, (x, dims[0]), (weight, dims[1])), *how)
-        return found.unflatten(0, (info.batch_size, -1)), 0
+            return Conv.apply(x.flatten(1, 2), weight, *conv_args).unflatten(1, x.shape[1:3]), 1
+        merged = _merge_vmap_axis(info.batch_size, (x, dims[0]), (weight, dims[1]))
+        return Conv.apply(*merged, *conv_args).unflatten(0, (info.batch_size, -1)), 0
 
 
-class ToInput(torch.autograd.Function):
-    """Slopes [nets, n, outs, high, wide] and weights to those of the maps [nets, n, channels, height, width]."""
+class ConvInputGrad(torch.autograd.Function):
+    """The gradient of each network's convolution with respect to its maps."""
 
     @staticmethod
     def forward(
         dy: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int
     ) -> Tensor:
-        if kernels := _kernels(dy, dy.shape[1], height, width, max(weight.shape[1:3])):
-            return kernels.to_input(dy, weight, height, width, stride, padding)
-        nets = len(dy)
-        n = dy.shape[1]
-        channels = weight.shape[2]
-        size = (n, nets * channels, height, width)
-        dx = grad.conv2d_input(
-            size, weight.flatten(0, 1), _grouped(dy), stride, padding, groups=nets
-        )
+        """Compute the gradients of the maps.
+
+        Args:
+            dy: Output gradients, [nets, n, out_channels, out_height, out_width].
+            weight: Weights, [nets, out_channels, channels, kernel_size, kernel_size].
+            height: Height of the maps.
+            width: Width of the maps.
+            stride: Stride of both sides.
+            padding: Padding of both sides.
+
+        Returns:
+            Gradients, [nets, n, channels, height, width].
+        """
+        if kernels := _select_kernels(dy, dy.shape[1], height, width, max(weight.shape[1:3])):
+            return kernels.conv_input_grad(dy, weight, height, width, stride, padding)
+        nets, n = dy.shape[:2]
+        size = (n, nets * weight.shape[2], height, width)
+        wide_dy = _merge_nets_into_channels(dy)
+        dx = grad.conv2d_input(size, weight.flatten(0, 1), wide_dy, stride, padding, groups=nets)
         return dx.unflatten(1, (nets, -1)).transpose(0, 1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
-        ctx.how = inputs[4:]
+        ctx.stride_and_padding = inputs[4:]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         dy, weight = ctx.saved_tensors
-        first = ToOutput.apply(g, weight, *ctx.how) if ctx.needs_input_grad[0] else None
-        second = (
-            ToWeights.apply(g, dy, weight.shape[3], *ctx.how) if ctx.needs_input_grad[1] else None
-        )
-        return first, second, None, None, None, None
+        conv_args = ctx.stride_and_padding
+        ddy = dw = None
+        if ctx.needs_input_grad[0]:
+            ddy = Conv.apply(grad_output, weight, *conv_args)
+        if ctx.needs_input_grad[1]:
+            dw = ConvWeightGrad.apply(grad_output, dy, weight.shape[3], *conv_args)
+        return ddy, dw, None, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, dims: tuple[int | None, ...], dy: Tensor, weight: Tensor, *how: int
+        info: Any, dims: tuple[int | None, ...], dy: Tensor, weight: Tensor, *conv_args: int
     ) -> tuple[Tensor, int]:
-        if dims[1] is None and dims[0] is not None:
+        """Treat the axis of vmap as more networks or, with shared weights, as a larger batch.
+
+        Args:
+            info: Has the size of the axis.
+            dims: Position of the axis in each argument, or None.
+            dy: Output gradients.
+            weight: Weights.
+            conv_args: The other arguments of `forward`.
+
+        Returns:
+            The results, and the position of the axis in them.
+        """
+        if dims[1] is None and dims[0] is not None:  # shared weights: a larger batch
             dy = dy.movedim(dims[0], 1)
-            return ToInput.apply(dy.flatten(1, 2), weight, *how).unflatten(1, dy.shape[1:3]), 1
-        found = ToInput.apply(*_many(info.batch_size, (dy, dims[0]), (weight, dims[1])), *how)
-        return found.unflatten(0, (info.batch_size, -1)), 0
+            dx = ConvInputGrad.apply(dy.flatten(1, 2), weight, *conv_args)
+            return dx.unflatten(1, dy.shape[1:3]), 1
+        merged = _merge_vmap_axis(info.batch_size, (dy, dims[0]), (weight, dims[1]))
+        return ConvInputGrad.apply(*merged, *conv_args).unflatten(0, (info.batch_size, -1)), 0
 
 
-class ToWeights(torch.autograd.Function):
-    """Maps and slopes to the slopes of the weights [nets, outs, channels, side, side]."""
+class ConvWeightGrad(torch.autograd.Function):
+    """The gradient of each network's convolution with respect to its weights."""
 
     @staticmethod
-    def forward(x: Tensor, dy: Tensor, side: int, stride: int, padding: int) -> Tensor:
-        if kernels := _kernels(x, x.shape[1], *x.shape[3:], max(x.shape[2], dy.shape[2])):
-            return kernels.to_weights(x, dy, side, stride, padding)
+    def forward(x: Tensor, dy: Tensor, kernel_size: int, stride: int, padding: int) -> Tensor:
+        """Compute the gradients of the weights.
+
+        Args:
+            x: Maps, [nets, n, channels, height, width].
+            dy: Output gradients, [nets, n, out_channels, out_height, out_width].
+            kernel_size: Side of the convolution's windows.
+            stride: Stride of both sides.
+            padding: Padding of both sides.
+
+        Returns:
+            Gradients, [nets, out_channels, channels, kernel_size, kernel_size].
+        """
+        if kernels := _select_kernels(x, x.shape[1], *x.shape[3:], max(x.shape[2], dy.shape[2])):
+            return kernels.conv_weight_grad(x, dy, kernel_size, stride, padding)
         nets = len(x)
-        channels = x.shape[2]
-        outs = dy.shape[2]
-        size = (nets * outs, channels, side, side)
-        dw = grad.conv2d_weight(_grouped(x), size, _grouped(dy), stride, padding, groups=nets)
+        size = (nets * dy.shape[2], x.shape[2], kernel_size, kernel_size)
+        wide_maps = _merge_nets_into_channels(x)
+        wide_dy = _merge_nets_into_channels(dy)
+        dw = grad.conv2d_weight(wide_maps, size, wide_dy, stride, padding, groups=nets)
         return dw.unflatten(0, (nets, -1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
-        ctx.how = inputs[3:]
+        ctx.stride_and_padding = inputs[3:]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, dy = ctx.saved_tensors
-        first = ToInput.apply(dy, g, *x.shape[3:], *ctx.how) if ctx.needs_input_grad[0] else None
-        second = ToOutput.apply(x, g, *ctx.how) if ctx.needs_input_grad[1] else None
-        return first, second, None, None, None
+        conv_args = ctx.stride_and_padding
+        dx = ddy = None
+        if ctx.needs_input_grad[0]:
+            dx = ConvInputGrad.apply(dy, grad_output, *x.shape[3:], *conv_args)
+        if ctx.needs_input_grad[1]:
+            ddy = Conv.apply(x, grad_output, *conv_args)
+        return dx, ddy, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, dims: tuple[int | None, ...], x: Tensor, dy: Tensor, *how: int
+        info: Any, dims: tuple[int | None, ...], x: Tensor, dy: Tensor, *conv_args: int
     ) -> tuple[Tensor, int]:
-        found = ToWeights.apply(*_many(info.batch_size, (x, dims[0]), (dy, dims[1])), *how)
-        return found.unflatten(0, (info.batch_size, -1)), 0
+        """Treat the axis of vmap as more networks.
+
+        Args:
+            info: Has the size of the axis.
+            dims: Position of the axis in each argument, or None.
+            x: Maps.
+            dy: Output gradients.
+            conv_args: The other arguments of `forward`.
+
+        Returns:
+            The results, and the position of the axis in them.
+        """
+        merged = _merge_vmap_axis(info.batch_size, (x, dims[0]), (dy, dims[1]))
+        return ConvWeightGrad.apply(*merged, *conv_args).unflatten(0, (info.batch_size, -1)), 0

@@ -1,1 +1,1 @@
-"""The gate, and all that may touch sensitive data: small, reviewed twice, fully covered."""
+"""The gate and everything else that the guarantee rests on: small, reviewed, fully tested."""

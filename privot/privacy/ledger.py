@@ -1,109 +1,44 @@
-"""One ledger per data set: what was ever asked of it. Append-only, chained by SHA-256, locked, durable before any record is read.
+"""One ledger per data set: every query on it, and what it costs.
 
-Lines are JSON objects with ``n``, ``kind`` and ``prev`` (the digest of the line before). Kinds: ``budget`` (the owner's wall),
-``reserve`` (a whole plan, spent for ever), ``ask`` (written before an answer is computed),
-``commit`` (its digest, after), ``part`` (a part of the data set that a reservation covers) and
-``internal`` (runs for attacks and audits). Beside it lies ``<ledger>.head`` with the number of
-lines and the last digest, so that a ledger that was cut short is noticed.
+Kinds of entries, beside what `privot.privacy.ledger_file` says of each line: ``budget`` (the limit
+that the data owner sets), ``reserve`` (a whole plan, spent for ever), ``ask`` (written before a
+query result is computed), ``commit`` (its digest, written after), ``part`` (a part of the data set
+that a reservation covers) and ``internal`` (runs for attacks and audits).
 
-A ``reserve`` line with ``"seeded": true`` is of a run whose noise came from a seed. Anyone who
+A ``reserve`` entry with ``"seeded": true`` is of a run whose noise came from a seed. Anyone who
 knows the seed can subtract that noise, so the sum prices the run as infinite, whatever its plan
-says. ``"owners"`` is the number of owners that the records were divided among, if there are
+says.
+``"num_clients"`` is the number of clients that the records were divided among, if there are
 several. ``"parts"`` says that the reservation covers that many disjoint parts of the data set, each
-of them once; a ``part`` line names each part that was asked under it.
+of them once; a ``part`` entry names each part that was queried under it.
 
-An ``internal`` line lists runs whose output must stay with the data owner, and what each would cost
-if it left (``"epsilon"`` is null where there is no guarantee). It does not add to the sum, and no
-limit refuses it.
+An ``internal`` entry lists runs whose output must stay with the data owner, and what each would
+cost if it left (``"epsilon"`` is null where there is no guarantee). It does not add to the sum, and
+no limit refuses it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import errno
-import fcntl
-import hashlib
-import json
 import math
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
-
-import dp_accounting as dpa
+from typing import Any
 
 from privot.errors import BudgetError, LedgerError
-from privot.privacy import accounting
-from privot.privacy.accounting import Cost, Neighbours
+from privot.privacy.accounting import PrivacyCost
+from privot.privacy.charges import Charge, compute_total_cost
+from privot.privacy.ledger_file import LedgerFile
 from privot.privacy.plan import Budget, Plan
 from privot.progress import round_up
 
-START = hashlib.sha256(b"privot ledger 2").hexdigest()
 
-
-@dataclass(frozen=True)
-class Charge:
-    """One reservation, as the sum of a ledger prices it.
-
-    Attributes:
-        plan: All that the run may ask.
-        seeded: Whether the noise came from a seed. Such a run has an infinite price.
-        owners: How many owners the records were divided among.
-    """
-
-    plan: Plan
-    seeded: bool = False
-    owners: int = 1
-
-    @classmethod
-    def from_entry(cls, entry: dict[str, Any]) -> Charge:
-        """Read the charge of a ``reserve`` line."""
-        return cls(
-            Plan.from_json(entry["plan"]), entry.get("seeded", False), entry.get("owners", 1)
-        )
-
-    def cost(self) -> Cost:
-        """The price of this run alone, under the relation of its own plan."""
-        return total_cost([self])
-
-
-def total_cost(charges: Sequence[Charge]) -> Cost:
-    """Price several runs together.
-
-    privacy: if all runs have one relation, the sum holds for that relation. Otherwise it holds for
-    replacing one record, and each plan is counted for that relation (`Plan.replaced`): replacing a
-    record is removing one and adding one; under ``local`` neighbours it changes the input of one
-    channel, which is what those neighbours are; and it is one way to change what its owner holds.
-    Several ``client`` runs on records that were divided among owners are counted for one record
-    too: nothing says that the owners were the same each time, and the records that two of them hold
-    may overlap.
+class Ledger(LedgerFile):
+    """The ledger of a data set, in one file.
 
     Args:
-        charges: The runs, in any order.
-
-    Returns:
-        The cost, with the relation for which it holds in ``neighbours`` (None if there is no run).
-    """
-    plans = [charge.plan for charge in charges]
-    relations = {plan.neighbours for plan in plans}
-    divided = Neighbours.CLIENT in relations and any(charge.owners > 1 for charge in charges)
-    if len(relations) > 1 or (divided and len(charges) > 1):
-        plans = [plan.replaced() for plan in plans]
-    relation = plans[0].neighbours if plans else None
-    events = [
-        dpa.NonPrivateDpEvent() if charge.seeded else plan.event()
-        for charge, plan in zip(charges, plans, strict=True)
-    ]
-    cost = accounting.cost(dpa.ComposedDpEvent(events), relation or Neighbours.REPLACE)
-    return dataclasses.replace(cost, neighbours=relation)
-
-
-class Ledger:
-    """The ledger in one file; several processes and threads may hold it at once.
+        path: The file.
+        clock: Gives the time in seconds.
 
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "scans.jsonl")
@@ -112,356 +47,272 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time):
-        self.path = Path(path)
+        super().__init__(path)
         self._clock = clock
-        if not self.path.name:  # "." or "/"
-            raise LedgerError(f"{path}: a folder cannot be a ledger; name a file with --ledger")
-        self._headfile = self.path.with_name(self.path.name + ".head")
-        self._entries: list[dict[str, Any]] = []
-        self._head = START
-        self._offset = 0
-        self._mutex = threading.RLock()
-        self._held = False
-        self._own = False
 
-    @property
-    def head(self) -> str:
-        """The digest of the last line."""
-        with self._locked():
-            return self._head
-
-    def ready(self) -> None:
-        """Raise unless a run could be charged here: said before the work."""
-        with self._locked():
-            self._writable()
-
-    def entries(self) -> list[dict[str, Any]]:
-        """Every line, oldest first, after the chain was checked. A ledger that is not there yet has none."""
-        with contextlib.suppress(OSError):  # told on opening, below
-            if not (self._entries or self.path.exists() or self._headfile.exists()):
-                return []
-        with self._locked():
-            return list(self._entries)
-
-    def spent(self, also: Plan | None = None, *, seeded: bool = False, owners: int = 1) -> Cost:
-        """Price all reservations together, crashed runs included.
+    def compute_spent_cost(
+        self, extra_plan: Plan | None = None, *, seeded: bool = False, num_clients: int = 1
+    ) -> PrivacyCost:
+        """Price all reservations together, those of crashed runs included.
 
         Args:
-            also: A plan to count on top of them.
+            extra_plan: A plan to count on top of them.
             seeded: Whether the noise of that plan is seeded.
-            owners: How many owners that plan's records are divided among.
+            num_clients: Clients that the records of that plan are divided among.
 
         Returns:
             The cost; its ``neighbours`` names the relation for which the sum holds (see
-            `total_cost`).
+            `compute_total_cost`).
         """
-        charges = [Charge.from_entry(each) for each in self.entries() if each["kind"] == "reserve"]
-        return total_cost([*charges, *([Charge(also, seeded, owners)] if also else [])])
+        charges = [
+            Charge.from_entry(entry) for entry in self.entries() if entry["kind"] == "reserve"
+        ]
+        if extra_plan:
+            charges.append(Charge(extra_plan, seeded, num_clients))
+        return compute_total_cost(charges)
 
-    def limit(self, budget: Budget) -> None:
-        """The owner sets the wall of the whole data set; the newest line counts."""
-        with self._locked():
+    def set_limit(self, budget: Budget) -> None:
+        """Set the limit of the whole data set, for the data owner; the newest one counts."""
+        with self._hold_lock():
             self._append("budget", epsilon=budget.epsilon, delta=budget.delta)
 
-    def wall(self) -> Budget | None:
-        lines = [
-            Budget(each["epsilon"], each["delta"])
-            for each in self.entries()
-            if each["kind"] == "budget"
+    def limit(self) -> Budget | None:
+        """Give the limit of the whole data set, if there is one."""
+        limits = [
+            Budget(entry["epsilon"], entry["delta"])
+            for entry in self.entries()
+            if entry["kind"] == "budget"
         ]
-        return lines[-1] if lines else None
+        return limits[-1] if limits else None
 
-    def check(self, plan: Plan, *, method: str = "", seeded: bool = False, owners: int = 1) -> None:
-        """Raise BudgetError if the owner's limit does not allow one more plan. Charge nothing.
+    def check_limit(
+        self, plan: Plan, *, method: str = "", seeded: bool = False, num_clients: int = 1
+    ) -> None:
+        """Check that the limit allows one more plan. Charges nothing.
 
         Args:
             plan: The plan of the run.
-            method: The name of the run. A ledger for parts of a data set looks it up.
+            method: The name of the run. A ledger of a part of a data set looks it up.
             seeded: Whether the noise is seeded.
-            owners: How many owners the records are divided among.
+            num_clients: Clients that the records are divided among.
+
+        Raises:
+            BudgetError: If the limit does not allow it.
         """
-        wall = self.wall()
-        if wall and not wall.allows(total := self.spent(also=plan, seeded=seeded, owners=owners)):
+        limit = self.limit()
+        if limit is None:
+            return
+        total = self.compute_spent_cost(plan, seeded=seeded, num_clients=num_clients)
+        if not limit.allows(total):
             raise BudgetError(
-                f"the data set's budget of epsilon {wall.epsilon:g} does not allow this run: it would come to "
-                f"{round_up(float(total.epsilon(wall.delta)))}; ask for less, or let the owner raise it (privot ledger DATA --limit)"
+                f"The data set's budget of epsilon {limit.epsilon:g} does not allow this run: "
+                f"the total would come to {round_up(float(total.epsilon(limit.delta)))}. "
+                "Choose a smaller epsilon, or let the data owner raise the limit "
+                "(privot ledger DATA --limit)."
             )
 
-    def reserve(self, plan: Plan, method: str, *, seeded: bool = False, owners: int = 1) -> int:
-        """Charge a whole plan, for ever; raise and charge nothing if it would pass the limit.
+    def reserve(
+        self, plan: Plan, method: str, *, seeded: bool = False, num_clients: int = 1
+    ) -> int:
+        """Charge a whole plan, for ever.
 
         Args:
-            plan: All that the run may ask.
+            plan: All that the run may query.
             method: The name of the run.
             seeded: Whether the noise is seeded; then the run is charged as infinite.
-            owners: How many owners the records are divided among.
+            num_clients: Clients that the records are divided among.
 
         Returns:
             The ticket of the reservation.
+
+        Raises:
+            BudgetError: If the limit does not allow it. Nothing is charged then.
         """
-        return self._reserve(plan, method, seeded, owners, {})
+        return self._append_reservation(plan, method, seeded, num_clients, {})
 
-    def check_part(self, plan: Plan, method: str, part: int, owners: int) -> None:
-        """Do for `reserve_part` what `check` does for `reserve`."""
-        with self._locked():
-            if self._covering(plan, method, part, owners) is None:
-                self.check(plan, method=method, owners=owners)
+    def check_part_limit(self, plan: Plan, method: str, part_index: int, num_parts: int) -> None:
+        """Check for `reserve_part`, with its arguments, what `check_limit` checks for `reserve`.
 
-    def reserve_part(self, plan: Plan, method: str, part: int, owners: int) -> int:
+        Args:
+            plan: The plan of each part.
+            method: The name of the run.
+            part_index: The number of the part, from 0.
+            num_parts: The number of parts.
+        """
+        with self._hold_lock():
+            if self._find_covering_ticket(plan, method, part_index, num_parts) is None:
+                self.check_limit(plan, method=method, num_clients=num_parts)
+
+    def reserve_part(self, plan: Plan, method: str, part_index: int, num_parts: int) -> int:
         """Charge a run on disjoint parts of this data set, once for all parts.
 
-        privacy: a record lies in one part, so replacing it changes the input of one part's answers
-        alone, and replacing all that one owner holds changes one part alone: one part's plan bounds
-        the whole run (parallel composition). This needs parts of one and the same division, each
-        asked once: a part that is asked a second time, or one of another division, is charged anew.
+        privacy: a record is in one part, so replacing it changes the input of the queries of one
+        part only. Replacing all that one client has changes one part only. So the plan of one part
+        bounds the whole run (parallel composition). This needs parts of one division, each queried
+        once: a part that is queried a second time, or a part of another division, is charged anew.
 
         Args:
             plan: The plan of each part.
             method: The name of the run, which all its parts share.
-            part: The number of the part, from 0.
-            owners: The number of parts.
+            part_index: The number of the part, from 0.
+            num_parts: The number of parts.
 
         Returns:
             The ticket of the reservation that covers the part.
         """
-        with self._locked():
-            ticket = self._covering(plan, method, part, owners)
+        with self._hold_lock():
+            ticket = self._find_covering_ticket(plan, method, part_index, num_parts)
             if ticket is None:
-                ticket = self._reserve(plan, method, False, owners, {"parts": owners})
-            self._append("part", ticket=ticket, part=part)
+                ticket = self._append_reservation(
+                    plan, method, False, num_parts, {"parts": num_parts}
+                )
+            self._append("part", ticket=ticket, part=part_index)
             return ticket
 
-    def record_internal(self, purpose: str, method: str, runs: int, budget: Budget) -> None:
-        """List runs whose output stays with the data owner, before they begin.
+    def record_internal(self, purpose: str, method: str, num_runs: int, budget: Budget) -> None:
+        """List runs whose output stays with the data owner, before they start.
 
         Args:
             purpose: What they are for: ``audit`` or ``shadow``.
             method: The method that runs.
-            runs: How many runs.
+            num_runs: How many runs.
             budget: What each run would cost if its output left.
         """
-        facts = {
-            "epsilon": None if budget.epsilon == math.inf else budget.epsilon,
-            "delta": budget.delta,
-        }
-        with self._locked():
+        epsilon = None if budget.epsilon == math.inf else budget.epsilon
+        with self._hold_lock():
             self._append(
-                "internal", purpose=purpose, method=method, runs=runs, **facts, time=self._time()
+                "internal",
+                purpose=purpose,
+                method=method,
+                runs=num_runs,
+                epsilon=epsilon,
+                delta=budget.delta,
+                time=self._timestamp(),
             )
 
-    def _reserve(
-        self, plan: Plan, method: str, seeded: bool, owners: int, facts: dict[str, Any]
+    def _append_reservation(
+        self, plan: Plan, method: str, seeded: bool, num_clients: int, extra_fields: dict[str, Any]
     ) -> int:
-        with self._locked():
-            Ledger.check(self, plan, method=method, seeded=seeded, owners=owners)
-            more = (
-                ({"seeded": True} if seeded else {})
-                | ({"owners": owners} if owners > 1 else {})
-                | facts
-            )
+        """Append a ``reserve`` entry unless the limit refuses it; see `reserve`."""
+        with self._hold_lock():
+            Ledger.check_limit(self, plan, method=method, seeded=seeded, num_clients=num_clients)
+            optional_fields: dict[str, Any] = {}
+            if seeded:
+                optional_fields["seeded"] = True
+            if num_clients > 1:
+                optional_fields["num_clients"] = num_clients
             return self._append(
-                "reserve", method=method, plan=plan.to_json(), time=self._time(), **more
+                "reserve",
+                method=method,
+                plan=plan.to_json(),
+                time=self._timestamp(),
+                **optional_fields,
+                **extra_fields,
             )
 
-    def _covering(self, plan: Plan, method: str, part: int, owners: int) -> int | None:
-        """The ticket of a reservation that covers this part and was not used for it."""
-        for each in self._lines(kind="reserve", method=method, plan=plan.to_json(), parts=owners):
-            if not self._lines(kind="part", ticket=each["n"], part=part):
-                ticket: int = each["n"]
+    def _find_covering_ticket(
+        self, plan: Plan, method: str, part_index: int, num_parts: int
+    ) -> int | None:
+        """Find a reservation that covers this part and was not used for it.
+
+        See `reserve_part` for the arguments.
+        """
+        for entry in self._select_entries(
+            kind="reserve", method=method, plan=plan.to_json(), parts=num_parts
+        ):
+            ticket: int = entry["n"]
+            if not self._select_entries(kind="part", ticket=ticket, part=part_index):
                 return ticket
         return None
 
-    def _time(self) -> str:
+    def _timestamp(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
 
-    def ask(self, ticket: int, stage: str, first: int, last: int) -> None:
-        """Mark answers ``first`` to ``last`` of a stage as taken, before any record is read for them."""
-        with self._locked():
-            if first < self.taken(ticket, stage):
+    def mark_asked(self, ticket: int, stage: str, first: int, last: int) -> None:
+        """Mark queries of a stage as used, before any record is read for them.
+
+        Args:
+            ticket: The reservation.
+            stage: The name of the stage.
+            first: The first query.
+            last: The last query.
+
+        Raises:
+            LedgerError: If one of them was marked before.
+        """
+        with self._hold_lock():
+            if first < self.asked_count(ticket, stage):
                 raise LedgerError(
-                    f"answers {first} to {last} of stage {stage} were taken before: no answer is given twice"
+                    f"Queries {first} to {last} of stage {stage} were used before: no query result "
+                    "is given twice."
                 )
             self._append("ask", ticket=ticket, stage=stage, first=first, last=last)
 
     def commit(self, ticket: int, stage: str, step: int, digest: str) -> None:
-        """Record what answer ``step`` was; a second, different answer to the same ask is refused."""
-        with self._locked():
-            known = self.digest(ticket, stage, step)
-            if known not in (None, digest) or step >= self.taken(ticket, stage):
+        """Record the digest of a query result.
+
+        Args:
+            ticket: The reservation.
+            stage: The name of the stage.
+            step: The number of the query.
+            digest: The SHA-256 of its result.
+
+        Raises:
+            LedgerError: If the query was not marked, or has another digest.
+        """
+        with self._hold_lock():
+            recorded = self.find_digest(ticket, stage, step)
+            if recorded not in (None, digest) or step >= self.asked_count(ticket, stage):
                 raise LedgerError(
-                    f"answer {step} of stage {stage} was never asked for, or already has another digest"
+                    f"Query {step} of stage {stage} was never marked, or has another digest."
                 )
-            if known is None:
+            if recorded is None:
                 self._append("commit", ticket=ticket, stage=stage, step=step, digest=digest)
 
-    def taken(self, ticket: int, stage: str) -> int:
-        """How many answers of the stage were asked for under this ticket."""
-        with self._locked():
-            if not self._lines(kind="reserve", n=ticket):
-                raise LedgerError(
-                    f"{self.path}: no reservation has the ticket {ticket}: the run was charged to another ledger"
-                )
-            return max(
-                (each["last"] + 1 for each in self._lines(kind="ask", ticket=ticket, stage=stage)),
-                default=0,
-            )
+    def asked_count(self, ticket: int, stage: str) -> int:
+        """Count the queries of a stage that were marked under a ticket.
 
-    def digest(self, ticket: int, stage: str, step: int) -> str | None:
-        """The committed digest of an answer, if there is one."""
-        with self._locked():
-            return next(
-                (
-                    each["digest"]
-                    for each in self._lines(kind="commit", ticket=ticket, stage=stage, step=step)
-                ),
-                None,
-            )
+        Raises:
+            LedgerError: If there is no such reservation.
+        """
+        with self._hold_lock():
+            if not self._select_entries(kind="reserve", n=ticket):
+                raise LedgerError(
+                    f"{self.path}: no reservation has the ticket {ticket}, so the run was charged "
+                    "to another ledger. Name that ledger."
+                )
+            marks = self._select_entries(kind="ask", ticket=ticket, stage=stage)
+            return max((mark["last"] + 1 for mark in marks), default=0)
+
+    def find_digest(self, ticket: int, stage: str, step: int) -> str | None:
+        """Find the recorded digest of a query result.
+
+        Args:
+            ticket: The reservation.
+            stage: The name of the stage.
+            step: The number of the query.
+
+        Returns:
+            The digest, if there is one.
+        """
+        with self._hold_lock():
+            entries = self._select_entries(kind="commit", ticket=ticket, stage=stage, step=step)
+            return entries[0]["digest"] if entries else None
 
     def covers(self, ticket: int, plan: Plan, method: str, *, seeded: bool = False) -> bool:
-        """Whether the ticket is of a reservation of this very plan, made here, with such noise."""
-        with self._locked():
-            lines = self._lines(kind="reserve", n=ticket, method=method, plan=plan.to_json())
-            return any(each.get("seeded", False) is seeded for each in lines)
+        """Whether a ticket is of a reservation of exactly this run.
 
-    def _lines(self, **want: Any) -> list[dict[str, Any]]:
-        return [each for each in self._entries if want.items() <= each.items()]
+        Args:
+            ticket: The ticket.
+            plan: The plan of the run.
+            method: The name of the run.
+            seeded: Whether the noise is seeded.
 
-    # The file itself
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._mutex, contextlib.ExitStack() as stack:
-            if self._held:
-                yield
-                return
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._own = self._lock(stack)
-                self._read()
-            except OSError as error:
-                raise LedgerError(
-                    f"{self.path}: the ledger cannot be opened ({error.strerror}); name another with --ledger"
-                ) from None
-            self._held = True
-            try:
-                yield
-            finally:
-                self._held = False
-
-    def _lock(self, stack: contextlib.ExitStack) -> bool:
-        """Whether nobody else writes until ``stack`` closes. Who may not write at all may still read: a torn tail is left out."""
-        try:
-            lock = stack.enter_context(open(self.path.with_name(self.path.name + ".lock"), "a"))  # noqa: SIM115
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and self.path.exists():
-                return False
-            raise
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return True
-
-    def _read(self) -> None:
-        """Take in what other writers added; refuse a chain that does not hold."""
-        size = 0
-        data = b""
-        head = None
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # first: who reads without the lock may find more lines than it knows of, never fewer
-            head = self._headfile.read_text(errors="replace")
-        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(self._offset)
-            data = file.read()
-        if size < self._offset:
-            raise LedgerError(f"{self.path}: the ledger was cut short; restore it from its backup")
-        for line in data.split(b"\n")[
-            :-1
-        ]:  # what follows the last newline was torn by a crash: that call never returned
-            number = len(self._entries)
-            try:
-                entry = json.loads(line)
-                sound = (
-                    entry["n"] == number
-                    and entry["prev"] == self._head
-                    and isinstance(entry["kind"], str)
-                )
-            except (ValueError, KeyError, TypeError, RecursionError):
-                sound = False
-            if not sound:
-                raise LedgerError(
-                    f"{self.path}: line {number + 1} was altered; restore the ledger from its backup"
-                )
-            self._entries.append(entry)
-            self._head = hashlib.sha256(line).hexdigest()
-            self._offset = self._offset + len(line) + 1
-        if (
-            head is None and len(self._entries) > 1
-        ):  # only the very first line can be older than its head
-            raise LedgerError(f"{self._headfile} is missing; restore it from its backup")
-        try:
-            count, digest = f"0 {START}".split() if head is None else head.split()
-            here = (
-                self._head
-                if int(count) == len(self._entries)
-                else self._entries[int(count)]["prev"]
+        Returns:
+            Whether the reservation is in this ledger.
+        """
+        with self._hold_lock():
+            entries = self._select_entries(
+                kind="reserve", n=ticket, method=method, plan=plan.to_json()
             )
-        except (ValueError, IndexError):
-            raise LedgerError(
-                f"{self.path}: the ledger does not reach its recorded head; restore it from its backup"
-            ) from None
-        if here != digest:
-            raise LedgerError(
-                f"{self.path}: the ledger does not match its recorded head; restore it from its backup"
-            )
-
-    def _writable(self) -> None:
-        if not self._own:
-            raise LedgerError(
-                f"{self.path}: the ledger may be read here, not written; no record is read without it"
-            )
-
-    def _append(self, kind: str, **fields: Any) -> int:
-        self._writable()
-        number = len(self._entries)
-        entry = {"n": number, "kind": kind, **fields, "prev": self._head}
-        line = json.dumps(entry, separators=(",", ":")).encode()
-        head = hashlib.sha256(line).hexdigest()
-        fresh = self._headfile.with_name(self._headfile.name + ".new")
-        try:
-            # Unbuffered: a buffer would be written out once more on closing, after the truncation below.
-            with open(self.path, "ab", buffering=0) as file, open(fresh, "wb", buffering=0) as new:
-                file.truncate(self._offset)  # drops a torn tail
-                try:
-                    _write(file, line + b"\n")
-                    if not number:  # the new file's name must outlive a power failure too
-                        _sync(self.path.parent)
-                    _write(new, f"{number + 1} {head}\n".encode())
-                    fresh.replace(self._headfile)
-                except OSError:
-                    os.ftruncate(
-                        file.fileno(), self._offset
-                    )  # the caller hears of it and reads nothing, so nothing is charged
-                    raise
-        except OSError as error:
-            raise LedgerError(
-                f"{self.path}: the ledger cannot be written ({error.strerror}); no record is read without it"
-            ) from None
-        self._entries.append(entry)
-        self._head = head
-        self._offset = self._offset + len(line) + 1
-        return number
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    """All of it, and the disk has said so."""
-    if file.write(data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    place = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
+            return any(entry.get("seeded", False) is seeded for entry in entries)

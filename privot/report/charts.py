@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no style but classes, so that the page's colours, light or dark, are theirs too."""
+"""Charts as inline SVG. They have classes but no colours, so that the style of the page applies."""
 
 from __future__ import annotations
 
@@ -9,198 +9,283 @@ from typing import Any
 
 from markupsafe import Markup
 
-from privot.report.formatting import number, percent, up
+from privot.report.formatting import format_number, format_percent, format_rounded_up
 
-WIDTH = 440
-HEIGHT = 330
-LEFT = 58
-RIGHT = 22
-TOP = 14
-BOTTOM = 44
+CHART_WIDTH = 440
+CHART_HEIGHT = 330
+MARGIN_LEFT = 58
+MARGIN_RIGHT = 22
+MARGIN_TOP = 14
+MARGIN_BOTTOM = 44
+MIN_RATE = 1e-4  # lower end of the axes of attack power
+NUM_COLORS = 5  # CSS classes c0 to c4
+
+Point = tuple[float, float]
+Tick = tuple[float, str]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear or logarithmic axis from ``low`` to ``high``, drawn between ``start`` and ``end``; values outside are put on its edge."""
+    """A linear or logarithmic axis. Values outside are drawn at its ends.
+
+    Attributes:
+        low: Lowest value.
+        high: Highest value.
+        pixel_start: Position of the lowest value.
+        pixel_end: Position of the highest value.
+        is_log: Whether the axis is logarithmic.
+    """
 
     low: float
     high: float
-    start: float
-    end: float
-    log: bool = False
+    pixel_start: float
+    pixel_end: float
+    is_log: bool = False
 
     def __call__(self, value: float) -> float:
+        """Compute the position of a value in pixels."""
         value = min(max(value, self.low), self.high)
         value, low, high = (
-            math.log(each) if self.log else each for each in (value, self.low, self.high)
+            math.log(number) if self.is_log else number for number in (value, self.low, self.high)
         )
-        part = (value - low) / (high - low)
-        return round(self.start + part * (self.end - self.start), 1)
+        fraction = (value - low) / (high - low)
+        return round(self.pixel_start + fraction * (self.pixel_end - self.pixel_start), 1)
 
 
-def across(low: float, high: float, log: bool = False) -> Axis:
-    """The horizontal axis."""
-    return Axis(low, high, LEFT, WIDTH - RIGHT, log)
+def build_horizontal_axis(low: float, high: float, is_log: bool = False) -> Axis:
+    """Build the horizontal axis.
+
+    Args:
+        low: Lowest value.
+        high: Highest value.
+        is_log: Whether the axis is logarithmic.
+
+    Returns:
+        The axis.
+    """
+    return Axis(low, high, MARGIN_LEFT, CHART_WIDTH - MARGIN_RIGHT, is_log)
 
 
-def upward(low: float, high: float, log: bool = False) -> Axis:
-    """The vertical axis."""
-    return Axis(low, high, HEIGHT - BOTTOM, TOP, log)
+def build_vertical_axis(low: float, high: float, is_log: bool = False) -> Axis:
+    """Build the vertical axis.
+
+    Args:
+        low: Lowest value.
+        high: Highest value.
+        is_log: Whether the axis is logarithmic.
+
+    Returns:
+        The axis.
+    """
+    return Axis(low, high, CHART_HEIGHT - MARGIN_BOTTOM, MARGIN_TOP, is_log)
 
 
-def _frame(
+def _draw_line(css_class: str, start: Point, end: Point) -> Markup:
+    """Draw a line between two positions in pixels."""
+    return Markup('<line class="{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+        css_class, start[0], end[0], start[1], end[1]
+    )
+
+
+def _draw_text(css_class: str, position: Point, anchor: str, text: object) -> Markup:
+    """Draw a text at a position in pixels; ``anchor`` is "middle" or "end"."""
+    return Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>').format(
+        css_class, position[0], position[1], anchor, text
+    )
+
+
+def _draw_axes(
     x: Axis,
     y: Axis,
-    ticks: Sequence[tuple[float, str]],
-    rungs: Sequence[tuple[float, str]],
-    names: tuple[str, str],
+    x_ticks: Sequence[Tick],
+    y_ticks: Sequence[Tick],
+    axis_labels: tuple[str, str],
 ) -> Markup:
-    parts = []
-    for value, text in ticks:
-        parts.append(
-            Markup('<line class="rule" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>').format(
-                x(value), y.start, y.end
-            )
-        )
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-                x(value), y.start + 16, text
-            )
-        )
-    for value, text in rungs:
-        parts.append(
-            Markup('<line class="rule" x1="{1}" x2="{2}" y1="{0}" y2="{0}"/>').format(
-                y(value), x.start, x.end
-            )
-        )
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
-                x.start - 6, y(value) + 4, text
-            )
-        )
-    middle = (x.start + x.end) / 2, (y.start + y.end) / 2
-    parts.append(
-        Markup('<text class="axis" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-            middle[0], HEIGHT - 6, names[0]
-        )
-    )
-    parts.append(
+    """Draw grid lines, tick labels and axis labels.
+
+    Args:
+        x: Horizontal axis.
+        y: Vertical axis.
+        x_ticks: Values and labels.
+        y_ticks: Values and labels.
+        axis_labels: Labels of the horizontal and the vertical axis.
+
+    Returns:
+        The SVG elements.
+    """
+    elements = []
+    for value, label in x_ticks:
+        position = x(value)
+        elements.append(_draw_line("rule", (position, y.pixel_start), (position, y.pixel_end)))
+        elements.append(_draw_text("tick", (position, y.pixel_start + 16), "middle", label))
+    for value, label in y_ticks:
+        position = y(value)
+        elements.append(_draw_line("rule", (x.pixel_start, position), (x.pixel_end, position)))
+        elements.append(_draw_text("tick", (x.pixel_start - 6, position + 4), "end", label))
+    middle_x = (x.pixel_start + x.pixel_end) / 2
+    middle_y = (y.pixel_start + y.pixel_end) / 2
+    elements.append(_draw_text("axis", (middle_x, CHART_HEIGHT - 6), "middle", axis_labels[0]))
+    elements.append(
         Markup(
-            '<text class="axis" transform="translate(12 {}) rotate(-90)" text-anchor="middle">{}</text>'
-        ).format(middle[1], names[1])
+            '<text class="axis" transform="translate(12 {}) rotate(-90)" '
+            'text-anchor="middle">{}</text>'
+        ).format(middle_y, axis_labels[1])
     )
-    return Markup("").join(parts)
+    return Markup("").join(elements)
 
 
-def _svg(title: str, inside: Markup) -> Markup:
+def _wrap_svg(title: str, elements: Sequence[Markup]) -> Markup:
     return Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(WIDTH, HEIGHT, title, inside)
+    ).format(CHART_WIDTH, CHART_HEIGHT, title, Markup("").join(elements))
 
 
-def _path(kind: str, points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> Markup:
+def _draw_path(css_class: str, points: Sequence[Point], x: Axis, y: Axis) -> Markup:
+    """Draw lines between points.
+
+    Args:
+        css_class: Class of the path.
+        points: Values on both axes.
+        x: Horizontal axis.
+        y: Vertical axis.
+
+    Returns:
+        The SVG element.
+    """
     return Markup('<path class="{}" d="M{}"/>').format(
-        kind, " L".join(f"{x(one)} {y(two)}" for one, two in points)
+        css_class, " L".join(f"{x(x_value)} {y(y_value)}" for x_value, y_value in points)
     )
 
 
-def sandwich(curve: dict[str, list[float]] | None, attacks: Sequence[dict[str, Any]]) -> Markup:
-    """What is certified, what chance gives, and what attacks reached: log axes, false against true positives."""
-    decades = [10.0**power for power in range(-4, 1)]
-    marks = [(value, percent(value)) for value in decades]
-    x = across(1e-4, 1, log=True)
-    y = upward(1e-4, 1, log=True)
-    parts = [_frame(x, y, marks, marks, ("false-positive rate", "true-positive rate"))]
-    if curve:
-        points = list(zip(curve["fpr"], curve["tpr"], strict=True))
-        parts.append(_path("beyond", [(1e-4, 1), *points, (1, 1)], x, y))
-        parts.append(_path("certified", points, x, y))
-    parts.append(_path("chance", [(1e-4, 1e-4), (1, 1)], x, y))
-    for place, attack in enumerate(attacks):
-        colour = f"c{place % 5}"
-        points = sorted(
-            zip(
-                *(attack["curve"] if attack["curve"][0] else (attack["fpr"], attack["tpr"])),
-                strict=True,
+def attack_power_chart(
+    max_tpr_curve: dict[str, list[float]] | None, attacks: Sequence[dict[str, Any]]
+) -> Markup:
+    """Draw true-positive against false-positive rates: certified, by chance, and measured.
+
+    Args:
+        max_tpr_curve: The certified ``fpr`` and ``tpr``; None without a guarantee.
+        attacks: Attacks as facts.
+
+    Returns:
+        The SVG, with logarithmic axes.
+    """
+    ticks = [(10.0**power, format_percent(10.0**power)) for power in range(-4, 1)]
+    x = build_horizontal_axis(MIN_RATE, 1, is_log=True)
+    y = build_vertical_axis(MIN_RATE, 1, is_log=True)
+    elements = [_draw_axes(x, y, ticks, ticks, ("false-positive rate", "true-positive rate"))]
+    if max_tpr_curve:
+        points = list(zip(max_tpr_curve["fpr"], max_tpr_curve["tpr"], strict=True))
+        elements.append(_draw_path("beyond", [(MIN_RATE, 1), *points, (1, 1)], x, y))
+        elements.append(_draw_path("certified", points, x, y))
+    elements.append(_draw_path("chance", [(MIN_RATE, MIN_RATE), (1, 1)], x, y))
+    for index, attack in enumerate(attacks):
+        elements += _draw_attack(attack, f"c{index % NUM_COLORS}", x, y)
+    return _wrap_svg("Attack power: true-positive rate against false-positive rate", elements)
+
+
+def _draw_attack(attack: dict[str, Any], color_class: str, x: Axis, y: Axis) -> list[Markup]:
+    """Draw the curve of an attack, and its points with their lower bounds.
+
+    Args:
+        attack: An attack as facts.
+        color_class: CSS class of its colour.
+        x: Axis of false-positive rates.
+        y: Axis of true-positive rates.
+
+    Returns:
+        The SVG elements.
+    """
+    elements = []
+    has_curve = bool(attack["roc_curve"][0])
+    fpr, tpr = attack["roc_curve"] if has_curve else (attack["fpr"], attack["tpr"])
+    curve = sorted(zip(fpr, tpr, strict=True))
+    if len(curve) > 1:
+        elements.append(_draw_path(f"attack {color_class}", curve, x, y))
+    for rate, true_rate, lower_bound, is_above in zip(
+        attack["fpr"], attack["tpr"], attack["tpr_lower"], attack["exceeds_max_tpr"], strict=True
+    ):
+        css_class = "over" if is_above else color_class
+        center = x(rate)
+        bottom = y(lower_bound)
+        elements.append(_draw_line(f"bar {css_class}", (center, bottom), (center, y(true_rate))))
+        elements.append(_draw_line(f"bar {css_class}", (center - 4, bottom), (center + 4, bottom)))
+        elements.append(
+            Markup('<circle class="dot {}" cx="{}" cy="{}" r="3"/>').format(
+                css_class, center, y(true_rate)
             )
         )
-        if len(points) > 1:
-            parts.append(_path(f"attack {colour}", points, x, y))
-        for fpr, tpr, low, above in zip(
-            attack["fpr"], attack["tpr"], attack["lower"], attack["above"], strict=True
-        ):
-            kind = "over" if above else colour
-            parts.append(
-                Markup('<line class="bar {0}" x1="{1}" x2="{1}" y1="{2}" y2="{3}"/>').format(
-                    kind, x(fpr), y(low), y(tpr)
-                )
+    return elements
+
+
+def epsilon_chart(epsilon_by_step: Sequence[dict[str, Any]]) -> Markup:
+    """Draw epsilon by step, with a dot at each computed point and a larger one at stage ends."""
+    num_steps = epsilon_by_step[-1]["steps"]
+    max_epsilon = max(point["epsilon"] for point in epsilon_by_step)
+    top = max_epsilon * 1.1 or 1
+    x = build_horizontal_axis(0, num_steps)
+    y = build_vertical_axis(0, top)
+    x_ticks, y_ticks = (
+        [(value, format_number(value)) for value in _choose_ticks(high)]
+        for high in (num_steps, top)
+    )
+    points = [(0, 0), *((point["steps"], point["epsilon"]) for point in epsilon_by_step)]
+    elements = [
+        _draw_axes(x, y, x_ticks, y_ticks, ("steps", "epsilon")),
+        _draw_path("certified", points, x, y),
+    ]
+    next_stages = [point["stage"] for point in epsilon_by_step[1:]] + [None]
+    for point, next_stage in zip(epsilon_by_step, next_stages, strict=True):
+        radius = 2.5 if next_stage == point["stage"] else 4.5
+        title = (
+            f"{point['stage']}: epsilon {format_rounded_up(point['epsilon'])} "
+            f"after {point['steps']:,} steps"
+        )
+        elements.append(
+            Markup('<circle class="mark" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
+                x(point["steps"]), y(point["epsilon"]), radius, title
             )
-            foot = Markup('<line class="bar {0}" x1="{1}" x2="{2}" y1="{3}" y2="{3}"/>')
-            parts.append(foot.format(kind, x(fpr) - 4, x(fpr) + 4, y(low)))
-            parts.append(
-                Markup('<circle class="dot {}" cx="{}" cy="{}" r="3"/>').format(
-                    kind, x(fpr), y(tpr)
-                )
-            )
-    return _svg(
-        "Attack power: true-positive rate against false-positive rate", Markup("").join(parts)
-    )
+        )
+    return _wrap_svg("Epsilon by step", elements)
 
 
-def growth(steps: Sequence[dict[str, Any]]) -> Markup:
-    """Epsilon after so many steps; a dot at each account, a larger one where a stage ends."""
-    total = steps[-1]["steps"]
-    most = max(each["epsilon"] for each in steps)
-    x = across(0, total)
-    y = upward(0, most * 1.1 or 1)
-    ticks, rungs = (
-        [(value, number(value)) for value in _round(high)] for high in (total, most * 1.1 or 1)
-    )
-    parts = [_frame(x, y, ticks, rungs, ("steps", "epsilon"))]
-    parts.append(
-        _path("certified", [(0, 0), *((each["steps"], each["epsilon"]) for each in steps)], x, y)
-    )
-    for place, each in enumerate(steps):
-        ends = place == len(steps) - 1 or steps[place + 1]["stage"] != each["stage"]
-        mark = Markup('<circle class="mark" cx="{}" cy="{}" r="{}"><title>{}</title></circle>')
-        said = f"{each['stage']}: epsilon {up(each['epsilon'])} after {each['steps']:,} steps"
-        parts.append(mark.format(x(each["steps"]), y(each["epsilon"]), 4.5 if ends else 2.5, said))
-    return _svg("Epsilon as it grows with the steps", Markup("").join(parts))
+def privacy_utility_chart(points: Sequence[Point], format_value: Callable[[float], str]) -> Markup:
+    """Draw utility against privacy, with numbered points for a legend beside the chart.
 
+    Args:
+        points: Epsilon (on a logarithmic axis) and accuracy of each output.
+        format_value: Formats an accuracy.
 
-def scatter(points: Sequence[tuple[float, float]], label: Callable[[float], str]) -> Markup:
-    """Privacy against use: (epsilon, value) with epsilon on a log axis; points are numbered from 1, for a legend beside them."""
-    low = min(each[0] for each in points)
-    high = max(each[0] for each in points)
-    bottom = 10.0 ** math.floor(math.log10(low) - 0.01)
-    top = 10.0 ** math.ceil(math.log10(high) + 0.01)
-    x = across(bottom, top, log=True)
-    y = upward(0, 1)
+    Returns:
+        The SVG.
+    """
+    low = min(epsilon for epsilon, _ in points)
+    high = max(epsilon for epsilon, _ in points)
+    left = 10.0 ** math.floor(math.log10(low) - 0.01)
+    right = 10.0 ** math.ceil(math.log10(high) + 0.01)
+    x = build_horizontal_axis(left, right, is_log=True)
+    y = build_vertical_axis(0, 1)
     decades = [
-        10.0**power for power in range(round(math.log10(bottom)), round(math.log10(top)) + 1)
+        10.0**power for power in range(round(math.log10(left)), round(math.log10(right)) + 1)
     ]
     decades = decades[:: -(-len(decades) // 7)]
-    rungs = [(value / 5, label(value / 5)) for value in range(6)]
-    parts = [
-        _frame(
-            x, y, [(value, number(value)) for value in decades], rungs, ("epsilon", "CNN accuracy")
-        )
-    ]
-    for place, (epsilon, value) in enumerate(points):
-        parts.append(
+    x_ticks = [(value, format_number(value)) for value in decades]
+    y_ticks = [(fifth / 5, format_value(fifth / 5)) for fifth in range(6)]
+    elements = [_draw_axes(x, y, x_ticks, y_ticks, ("epsilon", "CNN accuracy"))]
+    for index, (epsilon, accuracy) in enumerate(points):
+        elements.append(
             Markup('<circle class="dot c{}" cx="{}" cy="{}" r="5"/>').format(
-                place % 5, x(epsilon), y(value)
+                index % NUM_COLORS, x(epsilon), y(accuracy)
             )
         )
-        mark = Markup('<text class="name" x="{}" y="{}" text-anchor="middle">{}</text>')
-        parts.append(
-            mark.format(x(epsilon), y(value) + (17 if place % 2 or value > 0.95 else -9), place + 1)
-        )
-    return _svg("CNN accuracy against epsilon", Markup("").join(parts))
+        label_offset = 17 if index % 2 or accuracy > 0.95 else -9
+        label_position = (x(epsilon), y(accuracy) + label_offset)
+        elements.append(_draw_text("name", label_position, "middle", index + 1))
+    return _wrap_svg("CNN accuracy against epsilon", elements)
 
 
-def _round(high: float) -> list[float]:
-    """About five round values from 0 to ``high``."""
+def _choose_ticks(high: float) -> list[float]:
+    """Choose about five round values from 0 to ``high``."""
     step = 10.0 ** math.floor(math.log10(high / 4))
-    step = next(step * times for times in (1, 2, 5, 10) if high / (step * times) <= 5)
-    return [float(f"{turn * step:.6g}") for turn in range(int(high / step + 1e-9) + 1)]
+    step = next(step * factor for factor in (1, 2, 5, 10) if high / (step * factor) <= 5)
+    num_ticks = int(high / step + 1e-9) + 1
+    return [float(f"{index * step:.6g}") for index in range(num_ticks)]

@@ -1,4 +1,4 @@
-"""Several outputs side by side, ours or foreign: what is promised, how they look, what they are good for."""
+"""A page that compares several outputs: privacy guarantee, utility and samples."""
 
 from __future__ import annotations
 
@@ -9,157 +9,196 @@ from pathlib import Path
 from typing import Any
 
 from privot.errors import ReleaseError
-from privot.measures.result import Reading
-from privot.measures.samples import Subject
-from privot.progress import jsonable
-from privot.release import Guarantee
+from privot.io import to_jsonable
+from privot.measures.result import MetricResult
+from privot.measures.samples import Samples
+from privot.privacy.guarantee import Guarantee
 from privot.report import charts, output_folder
-from privot.report.formatting import clean, measured, number
-from privot.report.html import render
-from privot.report.images import BYTES, CLASSES, columns, labelled, uri
-from privot.report.privacy_curves import recorded
-from privot.report.statement import verdict
-from privot.report.utility import row
+from privot.report.formatting import clean_text, format_measurement, format_number
+from privot.report.html import render_template
+from privot.report.images import (
+    MAX_GRID_BYTES,
+    MAX_SHOWN_CLASSES,
+    count_images_per_row,
+    encode_data_uri,
+    format_class_name,
+)
+from privot.report.output_folder import FolderFormat
+from privot.report.privacy_curves import verify_recorded_plan
+from privot.report.statement import format_guarantee
+from privot.report.utility import describe_metric_result
 
-FILES = frozenset({"comparison.html", "comparison.json"})
-FOREIGN = "foreign: no certificate"
+COMPARISON_FORMAT = FolderFormat(
+    frozenset({"comparison.html", "comparison.json"}), "comparison.json"
+)
+NO_CERTIFICATE_VERDICT = "foreign: no certificate"
+MAX_SAMPLE_COLUMNS = 5
+
+MeasuredSamples = tuple[Samples, Sequence[MetricResult]]
 
 
-Measured = tuple[Subject, Sequence[Reading]]
+def compare(outputs: Sequence[MeasuredSamples], out: Path) -> Path:
+    """Write comparison.html and comparison.json.
 
+    Args:
+        outputs: Samples of each output and their metric results.
+        out: The folder. Only the user can read it if a result is not publishable.
 
-def compare(subjects: Sequence[Measured], out: Path) -> Path:
-    """Write comparison.html and comparison.json for outputs with their readings into the folder ``out``; returns the page's path."""
-    if not subjects:
-        raise ReleaseError("nothing to compare: name at least one output")
-    facts = _facts(subjects)
+    Returns:
+        The path of the page.
+
+    Raises:
+        ReleaseError: There is no output, a guarantee is not proven, or the folder contains other
+            files.
+    """
+    if not outputs:
+        raise ReleaseError("There is nothing to compare. Name at least one output.")
+    context = _build_comparison(outputs)
     points = [
-        (each["name"], float(each["epsilon"]), each["accuracy"])
-        for each in facts["subjects"]
-        if each["epsilon"] is not None
-        and each["accuracy"] is not None
-        and 0 < float(each["epsilon"]) < math.inf
+        (output["name"], float(output["epsilon"]), output["accuracy"])
+        for output in context["outputs"]
+        if output["epsilon"] is not None
+        and output["accuracy"] is not None
+        and 0 < float(output["epsilon"]) < math.inf
     ]
-    chart = (
-        charts.scatter([each[1:] for each in points], lambda value: f"{100 * value:.0f} %")
-        if points
-        else None
+    chart = None
+    if points:
+        chart = charts.privacy_utility_chart(
+            [(epsilon, accuracy) for _, epsilon, accuracy in points],
+            lambda value: f"{100 * value:.0f} %",
+        )
+    max_bytes = MAX_GRID_BYTES // len(outputs)
+    html = render_template(
+        "comparison.html.j2",
+        "Comparison",
+        context=context,
+        grids=[_build_sample_rows(samples, max_bytes) for samples, _ in outputs],
+        chart=chart,
+        points=points,
     )
-    grids = [_grid(each, BYTES // len(subjects)) for each, _ in subjects]
-    html = render(
-        "comparison.html.j2", "Comparison", f=facts, grids=grids, chart=chart, points=points
-    )
-    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    private = not all(each.publishable for _, readings in subjects for each in readings)
-    return output_folder.replace(
+    text = json.dumps(context, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return output_folder.replace_directory(
         out,
         {"comparison.html": html, "comparison.json": text},
-        FILES,
-        "comparison.json",
-        private=private,
+        COMPARISON_FORMAT,
+        private=context["internal"],
     )[0]
 
 
-def _facts(subjects: Sequence[Measured]) -> dict[str, Any]:
-    held = []
-    for each, readings in subjects:
-        claim = each.guarantee
-        if each.release and isinstance(claim, Guarantee):
-            recorded(
-                each.release, clean(each.name, 60)
-            )  # a promise that nothing proves is not shown beside others
-        power = next(
-            (reading.value for reading in readings if reading.name == "cnn_accuracy"), None
-        )
-        held.append(
-            {
-                "name": clean(each.name, 60),
-                "verdict": verdict(claim) if claim else FOREIGN,
-                "kind": type(claim).__name__ if claim else "foreign",
-                "neighbours": claim.neighbours if isinstance(claim, Guarantee) else "",
-                "epsilon": claim.epsilon if isinstance(claim, Guarantee) else None,
-                "delta": claim.delta if isinstance(claim, Guarantee) else None,
-                "accuracy": power,
-                "count": len(each.labels),
-                "readings": [row(reading) for reading in readings],
-            }
-        )
-    relations = {each["neighbours"] for each in held if each["neighbours"]}
-    return jsonable(
+def _build_comparison(outputs: Sequence[MeasuredSamples]) -> dict[str, Any]:
+    """Collect the facts of the page."""
+    described_outputs = [_describe_output(samples, results) for samples, results in outputs]
+    all_results = [result for _, results in outputs for result in results]
+    neighbours = {output["neighbours"] for output in described_outputs if output["neighbours"]}
+    deltas = {output["delta"] for output in described_outputs if output["delta"] is not None}
+    return to_jsonable(
         {
             "privot": {"comparison": 1},
-            "internal": any(
-                not reading.publishable for _, readings in subjects for reading in readings
-            ),
-            "relations": sorted(relations),
-            "deltas": sorted({each["delta"] for each in held if each["delta"] is not None}),
-            "subjects": held,
+            "internal": any(not result.publishable for result in all_results),
+            "relations": sorted(neighbours),
+            "deltas": sorted(deltas),
+            "outputs": described_outputs,
             "measures": [
-                _measure(name, subjects)
-                for name in dict.fromkeys(
-                    each.name for _, readings in subjects for each in readings
-                )
+                _compare_metric(name, outputs)
+                for name in dict.fromkeys(result.name for result in all_results)
             ],
         }
     )
 
 
-def _measure(name: str, subjects: Sequence[Measured]) -> dict[str, Any]:
-    """A row: one cell a subject, the best of them by the readings' own word, and whether all were measured alike."""
-    found = [
-        next((each for each in readings if each.name == name), None) for _, readings in subjects
-    ]
-    there = [each for each in found if each is not None]
-    same = len({(each.ruler, each.reference, each.better) for each in there}) == 1
-    alike = same and len({(each.samples, each.count) for each in there}) == 1
-    sign = -1 if there[0].better == "lower" else 1
-    values = [sign * each.value for each in there if math.isfinite(each.value)]
-    best = max(values) if alike and len(there) > 1 and values else None
-    cells: list[dict[str, Any] | None] = [
-        {
-            "text": measured(each.name, each.value, each.error),
-            "best": best is not None and sign * each.value == best,
-            "internal": not each.publishable,
-            "ruler": row(each)["ruler"],
-            "sizes": f"{number(each.samples)} images, {number(each.count)} records",
-            "warning": row(each)["warning"],
-            "paid": row(each)["paid"],
-        }
-        if each
-        else None
-        for each in found
-    ]
-    apart = (
-        ""
-        if alike
-        else "on different numbers of images or records"
-        if same
-        else "with different rulers"
-    )
+def _describe_output(samples: Samples, results: Sequence[MetricResult]) -> dict[str, Any]:
+    """Describe an output. Raises a ReleaseError if its guarantee is not proven."""
+    guarantee = samples.guarantee
+    is_guaranteed = isinstance(guarantee, Guarantee)
+    if samples.release and is_guaranteed:
+        verify_recorded_plan(samples.release, clean_text(samples.name, 60))
     return {
-        "name": clean(name, 60),
-        "better": clean(there[0].better, 20),
-        "comparable": alike,
-        "apart": apart,
-        "cells": cells,
+        "name": clean_text(samples.name, 60),
+        "verdict": format_guarantee(guarantee) if guarantee else NO_CERTIFICATE_VERDICT,
+        "kind": type(guarantee).__name__ if guarantee else "foreign",
+        "neighbours": guarantee.neighbours if isinstance(guarantee, Guarantee) else "",
+        "epsilon": guarantee.epsilon if isinstance(guarantee, Guarantee) else None,
+        "delta": guarantee.delta if isinstance(guarantee, Guarantee) else None,
+        "accuracy": next(
+            (result.value for result in results if result.name == "cnn_accuracy"), None
+        ),
+        "num_samples": len(samples.labels),
+        "results": [describe_metric_result(result) for result in results],
     }
 
 
-def _grid(subject: Subject, budget: int) -> list[dict[str, Any]]:
-    labels = subject.labels.unique().tolist()[:CLASSES]
-    across = min(5, columns(tuple(subject.images.shape[1:]), max(1, len(labels)), budget))
-    names = (
-        subject.class_names
-        if subject.class_names and labels and len(subject.class_names) > max(labels)
-        else None
+def _compare_metric(name: str, outputs: Sequence[MeasuredSamples]) -> dict[str, Any]:
+    """Compare one metric over all outputs.
+
+    Args:
+        name: Name of the metric.
+        outputs: The outputs.
+
+    Returns:
+        A row with one cell per output (None if not measured), and whether the values are
+        comparable: measured with the same protocol on the same numbers of images and records.
+    """
+    cells = [
+        next((result for result in results if result.name == name), None) for _, results in outputs
+    ]
+    measured = [result for result in cells if result is not None]
+    protocols = {(result.protocol, result.reference, result.better) for result in measured}
+    sizes = {(result.num_samples, result.reference_size) for result in measured}
+    is_comparable = len(protocols) == 1 and len(sizes) == 1
+    difference = ""
+    if len(protocols) > 1:
+        difference = "with different protocols"
+    elif len(sizes) > 1:
+        difference = "on different numbers of images or records"
+    sign = -1 if measured[0].better == "lower" else 1
+    finite_values = [sign * result.value for result in measured if math.isfinite(result.value)]
+    best = None
+    if is_comparable and len(measured) > 1 and finite_values:
+        best = max(finite_values)
+    return {
+        "name": clean_text(name, 60),
+        "better": clean_text(measured[0].better, 20),
+        "comparable": is_comparable,
+        "difference": difference,
+        "cells": [
+            result and _describe_cell(result, best is not None and sign * result.value == best)
+            for result in cells
+        ],
+    }
+
+
+def _describe_cell(result: MetricResult, is_best: bool) -> dict[str, Any]:
+    facts = describe_metric_result(result)
+    num_images = format_number(result.num_samples)
+    num_records = format_number(result.reference_size)
+    return {
+        "text": format_measurement(result.name, result.value, result.standard_error),
+        "best": is_best,
+        "internal": not result.publishable,
+        "protocol": facts["protocol"],
+        "sizes": f"{num_images} images, {num_records} records",
+        "warning": facts["warning"],
+        "privately_measured": facts["privately_measured"],
+    }
+
+
+def _build_sample_rows(samples: Samples, max_bytes: int) -> list[dict[str, Any]]:
+    """Encode the first images of each class as rows with ``name`` and ``images``."""
+    labels = samples.labels.unique().tolist()[:MAX_SHOWN_CLASSES]
+    shape = tuple(samples.images.shape[1:])
+    num_columns = min(
+        MAX_SAMPLE_COLUMNS, count_images_per_row(shape, max(1, len(labels)), max_bytes)
     )
+    class_names = None
+    if samples.class_names and labels and len(samples.class_names) > max(labels):
+        class_names = samples.class_names
     rows = []
     for label in labels:
-        chosen = (subject.labels == label).nonzero().flatten()[:across]
+        indices = (samples.labels == label).nonzero().flatten()[:num_columns]
         rows.append(
             {
-                "name": labelled(names, int(label)),
-                "images": [uri(image) for image in subject.images[chosen].float()],
+                "name": format_class_name(class_names, int(label)),
+                "images": [encode_data_uri(image) for image in samples.images[indices].float()],
             }
         )
     return rows

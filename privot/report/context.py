@@ -1,229 +1,309 @@
-"""One dictionary from which every file of a report is made. The public one knows the release and publishable numbers, nothing else."""
+"""The facts of a report, as one dictionary from which every file is rendered.
+
+The public view depends only on the release and publishable results.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from safetensors.torch import save
 
-from privot.audit.result import Attack
+from privot.audit.result import AttackResult
 from privot.errors import SettingError
-from privot.measures.result import Reading
-from privot.methods import make, methods
+from privot.io import to_jsonable
+from privot.measures.result import MetricResult
+from privot.methods import list_methods, make_method
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Plan
-from privot.progress import jsonable
-from privot.release import FORMAT, TENSORS, Guarantee, Release
-from privot.release.export import table_columns
-from privot.report.formatting import block, clean, down
-from privot.report.privacy_curves import by_step, curve, recorded, remembering
-from privot.report.statement import statement, verdict
-from privot.report.utility import utility
+from privot.release import RELEASE_FORMAT, TENSORS_FILE, Release
+from privot.release.table_columns import infer_table_columns
+from privot.report.formatting import clean_lines, clean_text, format_rounded_down
+from privot.report.privacy_curves import (
+    cache_cost,
+    compute_epsilon_by_step,
+    compute_max_tpr_curve,
+    verify_recorded_plan,
+)
+from privot.report.statement import build_statement, format_guarantee
+from privot.report.utility import summarize_utility
 
-REPORT = 1  # of the layout of report.json
+REPORT_FORMAT = 1  # version of the layout of report.json
+MAX_SHOWN_SETTINGS = 60
+MAX_SHOWN_VERSIONS = 40
+MAX_NAMED_STAGES = 6  # stages whose derived noise multiplier is named
+
+RateBound = Callable[[float], float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """What is found out once and stands in both faces: all but readings and attacks."""
+class BaseContext:
+    """What the public and the internal report share: everything but metrics and attacks.
+
+    Attributes:
+        release: The release.
+        values: The shared facts.
+        max_tpr: The certified true-positive rate at a false-positive rate; None without a
+            guarantee.
+    """
 
     release: Release
-    facts: dict[str, Any]
-    bound: (
-        Callable[[float], float] | None
-    )  # the certified true-positive rate at a false-positive rate
+    values: dict[str, Any]
+    max_tpr: RateBound | None
 
 
-def known(release: Release, name: str) -> Known:
-    """The facts that a release itself carries; accounting is done here, once."""
-    claim = release.guarantee
-    plan = recorded(release, clean(name))
-    facts = release.facts
-    bound = None
-    drawn = None
-    steps = []
-    if plan and isinstance(claim, Guarantee):
-        cost = remembering(plan.cost())
-        bound = cost.tpr
-        drawn = curve(cost)
-        steps = by_step(plan, claim)
+def base_context(release: Release, name: str) -> BaseContext:
+    """Collect the facts that follow from the release alone, with the privacy accounting.
+
+    Args:
+        release: The release.
+        name: Its name.
+
+    Returns:
+        The facts.
+
+    Raises:
+        ReleaseError: The recorded plan does not prove the guarantee.
+    """
+    guarantee = release.guarantee
+    plan = verify_recorded_plan(release, clean_text(name))
+    metadata = release.metadata
+    max_tpr = None
+    max_tpr_curve = None
+    epsilon_by_step = []
+    if plan and isinstance(guarantee, Guarantee):
+        cost = cache_cost(plan.cost())
+        max_tpr = cost.max_tpr
+        max_tpr_curve = compute_max_tpr_curve(cost)
+        epsilon_by_step = compute_epsilon_by_step(plan, guarantee)
     spec = release.spec
-    ledger = facts.get("ledger")
-    told = facts.get("diagnostics")
-    names = [clean(each, 60) for each in spec.class_names] if spec.class_names else None
-    held = {
-        "name": clean(name),
-        "verdict": {"kind": type(claim).__name__, "line": verdict(claim)},
+    ledger_facts = metadata.get("ledger")
+    diagnostics = metadata.get("diagnostics")
+    class_names = None
+    if spec.class_names:
+        class_names = [clean_text(class_name, 60) for class_name in spec.class_names]
+    if isinstance(guarantee, Guarantee):
+        guarantee_facts = dataclasses.asdict(guarantee)
+    else:
+        guarantee_facts = {"reason": clean_text(guarantee.reason, 300)}
+    values = {
+        "name": clean_text(name),
+        "verdict": {"kind": type(guarantee).__name__, "line": format_guarantee(guarantee)},
         "data": {
             **spec.to_json(),
-            "class_names": names,
-            "name": clean(facts.get("data"), 40) if facts.get("data") else "",
+            "class_names": class_names,
+            "name": clean_text(metadata.get("data"), 40) if metadata.get("data") else "",
         },
-        "product": release.product.kind,
-        "content": content(release),
-        "method": _method(release, plan),
-        "guarantee": dataclasses.asdict(claim)
-        if isinstance(claim, Guarantee)
-        else {"reason": clean(claim.reason, 300)},
-        "statement": statement(claim, spec),
-        "diagnosis": clean(told.get("meaning"), 200) if isinstance(told, dict) else "",
-        "plan": _stages(plan),
-        "epsilon_by_step": steps,
-        "curve": drawn,
-        "ledger": _ledger(ledger) if isinstance(ledger, dict) else {},
-        "provenance": _provenance(release),
+        "artifact": release.artifact.kind,
+        "content": describe_content(release),
+        "method": _describe_method(release, plan),
+        "guarantee": guarantee_facts,
+        "statement": build_statement(guarantee, spec),
+        "diagnosis": (
+            clean_text(diagnostics.get("meaning"), 200) if isinstance(diagnostics, dict) else ""
+        ),
+        "plan": _describe_plan(plan),
+        "epsilon_by_step": epsilon_by_step,
+        "max_tpr_curve": max_tpr_curve,
+        "ledger": _describe_ledger(ledger_facts) if isinstance(ledger_facts, dict) else {},
+        "provenance": _describe_provenance(release),
     }
-    return Known(release, held, bound)
+    return BaseContext(release, values, max_tpr)
 
 
-def face(
-    base: Known, kind: str, readings: Sequence[Reading], attacks: Sequence[Attack]
+def view(
+    base: BaseContext,
+    audience: str,
+    results: Sequence[MetricResult],
+    attacks: Sequence[AttackResult],
 ) -> dict[str, Any]:
-    """The facts of one face (``public`` or ``internal``) with these readings and attacks."""
-    claim = base.release.guarantee
-    data = base.release.facts.get("data")
-    stages = base.facts["plan"].get("stages")
-    free = stages and all(stage["noise"] == 0 for stage in stages)  # no plan says nothing of noise
-    epsilon = claim.epsilon if isinstance(claim, Guarantee) else math.inf if free else None
-    held = [_attack(each, base.bound) for each in attacks]
-    return jsonable(
+    """Add metrics and attacks to the shared facts.
+
+    Args:
+        base: The shared facts.
+        audience: "public" or "internal".
+        results: Results of metrics.
+        attacks: Results of attacks.
+
+    Returns:
+        The facts of the public or the internal report, as JSON types.
+    """
+    guarantee = base.release.guarantee
+    dataset_name = base.release.metadata.get("data")
+    stages = base.values["plan"].get("stages")
+    # Without a plan, nothing is known about noise.
+    has_no_noise = stages and all(stage["noise_multiplier"] == 0 for stage in stages)
+    epsilon = math.inf if has_no_noise else None
+    if isinstance(guarantee, Guarantee):
+        epsilon = guarantee.epsilon
+    described_attacks = [_describe_attack(attack, base.max_tpr) for attack in attacks]
+    return to_jsonable(
         {
-            "privot": {"report": REPORT, "face": kind},
-            "broken": any(each["broken"] for each in held),
-            **base.facts,
-            "attacks": held,
-            "utility": utility(readings, data if isinstance(data, str) else "", epsilon),
+            "privot": {"report": REPORT_FORMAT, "view": audience},
+            "guarantee_refuted": any(attack["guarantee_refuted"] for attack in described_attacks),
+            **base.values,
+            "attacks": described_attacks,
+            "utility": summarize_utility(
+                results, dataset_name if isinstance(dataset_name, str) else "", epsilon
+            ),
         }
     )
 
 
-def public(base: Known, readings: Sequence[Reading], attacks: Sequence[Attack]) -> dict[str, Any]:
-    """The public face.
+def public_view(
+    base: BaseContext, results: Sequence[MetricResult], attacks: Sequence[AttackResult]
+) -> dict[str, Any]:
+    """Collect the facts of the public report.
 
-    privacy: a function of the release, its name, and what is marked publishable; the owner's data and ledger cannot get in.
+    privacy: they are a function of the release, its name, and the results that are marked
+    publishable. The owner's data and ledger are not among the inputs.
+
+    Args:
+        base: The shared facts.
+        results: Results of metrics, of which the publishable ones are used.
+        attacks: Results of attacks, of which the publishable ones are used.
+
+    Returns:
+        The facts.
     """
-    return face(
+    return view(
         base,
         "public",
-        [each for each in readings if each.publishable],
-        [each for each in attacks if each.publishable],
+        [result for result in results if result.publishable],
+        [attack for attack in attacks if attack.publishable],
     )
 
 
-def _attack(attack: Attack, bound: Callable[[float], float] | None) -> dict[str, Any]:
-    above = attack.over(bound) if bound else (False,) * len(attack.fpr)
-    most = [bound(rate) for rate in attack.fpr] if bound else None
-    told = {"control": attack.control, "caution": attack.caution, "verdict": attack.verdict}
-    said = {
-        "name": clean(attack.name),
-        **{key: clean(words, 500) if words else "" for key, words in told.items()},
+def _describe_attack(attack: AttackResult, max_tpr: RateBound | None) -> dict[str, Any]:
+    """Compare an attack with the certified rates, and clean its texts."""
+    exceeds_max_tpr = attack.exceeds_bound(max_tpr) if max_tpr else (False,) * len(attack.fpr)
+    texts = {
+        key: clean_text(text, 500) if text else ""
+        for key, text in (
+            ("controls_summary", attack.controls_summary),
+            ("warning", attack.warning),
+            ("verdict", attack.verdict),
+        )
     }
     return {
         **dataclasses.asdict(attack),
-        **said,
-        "certified": most,
-        "above": list(above),
-        "broken": attack.refuted or any(above),
+        "name": clean_text(attack.name),
+        **texts,
+        "max_tpr": [max_tpr(fpr) for fpr in attack.fpr] if max_tpr else None,
+        "exceeds_max_tpr": list(exceeds_max_tpr),
+        "guarantee_refuted": attack.verdict_refutes_guarantee or any(exceeds_max_tpr),
     }
 
 
-def _plain(value: Any) -> Any:
-    return value if type(value) in (int, float) else clean(value)
+def _clean_scalar(value: Any) -> Any:
+    return value if type(value) in (int, float) else clean_text(value)
 
 
-def _ledger(said: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest says of the ledger; releases of older versions do not say for whom its sum holds."""
-    words = {key: clean(said[key], 40) if said.get(key) else "" for key in ("neighbours", "unit")}
+def _describe_ledger(ledger_facts: dict[str, Any]) -> dict[str, Any]:
+    """Describe what the manifest says about the ledger. Some manifests lack the privacy unit."""
     return {
-        "head": _plain(said.get("head")),
-        "spent_epsilon": _plain(said.get("spent_epsilon")),
-        **words,
-        "own": said.get("own") is True,
+        "head": _clean_scalar(ledger_facts.get("head")),
+        "spent_epsilon": _clean_scalar(ledger_facts.get("spent_epsilon")),
+        **{
+            key: clean_text(ledger_facts[key], 40) if ledger_facts.get(key) else ""
+            for key in ("neighbours", "privacy_unit")
+        },
+        "is_dataset_ledger": ledger_facts.get("is_dataset_ledger") is True,
     }
 
 
-def _stages(plan: Plan | None) -> dict[str, Any]:
+def _describe_plan(plan: Plan | None) -> dict[str, Any]:
     if plan is None:
         return {}
-    stages = plan.to_json()["stages"]
     return {
         "neighbours": str(plan.neighbours),
         "stages": [
-            {**each, "name": clean(each["name"]), "verb": clean(each["verb"], 40)}
-            for each in stages
+            {
+                **stage,
+                "name": clean_text(stage["name"]),
+                "operation": clean_text(stage["operation"], 40),
+            }
+            for stage in plan.to_json()["stages"]
         ],
     }
 
 
-def content(release: Release) -> dict[str, str]:
-    """What the files of a release hold.
-
-    Args:
-        release: Any release.
+def describe_content(release: Release) -> dict[str, str]:
+    """Describe what a release contains.
 
     Returns:
-        ``kind``: "real" (records as they were), "table" or "images"; ``line``: the same in words,
-        which also say if there is no guarantee.
+        ``kind``: "real" (real records), "table" or "images"; ``line``: the same as a phrase, which
+        also says if there is no guarantee.
     """
-    name = release.facts.get("method")
-    kind = methods().get(name) if isinstance(name, str) else None
-    if getattr(kind, "real", False):
+    name = release.metadata.get("method")
+    method = list_methods().get(name) if isinstance(name, str) else None
+    if method is not None and method.releases_real_records:
         return {"kind": "real", "line": "Real records, unprotected"}
-    table = table_columns(release) is not None
-    line = "Synthetic rows of a table" if table else "Synthetic labelled images"
-    line += "" if isinstance(release.guarantee, Guarantee) else " with no privacy guarantee"
-    return {"kind": "table" if table else "images", "line": line}
+    is_table = infer_table_columns(release) is not None
+    line = "Synthetic rows of a table" if is_table else "Synthetic labelled images"
+    if not isinstance(release.guarantee, Guarantee):
+        line += " with no privacy guarantee"
+    return {"kind": "table" if is_table else "images", "line": line}
 
 
-def _noise(plan: Plan | None) -> str:
-    """The noise that ran, where a method derived it from the budget."""
+def _describe_derived_noise(plan: Plan | None) -> str:
+    """Name the noise multipliers that a method derived from the budget."""
     if plan is None or not plan.stages:
         return ""
-    stages = [f"{stage.name} {down(stage.noise)}" for stage in plan.stages[:6]]
-    more = f", and {len(plan.stages) - 6} more" if len(plan.stages) > 6 else ""
-    return f"derived from the budget: {', '.join(stages)}{more}"
+    stages = ", ".join(
+        f"{stage.name} {format_rounded_down(stage.noise_multiplier)}"
+        for stage in plan.stages[:MAX_NAMED_STAGES]
+    )
+    num_others = len(plan.stages) - MAX_NAMED_STAGES
+    others = f", and {num_others} more" if num_others > 0 else ""
+    return f"derived from the budget: {stages}{others}"
 
 
-def _method(release: Release, plan: Plan | None) -> dict[str, Any]:
-    """The method's card; one that this version does not know has a name and settings alone."""
-    name = release.facts.get("method")
-    settings = release.facts.get("settings")
+def _describe_method(release: Release, plan: Plan | None) -> dict[str, Any]:
+    """Describe the method and its settings. An unknown method has a name and settings only."""
+    name = release.metadata.get("method")
+    settings = release.metadata.get("settings")
     try:
-        maker = make(name) if isinstance(name, str) else None
+        method = make_method(name) if isinstance(name, str) else None
     except SettingError:
-        maker = None
-    about = {
-        key: block(getattr(maker, key)) if maker else ""
-        for key in ("title", "trusts", "promise", "citation")
-    }
-    shown = dict(settings) if isinstance(settings, dict) else {}
-    if "noise" in shown and shown["noise"] is None and (ran := _noise(plan)):
-        shown["noise"] = ran
-    pairs = list(shown.items())[:60]
+        method = None
+    shown_settings = dict(settings) if isinstance(settings, dict) else {}
+    if "noise_multiplier" in shown_settings and shown_settings["noise_multiplier"] is None:
+        derived_noise = _describe_derived_noise(plan)
+        if derived_noise:
+            shown_settings["noise_multiplier"] = derived_noise
     return {
-        "name": clean(name, 60),
-        "known": maker is not None,
-        **about,
-        "settings": {clean(key, 60): clean(value, 120) for key, value in pairs},
+        "name": clean_text(name, 60),
+        "is_known": method is not None,
+        **{
+            key: clean_lines(getattr(method, key)) if method else ""
+            for key in ("title", "trusted_party", "guarantee_summary", "citation")
+        },
+        "settings": {
+            clean_text(key, 60): clean_text(value, 120)
+            for key, value in list(shown_settings.items())[:MAX_SHOWN_SETTINGS]
+        },
     }
 
 
-def _provenance(release: Release) -> dict[str, Any]:
-    """Versions, seed and digests; the digests are those that stand in the release's own folder."""
-    versions = release.facts.get("versions")
-    tensors = hashlib.sha256(save(release.product.tensors)).hexdigest()
-    text = json.dumps(release.manifest() | {"files": {TENSORS: tensors}}, indent=1).encode()
+def _describe_provenance(release: Release) -> dict[str, Any]:
+    """Collect versions, seed and digests. The digests are those of the release folder."""
+    versions = release.metadata.get("versions")
+    if not isinstance(versions, dict):
+        versions = {}
+    tensors_digest = hashlib.sha256(save(release.artifact.tensors)).hexdigest()
     return {
-        "format": FORMAT,
-        "seed": clean(release.facts.get("seed"), 40),
-        "event": clean(release.facts.get("event"), 600),
-        "versions": {clean(key, 40): clean(value, 40) for key, value in list(versions.items())[:40]}
-        if isinstance(versions, dict)
-        else {},
-        "digests": {"manifest.json": hashlib.sha256(text).hexdigest(), TENSORS: tensors},
+        "format": RELEASE_FORMAT,
+        "seed": clean_text(release.metadata.get("seed"), 40),
+        "event": clean_text(release.metadata.get("event"), 600),
+        "versions": {
+            clean_text(key, 40): clean_text(value, 40)
+            for key, value in list(versions.items())[:MAX_SHOWN_VERSIONS]
+        },
+        "digests": {"manifest.json": release.digest, TENSORS_FILE: tensors_digest},
         "verify": "privot verify FOLDER",
     }

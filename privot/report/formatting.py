@@ -1,4 +1,7 @@
-"""Text and numbers as a reader sees them. Names come from outside: here they lose whatever could disturb a page."""
+"""Text and numbers as shown in a report.
+
+Names come from outside. Here they lose every character that could distort a page.
+"""
 
 from __future__ import annotations
 
@@ -6,136 +9,173 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable
 from typing import Any
 
-JOINERS = "\u200c\u200d"  # part of ordinary spelling in some languages
-UNSEEN = (
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-    "Zl",
-    "Zp",
-)  # controls, direction marks, lone surrogates, unassigned, line separators
+from privot.progress import round_down, round_up
+
+ZERO_WIDTH_JOINERS = "\u200c\u200d"  # part of the ordinary spelling of some languages
+LINE_BREAKS = "\n\r\t\u2028\u2029"
+# Control characters, direction marks, surrogates, unassigned characters, line separators.
+INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+MAX_ACCENTS = 2  # per letter; more of them would cover the lines around
+MAX_SHOWN_NUMBER = 1e300  # integers have no limit, floats have
 
 
-def clean(text: Any, most: int = 80) -> str:
-    """One line of at most ``most`` characters, without controls, direction marks or towers of accents.
+def clean_text(text: Any, max_length: int = 80) -> str:
+    """Make one short line of visible characters.
 
-    >>> clean("cat\\u202e\\x00\\n gnp.exe")
+    Args:
+        text: Any value. What is not text is shown as JSON.
+        max_length: Longest result; a longer text is cut and ends in an ellipsis.
+
+    Returns:
+        The text without control characters, direction marks and piled-up accents, or "(none)".
+
+    >>> clean_text("cat\\u202e\\x00\\n gnp.exe")
     'cat gnp.exe'
-    >>> clean("a" * 99, most=6), clean(None), clean(" ")
+    >>> clean_text("a" * 99, max_length=6), clean_text(None), clean_text(" ")
     ('aaaaa…', '(none)', '(none)')
     """
-    said = "" if text is None else text if isinstance(text, str) else json.dumps(text, default=str)
-    said = said[: 20 * most]
-    said = "".join(" " if each in "\n\r\t\u2028\u2029" else each for each in said)
-    said = "".join(
-        each for each in said if each in JOINERS or unicodedata.category(each) not in UNSEEN
+    value = text if isinstance(text, str) else json.dumps(text, default=str)
+    value = "" if text is None else value[: 20 * max_length]
+    value = "".join(" " if char in LINE_BREAKS else char for char in value)
+    value = "".join(
+        char
+        for char in value
+        if char in ZERO_WIDTH_JOINERS or unicodedata.category(char) not in INVISIBLE_CATEGORIES
     )
-    said = re.sub(r"\s+", " ", _shallow(said)).strip()
-    return (said if len(said) <= most else said[: most - 1] + "…") or "(none)"
+    value = re.sub(r"\s+", " ", _limit_accents(value)).strip()
+    if len(value) > max_length:
+        value = value[: max_length - 1] + "…"
+    return value or "(none)"
 
 
-def _shallow(text: str) -> str:
-    """At most two accents on a letter: more of them climb over the lines around."""
-    kept = []
-    run = 0
-    for each in text:
-        run = run + 1 if unicodedata.category(each) in ("Mn", "Me") else 0
-        if run <= 2:
-            kept.append(each)
-    return "".join(kept)
+def _limit_accents(text: str) -> str:
+    """Drop all but the first accents of each letter."""
+    allowed = []
+    num_accents = 0
+    for char in text:
+        num_accents = num_accents + 1 if unicodedata.category(char) in ("Mn", "Me") else 0
+        if num_accents <= MAX_ACCENTS:
+            allowed.append(char)
+    return "".join(allowed)
 
 
-def block(text: str, most: int = 4000) -> str:
-    """Several lines of text, each of them cleaned; spaces at the front stay.
+def clean_lines(text: str, max_length: int = 4000) -> str:
+    """Clean each line of a text, with up to 8 spaces of its indentation; empty lines are dropped.
 
-    >>> block("@book{x,\\n  year = {2021}\\n}")
+    >>> clean_lines("@book{x,\\n  year = {2021}\\n}")
     '@book{x,\\n  year = {2021}\\n}'
     """
-    lines = [line for line in text[:most].splitlines() if line.strip()]
+    lines = [line for line in text[:max_length].splitlines() if line.strip()]
     return "\n".join(
-        " " * min(len(line) - len(line.lstrip()), 8) + clean(line, 300) for line in lines
+        " " * min(len(line) - len(line.lstrip()), 8) + clean_text(line, 300) for line in lines
     )
 
 
-def number(value: Any, digits: int = 4) -> str:
-    """A number in few digits.
+def format_number(value: Any, digits: int = 4) -> str:
+    """Format a number with few significant digits.
 
-    >>> number(1e-05), number(0.90512), number(60000), number(float("nan")), number(10**400)
-    ('1e-5', '0.9051', '60,000', 'unknown', 'more than 1e300')
+    >>> format_number(1e-05), format_number(0.90512), format_number(60000)
+    ('1e-5', '0.9051', '60,000')
+    >>> format_number(float("nan")), format_number(10**400)
+    ('unknown', 'more than 1e300')
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return clean(value, 30)
+        return clean_text(value, 30)
     if isinstance(value, float) and not math.isfinite(value):
         return "unknown" if math.isnan(value) else "infinite"
-    if abs(value) > 1e300:  # whole numbers have no end, floats have
-        return f"{'more' if value > 0 else 'less'} than {'' if value > 0 else '-'}1e300"
+    if abs(value) > MAX_SHOWN_NUMBER:
+        return "more than 1e300" if value > 0 else "less than -1e300"
     if abs(value) < 1e15 and float(value).is_integer():
         return f"{int(value):,}"
     return re.sub(
-        r"e([-+])0*(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{value:.{digits}g}"
+        r"e([-+])0*(\d)", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.{digits}g}"
     )
 
 
-def up(value: float, digits: int = 4) -> str:
-    """The same, rounded up: what is claimed is never more than what was proved.
+def format_rounded_up(value: float, digits: int = 4) -> str:
+    """Format a claimed number, rounded up so that it never exceeds what was proven.
 
-    >>> up(0.72604), up(0.9999999), up(1.00001), up(1e-05)
-    ('0.7261', '1', '1.001', '1e-5')
+    >>> format_rounded_up(0.72604), format_rounded_up(0.9999999)
+    ('0.7261', '1')
+    >>> format_rounded_up(1.00001), format_rounded_up(1e-05)
+    ('1.001', '1e-5')
     """
-    return _stepped(value, digits, lambda steps: math.ceil(steps - 1e-6))
+    if abs(value) > MAX_SHOWN_NUMBER:
+        return format_number(value)
+    return format_number(float(round_up(value, digits)), digits)
 
 
-def down(value: float, digits: int = 4) -> str:
-    """The same, rounded down: what was measured is never more than what was seen.
+def format_rounded_down(value: float, digits: int = 4) -> str:
+    """Format a measured number, rounded down so that it never exceeds what was measured.
 
-    >>> down(0.72609), down(0.99999), down(0.29), down(1.0)
-    ('0.726', '0.9999', '0.29', '1')
+    >>> format_rounded_down(0.72609), format_rounded_down(0.99999)
+    ('0.726', '0.9999')
+    >>> format_rounded_down(0.29), format_rounded_down(1.0)
+    ('0.29', '1')
     """
-    return _stepped(value, digits, lambda steps: math.floor(steps + 1e-9))
+    if abs(value) > MAX_SHOWN_NUMBER:
+        return format_number(value)
+    return format_number(float(round_down(value, digits)), digits)
 
 
-def _stepped(value: float, digits: int, whole: Callable[[float], int]) -> str:
-    if not 1e-290 < abs(value) < 1e300:
-        return number(value)
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    return number(float(f"{whole(value / step) * step:.{digits}g}"), digits)
+FORMATTERS = {"up": format_rounded_up, "down": format_rounded_down, "nearest": format_number}
 
 
-def percent(value: float, digits: int = 3, way: str = "up") -> str:
-    """A probability as a percentage: what is certified ``up``, lower bounds and confidence ``down``, measured rates to the ``nearest``.
+def format_percent(value: float, digits: int = 3, rounding: str = "up") -> str:
+    """Format a probability as a percentage.
 
-    >>> percent(0.0241), percent(1.0), percent(0.0000123)
+    Args:
+        value: The probability.
+        digits: Significant digits.
+        rounding: "up" for certified rates, "down" for lower bounds and confidence levels,
+            "nearest" for measured rates.
+
+    Returns:
+        The percentage with its sign.
+
+    >>> format_percent(0.0241), format_percent(1.0), format_percent(0.0000123)
     ('2.41 %', '100 %', '0.00123 %')
-    >>> percent(0.9999), percent(0.9999, way="down"), percent(0.12341, way="nearest")
-    ('100 %', '99.9 %', '12.3 %')
+    >>> format_percent(0.9999), format_percent(0.9999, rounding="down")
+    ('100 %', '99.9 %')
+    >>> format_percent(0.12341, rounding="nearest")
+    '12.3 %'
     """
-    shown = {"up": up, "down": down, "nearest": number}[way](100 * value, digits)
-    if "e" in shown and value > 1e-9:
-        shown = f"{float(shown):.12f}".rstrip("0")
-    return f"{shown} %"
+    text = FORMATTERS[rounding](100 * value, digits)
+    if "e" in text and value > 1e-9:
+        text = f"{float(text):.12f}".rstrip("0")
+    return f"{text} %"
 
 
-def share(value: float) -> str:
-    """A probability as one in so many, rounded up.
+def format_odds(value: float) -> str:
+    """Format a small probability as "1 in n", rounded up.
 
-    >>> share(1e-5), share(0.3)
+    >>> format_odds(1e-5), format_odds(0.3)
     ('1 in 100,000', '0.3')
     """
-    return f"1 in {number(math.floor(1 / value + 1e-6))}" if 1e-300 < value <= 0.1 else up(value)
+    if 1e-300 < value <= 0.1:
+        return f"1 in {format_number(math.floor(1 / value + 1e-6))}"
+    return format_rounded_up(value)
 
 
-def measured(name: str, value: float, error: float = math.nan) -> str:
-    """A reading: accuracies in per cent, all else as it is.
+def format_measurement(name: str, value: float, standard_error: float = math.nan) -> str:
+    """Format the value of a metric: accuracies in percent, everything else as a number.
 
-    >>> measured("cnn_accuracy", 0.905, 0.003), measured("fid", 61.34)
+    Args:
+        name: Name of the metric.
+        value: Its value.
+        standard_error: Its standard error; NaN to leave it out.
+
+    Returns:
+        The value with its error.
+
+    >>> format_measurement("cnn_accuracy", 0.905, 0.003), format_measurement("fid", 61.34)
     ('90.5 ± 0.3 %', '61.34')
     """
+    has_error = math.isfinite(standard_error)
     if name.endswith("accuracy") and 0 <= value <= 1:
-        plus = f" ± {100 * error:.1f}" if math.isfinite(error) else ""
-        return f"{100 * value:.1f}{plus} %"
-    return number(value) + (f" ± {number(error, 2)}" if math.isfinite(error) else "")
+        error = f" ± {100 * standard_error:.1f}" if has_error else ""
+        return f"{100 * value:.1f}{error} %"
+    error = f" ± {format_number(standard_error, 2)}" if has_error else ""
+    return format_number(value) + error

@@ -1,4 +1,4 @@
-"""Samples as small PNGs inside the page."""
+"""Samples of a release as small PNG images inside the page."""
 
 from __future__ import annotations
 
@@ -12,107 +12,147 @@ from torch import Tensor
 from torch.nn import functional
 
 from privot.release import Release
-from privot.release.export import table_columns, to_bytes
-from privot.report.formatting import clean
+from privot.release.table_columns import infer_table_columns
+from privot.report.formatting import clean_text
+from privot.runtime.preview import to_uint8_images
 
-CLASSES = 20
-COLUMNS = 10
-STRIP = "strip"  # what a flow's release keeps for this page: [times, particles, channels, height, width]
-# shown of a table
-TABLE_ROWS = 10
-TABLE_COLUMNS = 12
-SIDE = 96  # pixels; larger images are shown reduced
-BYTES = 1_400_000  # of raw pixels in a grid, so that a page stays under 3 MB even where PNG saves nothing
+MAX_SHOWN_CLASSES = 20
+MAX_GRID_COLUMNS = 10
+# The tensor in which the release of a flow stores its frames: [times, particles, channels, height,
+# width].
+SNAPSHOTS_TENSOR = "snapshots"
+MAX_TABLE_ROWS = 10
+MAX_TABLE_COLUMNS = 12
+MAX_SHOWN_SIDE = 96  # pixels; larger images are reduced
+# Of uncompressed pixels in a grid, so that a page stays under 3 MB even if PNG saves nothing.
+MAX_GRID_BYTES = 1_400_000
 
 
-def uri(image: Tensor) -> str:
-    """An image [channels, height, width] in [0, 1] as a data URI."""
-    if max(image.shape[1:]) > SIDE:
-        scale = SIDE / max(image.shape[1:])
+def encode_data_uri(image: Tensor) -> str:
+    """Encode an image [channels, height, width] in [0, 1] as a PNG data URI."""
+    max_side = max(image.shape[1:])
+    if max_side > MAX_SHOWN_SIDE:
+        scale = MAX_SHOWN_SIDE / max_side
         size = [max(1, round(side * scale)) for side in image.shape[1:]]
         image = functional.interpolate(image[None], size=size, mode="area")[0]
-    pixels = to_bytes(image[None])[0]
+    pixels = to_uint8_images(image[None])[0]
+    if pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
     buffer = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(
-        buffer, "PNG", optimize=True
-    )
+    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def labelled(names: tuple[str, ...] | None, label: int) -> str:
-    """The name of a class, fit to be shown."""
-    return clean(names[label], 40) if names else f"class {label}"
+def format_class_name(class_names: tuple[str, ...] | None, label: int) -> str:
+    """Format the name of a class for the page."""
+    return clean_text(class_names[label], 40) if class_names else f"class {label}"
 
 
-def columns(shape: tuple[int, ...], rows: int, budget: int = BYTES) -> int:
-    """How many images of a shape fit in each of ``rows`` rows.
+def count_images_per_row(
+    shape: tuple[int, ...], num_rows: int, max_bytes: int = MAX_GRID_BYTES
+) -> int:
+    """Compute how many images fit in each row of a grid.
 
-    >>> columns((1, 28, 28), 10), columns((3, 64, 64), 20)
+    Args:
+        shape: Channels, height and width of an image.
+        num_rows: Number of rows.
+        max_bytes: Limit of the uncompressed pixels of the grid.
+
+    Returns:
+        From 1 to 10 images.
+
+    >>> count_images_per_row((1, 28, 28), 10), count_images_per_row((3, 64, 64), 20)
     (10, 5)
     """
     channels, height, width = shape
-    scale = min(1.0, SIDE / max(height, width))
-    return max(1, min(COLUMNS, int(budget / (rows * channels * height * width * scale**2))))
+    scale = min(1.0, MAX_SHOWN_SIDE / max(height, width))
+    num_columns = int(max_bytes / (num_rows * channels * height * width * scale**2))
+    return max(1, min(MAX_GRID_COLUMNS, num_columns))
 
 
 def sample_table(release: Release) -> dict[str, Any] | None:
-    """Samples of a release of a table: names of its first columns and rows of their values; None for images."""
-    columns = table_columns(release)
+    """Sample rows of a table.
+
+    Returns:
+        ``names`` of the first columns and ``rows`` of values; None for a release of images.
+    """
+    columns = infer_table_columns(release)
     if columns is None:
         return None
-    numbers = release.sample(TABLE_ROWS)[0].flatten(1).numpy()
-    values = [
-        each.values(numbers[:, place]).tolist()
-        for place, each in enumerate(columns[:TABLE_COLUMNS])
+    shown_columns = columns[:MAX_TABLE_COLUMNS]
+    values = release.sample(MAX_TABLE_ROWS)[0].flatten(1).numpy()
+    column_values = [
+        column.cast_values(values[:, index]).tolist() for index, column in enumerate(shown_columns)
     ]
     return {
-        "names": [each.name for each in columns[:TABLE_COLUMNS]],
-        "rows": list(map(list, zip(*values, strict=True))),
+        "names": [column.name for column in shown_columns],
+        "rows": list(map(list, zip(*column_values, strict=True))),
     }
 
 
-def grid(release: Release) -> list[dict[str, Any]]:
-    """Rows of samples, one a class: ``{"name", "images"}``; a class of which a set holds nothing has an empty row."""
-    if table_columns(release) is not None:
+def sample_grid(release: Release) -> list[dict[str, Any]]:
+    """Sample images of each class.
+
+    Returns:
+        One row per class, with ``name`` and ``images`` (data URIs). A class that a released set
+        does not contain has no images. A table has no rows.
+    """
+    if infer_table_columns(release) is not None:
         return []
-    rows = min(CLASSES, release.spec.classes)
-    across = columns(release.spec.shape, rows)
-    shown = list(range(rows))
-    if release.product.kind == "set":
-        held = set(release.product.tensors["labels"].tolist())
-        shown = [label for label in shown if label in held]
-    pictures: dict[int, list[str]] = {}
-    if shown:
+    num_rows = min(MAX_SHOWN_CLASSES, release.spec.num_classes)
+    num_columns = count_images_per_row(release.spec.shape, num_rows)
+    labels_to_sample = list(range(num_rows))
+    if release.artifact.kind == "set":
+        present_labels = set(release.artifact.tensors["labels"].tolist())
+        labels_to_sample = [label for label in labels_to_sample if label in present_labels]
+    encoded: dict[int, list[str]] = {}
+    if labels_to_sample:
         images, labels = release.sample(
-            across * len(shown), torch.tensor(shown).repeat_interleave(across)
+            num_columns * len(labels_to_sample),
+            torch.tensor(labels_to_sample).repeat_interleave(num_columns),
         )
-        pictures = {label: [uri(image) for image in images[labels == label]] for label in shown}
+        encoded = {
+            label: [encode_data_uri(image) for image in images[labels == label]]
+            for label in labels_to_sample
+        }
     return [
-        {"name": labelled(release.spec.class_names, label), "images": pictures.get(label, [])}
-        for label in range(rows)
+        {
+            "name": format_class_name(release.spec.class_names, label),
+            "images": encoded.get(label, []),
+        }
+        for label in range(num_rows)
     ]
 
 
-def film(release: Release) -> list[dict[str, Any]]:
-    """Rows of pictures of one particle each, at several times of a flow, if the release kept a strip: ``{"name", "images"}``.
+def flow_frames(release: Release) -> list[dict[str, Any]]:
+    """Encode the frames of a flow: how particles move from their start to the result.
 
-    The file may be anyone's: what is no strip of images of this release's shape is left out.
+    The release may come from anyone, so frames of an unexpected shape are ignored.
+
+    Returns:
+        One row per particle, with ``name`` of its class and ``images`` (data URIs) at several
+        times; no rows if the release has no frames.
     """
-    found = release.product.kept.get(STRIP) if release.product.kind == "set" else None
+    if release.artifact.kind != "set":
+        return []
+    snapshots = release.artifact.resize_state.get(SNAPSHOTS_TENSOR)
     if (
-        found is None
-        or found.ndim != 5
-        or tuple(found.shape[2:]) != release.spec.shape
-        or not found.shape[1]
+        snapshots is None
+        or snapshots.ndim != 5
+        or tuple(snapshots.shape[2:]) != release.spec.shape
+        or not snapshots.shape[1]
     ):
         return []
-    most = columns(release.spec.shape, rows := min(CLASSES, release.spec.classes, found.shape[1]))
-    if not 2 <= len(found) <= COLUMNS or not found.isfinite().all():
+    if not 2 <= len(snapshots) <= MAX_GRID_COLUMNS or not snapshots.isfinite().all():
         return []
-    places = torch.linspace(0, len(found) - 1, min(most, len(found))).round().long()
-    shown = found.float().clamp(0, 1)[places]  # [times, particles, ...]
-    names = [labelled(release.spec.class_names, label) for label in range(rows)]
+    num_rows = min(MAX_SHOWN_CLASSES, release.spec.num_classes, snapshots.shape[1])
+    num_columns = min(count_images_per_row(release.spec.shape, num_rows), len(snapshots))
+    times = torch.linspace(0, len(snapshots) - 1, num_columns).round().long()
+    frames = snapshots.float().clamp(0, 1)[times]
     return [
-        {"name": name, "images": [uri(image) for image in shown[:, row]]}
-        for row, name in enumerate(names)
+        {
+            "name": format_class_name(release.spec.class_names, row),
+            "images": [encode_data_uri(image) for image in frames[:, row]],
+        }
+        for row in range(num_rows)
     ]

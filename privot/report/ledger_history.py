@@ -1,70 +1,85 @@
-"""What a data set's ledger holds, for its owner."""
+"""The history of a dataset's ledger, for the data owner."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from privot.privacy.ledger import Charge, Ledger
-from privot.progress import jsonable, round_up
-from privot.report.formatting import clean
+from privot.io import to_jsonable
+from privot.privacy.charges import Charge
+from privot.privacy.ledger import Ledger
+from privot.progress import round_up
+from privot.report.formatting import clean_text
 
-MOST = 200  # lines on a page
+MAX_HISTORY_LINES = 200  # on a page
 
 
-def history(ledger: Ledger, delta: float, head: str) -> dict[str, Any]:
-    """Runs and limits, the number of answers, what this ledger counts, and whether ``head`` (of a release) is in the chain."""
+def summarize_ledger(ledger: Ledger, delta: float, head: str) -> dict[str, Any]:
+    """Summarise the entries of a ledger.
+
+    Args:
+        ledger: The ledger.
+        delta: Delta at which the spent epsilon is computed.
+        head: The ledger head that a release recorded.
+
+    Returns:
+        ``lines`` of runs and limits, numbers of query results, the spent epsilon, and
+        ``contains_head``: whether the head is in this ledger.
+    """
     entries = ledger.entries()
-    lines = []
-    for each in entries:
-        if each["kind"] == "reserve":
-            charge = Charge.from_entry(each)
-            events = (
-                "no privacy: the noise was seeded"
-                if charge.seeded
-                else clean(str(charge.plan.event()), 300)
-            )
-            said = {
-                "what": clean(each["method"], 60),
-                "neighbours": str(charge.plan.neighbours),
-                "events": events,
-            }
-            lines.append({"line": each["n"], "when": clean(each["time"], 30), **said})
-        elif each["kind"] == "budget":
-            said = {
-                "what": f"the owner sets a limit of epsilon {each['epsilon']:g}",
-                "neighbours": "",
-                "events": "",
-            }
-            lines.append({"line": each["n"], "when": "", **said})
-        elif each["kind"] == "internal":
-            price = (
-                "no guarantee"
-                if each["epsilon"] is None
-                else f"epsilon {round_up(each['epsilon'])}"
-            )
-            what = f"{each['runs']} runs of {clean(each['method'], 60)} for the owner alone ({clean(each['purpose'], 20)})"
-            said = {
-                "what": what,
-                "neighbours": "",
-                "events": f"not in the sum; {price} each if it left",
-            }
-            lines.append({"line": each["n"], "when": clean(each["time"], 30), **said})
-    asks = sum(each["last"] - each["first"] + 1 for each in entries if each["kind"] == "ask")
-    wall = ledger.wall()
-    heads = {each["prev"] for each in entries} | {ledger.head}
-    spent = ledger.spent()
-    relation = spent.neighbours
-    return jsonable(
+    lines = [line for line in map(_describe_entry, entries) if line is not None]
+    num_asked = sum(
+        entry["last"] - entry["first"] + 1 for entry in entries if entry["kind"] == "ask"
+    )
+    limit = ledger.limit()
+    heads = {entry["prev"] for entry in entries} | {ledger.head}
+    spent_cost = ledger.compute_spent_cost()
+    neighbours = spent_cost.neighbours
+    return to_jsonable(
         {
-            "lines": lines[-MOST:],
-            "left_out": max(0, len(lines) - MOST),
-            "asks": asks,
-            "commits": sum(each["kind"] == "commit" for each in entries),
-            "spent_epsilon": float(spent.epsilon(delta)),
-            "neighbours": str(relation) if relation else None,
-            "unit": relation.unit if relation else None,
+            "lines": lines[-MAX_HISTORY_LINES:],
+            "num_left_out": max(0, len(lines) - MAX_HISTORY_LINES),
+            "num_asked": num_asked,
+            "num_committed": sum(entry["kind"] == "commit" for entry in entries),
+            "spent_epsilon": float(spent_cost.epsilon(delta)),
+            "neighbours": str(neighbours) if neighbours else None,
+            "privacy_unit": neighbours.privacy_unit if neighbours else None,
             "delta": delta,
-            "limit": wall.epsilon if wall else None,
-            "holds_head": head in heads,
+            "limit": limit.epsilon if limit else None,
+            "contains_head": head in heads,
         }
     )
+
+
+def _describe_entry(entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Describe a run or a limit for the page; None for every other entry."""
+    when = ""
+    neighbours = ""
+    events = ""
+    if entry["kind"] == "reserve":
+        charge = Charge.from_entry(entry)
+        what = clean_text(entry["method"], 60)
+        when = clean_text(entry["time"], 30)
+        neighbours = str(charge.plan.neighbours)
+        events = clean_text(str(charge.plan.event()), 300)
+        if charge.seeded:
+            events = "no privacy: the noise was seeded"
+    elif entry["kind"] == "budget":
+        what = f"the owner sets a limit of epsilon {entry['epsilon']:g}"
+    elif entry["kind"] == "internal":
+        method = clean_text(entry["method"], 60)
+        purpose = clean_text(entry["purpose"], 20)
+        what = f"{entry['runs']} runs of {method} for the owner alone ({purpose})"
+        when = clean_text(entry["time"], 30)
+        cost = "no guarantee"
+        if entry["epsilon"] is not None:
+            cost = f"epsilon {round_up(entry['epsilon'])}"
+        events = f"not in the sum; {cost} each if released"
+    else:
+        return None
+    return {
+        "line": entry["n"],
+        "when": when,
+        "what": what,
+        "neighbours": neighbours,
+        "events": events,
+    }

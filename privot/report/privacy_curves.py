@@ -1,4 +1,4 @@
-"""What a plan proves: its certified curve, and epsilon as it grows step by step."""
+"""What a plan proves: the certified attack power, and epsilon by step."""
 
 from __future__ import annotations
 
@@ -9,88 +9,118 @@ from typing import Any
 
 import numpy as np
 
-from privot.errors import PlanError, ReleaseError, refusing
-from privot.privacy.accounting import Cost
+from privot.errors import PlanError, ReleaseError, reraise_as
+from privot.privacy.accounting import PrivacyCost
+from privot.privacy.guarantee import Guarantee, NoGuarantee
 from privot.privacy.plan import Plan
-from privot.release import Guarantee, NoGuarantee, Release, proved
-from privot.report.formatting import clean
+from privot.release import Release
+from privot.release.verify import recompute_guarantee
+from privot.report.formatting import clean_text
 
-# at most so many accounts a page and points a stage: a sampled stage takes a second each
-ACCOUNTS = 12
-INSIDE = 6
-RATES = tuple(float(f"{rate:.4g}") for rate in np.geomspace(1e-4, 1, 41))
+# Computations of epsilon for a page. One takes about a second for a stage with sampling.
+MAX_ACCOUNTED_POINTS = 12
+MAX_POINTS_PER_STAGE = 6
+CURVE_FALSE_POSITIVE_RATES = tuple(float(f"{rate:.4g}") for rate in np.geomspace(1e-4, 1, 41))
 
 
-def recorded(release: Release, name: str = "the release") -> Plan | None:
-    """The plan of a release, checked as `verify` checks it; without a guarantee there may be none. Else there is no page to sign."""
+def verify_recorded_plan(release: Release, name: str = "the release") -> Plan | None:
+    """Verify the plan of a release as `verify` does. No page is written for an unproven guarantee.
+
+    Args:
+        release: The release.
+        name: Its name, for error messages.
+
+    Returns:
+        The plan; None if none is recorded and the release has no guarantee.
+
+    Raises:
+        ReleaseError: The plan does not prove the guarantee.
+    """
     try:
-        with refusing(ReleaseError, f"{name}: its guarantee is not sound"):
-            plan, _ = proved(release, name)
+        with reraise_as(ReleaseError, f"{name}: its guarantee is not valid"):
+            plan, _ = recompute_guarantee(release, name)
     except PlanError:
         if isinstance(release.guarantee, NoGuarantee):
             return None
-        raise ReleaseError(f"{name}: no plan is recorded that could prove its guarantee") from None
+        raise ReleaseError(f"{name}: it records no plan that could prove its guarantee.") from None
     if isinstance(release.guarantee, Guarantee) and not math.isfinite(release.guarantee.epsilon):
-        raise ReleaseError(f"{name}: an infinite epsilon is no guarantee")
+        raise ReleaseError(f"{name}: an infinite epsilon is no guarantee.")
     return plan
 
 
-def remembering(cost: Cost) -> Cost:
-    """The same cost, which computes each answer once: a curve asks for the same privacy profile at every rate."""
-    known: dict[bytes, Any] = {}
+def cache_cost(cost: PrivacyCost) -> PrivacyCost:
+    """Cache the privacy profile of a cost. A curve needs the same values at every rate."""
+    deltas: dict[bytes, Any] = {}
 
-    def delta(eps: Any) -> Any:
-        key = np.asarray(eps).tobytes()
-        if key not in known:
-            known[key] = cost.delta(eps)
-        return known[key]
+    def compute_delta(epsilon: Any) -> Any:
+        key = np.asarray(epsilon).tobytes()
+        if key not in deltas:
+            deltas[key] = cost.delta(epsilon)
+        return deltas[key]
 
-    return dataclasses.replace(cost, delta=delta, epsilon=functools.cache(cost.epsilon))
-
-
-def curve(cost: Cost) -> dict[str, list[float]]:
-    """The certified power of any attack, from a false-positive rate of 1e-4 to 1."""
-    return {"fpr": list(RATES), "tpr": [cost.tpr(rate) for rate in RATES]}
+    return dataclasses.replace(cost, delta=compute_delta, epsilon=functools.cache(cost.epsilon))
 
 
-def by_step(plan: Plan, claim: Guarantee) -> list[dict[str, Any]]:
-    """Epsilon at the guarantee's delta after each stage, and at some points inside long ones: ``{"stage", "steps", "epsilon"}``.
+def compute_max_tpr_curve(cost: PrivacyCost) -> dict[str, list[float]]:
+    """Compute the certified true-positive rates at false-positive rates from 1e-4 to 1."""
+    return {
+        "fpr": list(CURVE_FALSE_POSITIVE_RATES),
+        "tpr": [cost.max_tpr(rate) for rate in CURVE_FALSE_POSITIVE_RATES],
+    }
 
-    ``steps`` counts from the start of the plan. Nothing is computed for a plan of one step.
+
+def compute_epsilon_by_step(plan: Plan, guarantee: Guarantee) -> list[dict[str, Any]]:
+    """Compute epsilon at the delta of the guarantee, after each stage and inside long stages.
+
+    Args:
+        plan: The plan.
+        guarantee: Its guarantee, which is the last point.
+
+    Returns:
+        Points with ``stage``, ``steps`` since the start of the plan, and ``epsilon``; none for a
+        plan of one step.
     """
     if sum(stage.steps for stage in plan.stages) < 2:
         return []
-    points = _points(plan)
-    found: list[dict[str, Any]] = [
+    points = _choose_accounting_points(plan)
+    epsilons: list[dict[str, Any]] = [
         {
-            "stage": clean(plan.stages[-1].name),
+            "stage": clean_text(plan.stages[-1].name),
             "steps": sum(stage.steps for stage in plan.stages),
-            "epsilon": claim.epsilon,
+            "epsilon": guarantee.epsilon,
         }
     ]
-    for stage, steps in reversed(points[:-1]):
-        part = (*plan.stages[:stage], dataclasses.replace(plan.stages[stage], steps=steps))
-        spent = float(dataclasses.replace(plan, stages=part).cost().epsilon(claim.delta))
-        before = sum(each.steps for each in plan.stages[:stage])
-        # The first steps are part of all that follow, so they never cost more, whatever a coarser grid says.
-        found.append(
+    for stage_index, steps in reversed(points[:-1]):
+        last_stage = dataclasses.replace(plan.stages[stage_index], steps=steps)
+        partial_plan = dataclasses.replace(plan, stages=(*plan.stages[:stage_index], last_stage))
+        epsilon = float(partial_plan.cost().epsilon(guarantee.delta))
+        steps_before = sum(stage.steps for stage in plan.stages[:stage_index])
+        # The first steps are part of all later ones, so they never cost more. On a coarser grid,
+        # the accountant may say otherwise; the minimum corrects this.
+        epsilons.append(
             {
-                "stage": clean(plan.stages[stage].name),
-                "steps": before + steps,
-                "epsilon": min(spent, found[-1]["epsilon"]),
+                "stage": clean_text(plan.stages[stage_index].name),
+                "steps": steps_before + steps,
+                "epsilon": min(epsilon, epsilons[-1]["epsilon"]),
             }
         )
-    return found[::-1]
+    return epsilons[::-1]
 
 
-def _points(plan: Plan) -> list[tuple[int, int]]:
-    """(stage, steps inside it), the last of each stage among them while there are few enough."""
-    inside = max(1, min(INSIDE, ACCOUNTS // len(plan.stages)))
+def _choose_accounting_points(plan: Plan) -> list[tuple[int, int]]:
+    """Choose at which steps epsilon is computed.
+
+    Returns:
+        Stage index and steps inside the stage; the end of each stage, if there are few stages.
+    """
+    points_per_stage = max(1, min(MAX_POINTS_PER_STAGE, MAX_ACCOUNTED_POINTS // len(plan.stages)))
     points = []
-    for place, stage in enumerate(plan.stages):
-        marks = {-(-stage.steps * turn // inside) for turn in range(1, inside + 1)}
-        points += [(place, steps) for steps in sorted(marks)]
-    if len(points) > ACCOUNTS:
-        keep = np.linspace(0, len(points) - 1, ACCOUNTS).round().astype(int)
-        points = [points[place] for place in keep]
+    for stage_index, stage in enumerate(plan.stages):
+        steps_in_stage = {
+            -(-stage.steps * point // points_per_stage) for point in range(1, points_per_stage + 1)
+        }
+        points += [(stage_index, steps) for steps in sorted(steps_in_stage)]
+    if len(points) > MAX_ACCOUNTED_POINTS:
+        indices = np.linspace(0, len(points) - 1, MAX_ACCOUNTED_POINTS).round().astype(int)
+        points = [points[index] for index in indices]
     return points

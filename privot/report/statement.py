@@ -7,115 +7,173 @@ from collections.abc import Iterable
 from typing import Any
 
 from privot.data.spec import Spec
-from privot.release import Guarantee, NoGuarantee
-from privot.report.formatting import clean, percent, share, up
+from privot.privacy.guarantee import LARGE_EPSILON, Guarantee, NoGuarantee
+from privot.report.formatting import (
+    clean_text,
+    format_odds,
+    format_percent,
+    format_rounded_up,
+)
 
-NEIGHBOURS = {
-    "replace": "Two data sets are neighbours when one record of the first is another in the second; both have the same number of records.",
-    "add-remove": "Two data sets are neighbours when one of them has one record more than the other.",
-    "client": "Two data sets are neighbours when one owner holds other records, perhaps more or fewer, in the second; owners are the same.",
-    "local": "Every record is protected on its own, before it meets others: the promise compares any record with any other in its place.",
+NEIGHBOURS_TEXT = {
+    "replace": (
+        "Two datasets are neighbours if one record of the first is replaced by another record in "
+        "the second. Both have the same number of records."
+    ),
+    "add-remove": (
+        "Two datasets are neighbours if one of them has one record more than the other."
+    ),
+    "client": (
+        "Two datasets are neighbours if one client holds other records in the second, perhaps more "
+        "or fewer. The clients are the same."
+    ),
+    "local": (
+        "Every record is protected on its own, before it leaves its owner. The promise compares "
+        "any record with any other record in its place."
+    ),
 }
+NO_GUARANTEE_TEXT = (
+    "This release carries no proof of privacy. Treat it like the records it was made from."
+)
+LARGE_EPSILON_TEXT = (
+    f"An epsilon above {LARGE_EPSILON:g} promises little by itself. Read the curve of attack power "
+    "below before you rely on it."
+)
+MAX_EXPONENT = 700  # exp of more overflows
+MAX_SHOWN_FACTOR = 1e6
 
 
-def verdict(claim: Guarantee | NoGuarantee) -> str:
-    """One line.
+def format_guarantee(guarantee: Guarantee | NoGuarantee) -> str:
+    """Format a guarantee as one line.
 
-    >>> verdict(NoGuarantee("no noise was added"))
+    >>> format_guarantee(NoGuarantee("no noise was added"))
     'No guarantee: no noise was added'
     """
-    if isinstance(claim, NoGuarantee):
-        return f"No guarantee: {clean(claim.reason, 300)}"
-    return f"(epsilon {up(claim.epsilon)}, delta {up(claim.delta)})-differential privacy of {clean(claim.unit, 40)}"
+    if isinstance(guarantee, NoGuarantee):
+        return f"No guarantee: {clean_text(guarantee.reason, 300)}"
+    epsilon = format_rounded_up(guarantee.epsilon)
+    delta = format_rounded_up(guarantee.delta)
+    unit = clean_text(guarantee.unit, 40)
+    return f"(epsilon {epsilon}, delta {delta})-differential privacy of {unit}"
 
 
-def statement(claim: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
-    """Sentences on what is promised and what is not."""
-    if isinstance(claim, NoGuarantee):
+def build_statement(guarantee: Guarantee | NoGuarantee, spec: Spec) -> dict[str, Any]:
+    """State what is promised and what is not.
+
+    Args:
+        guarantee: The guarantee.
+        spec: What the data owner declared public.
+
+    Returns:
+        Sentences: ``promise``, ``neighbours``, ``checks`` and ``not_covered``.
+    """
+    if isinstance(guarantee, NoGuarantee):
         return {
             "promise": [
-                "This release carries no proof of privacy. Treat it as you would treat the records it was made from.",
-                f"The reason: {clean(claim.reason, 300)}.",
+                NO_GUARANTEE_TEXT,
+                f"The reason: {clean_text(guarantee.reason, 300)}.",
             ],
             "neighbours": "",
             "checks": [],
             "not_covered": [],
         }
-    factor = math.exp(min(claim.epsilon, 700))
-    times = f"{up(factor, 3)} times" if factor < 1e6 else "more than a million times"
-    rest = f", plus {up(claim.delta)} ({share(claim.delta)})" if claim.delta else ""
-    attack = "membership attack finds"
-    found = "the records that were used"
-    if claim.neighbours == "local":
-        attack = "test whether a given record was sent finds"
-        found = "the times that it was"
-    elif claim.neighbours == "client":
-        attack = "test whether an owner holds given records finds"
-        found = "the owners that do"
-    promise = [
-        f"The unit of privacy is {clean(claim.unit, 40)}.",
-        f"Whatever someone looks for in this release has at most {times} (e to the power epsilon) the probability that it would have on a "
-        f"neighbouring data set{rest}.",
-        f"At false-alarm rates of {_listed(map(percent, map(float, claim.max_tpr)))}, no {attack} more than "
-        f"{_listed(map(percent, claim.max_tpr.values()))} of {found}.",
-    ]
-    if claim.epsilon > 10:
-        promise.append(
-            "An epsilon above 10 promises little by itself. Read the curve of attack power below before relying on it."
-        )
-    same = (
-        " Class sizes are declared, so a neighbour keeps the label."
-        if spec.class_sizes is not None
-        else ""
-    )
+    neighbours = NEIGHBOURS_TEXT[guarantee.neighbours]
+    if spec.class_sizes is not None:
+        neighbours += " Class sizes are declared, so a neighbour keeps the label."
     return {
-        "promise": promise,
-        "neighbours": NEIGHBOURS[claim.neighbours] + same,
+        "promise": _state_promise(guarantee),
+        "neighbours": neighbours,
         "checks": [
-            f"Accountant: {clean(claim.accountant, 60)}. Epsilon was computed from the events that ran, and once more for this page.",
-            f"Check by the looser Renyi accountant: {up(claim.renyi_epsilon)}.",
+            f"Accountant: {clean_text(guarantee.accountant, 60)}. Epsilon was computed from the "
+            "events that ran, and again for this page.",
+            f"Check by the looser Renyi accountant: {format_rounded_up(guarantee.renyi_epsilon)}.",
         ],
-        "not_covered": _outside(claim, spec),
+        "not_covered": _list_exclusions(guarantee, spec),
     }
 
 
-def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+def _state_promise(guarantee: Guarantee) -> list[str]:
+    """State what the guarantee means: for probabilities and for attacks."""
+    factor = math.exp(min(guarantee.epsilon, MAX_EXPONENT))
+    if factor < MAX_SHOWN_FACTOR:
+        times = f"{format_rounded_up(factor, 3)} times"
+    else:
+        times = "more than a million times"
+    delta = ""
+    if guarantee.delta:
+        delta = f", plus {format_rounded_up(guarantee.delta)} ({format_odds(guarantee.delta)})"
+    if guarantee.neighbours == "local":
+        attack = "test whether a given record was sent"
+        targets = "the cases in which it was sent"
+    elif guarantee.neighbours == "client":
+        attack = "test whether a client holds given records"
+        targets = "the clients that do"
+    else:
+        attack = "membership attack"
+        targets = "the records that were used"
+    false_positive_rates = _join_words(map(format_percent, map(float, guarantee.max_tpr)))
+    true_positive_rates = _join_words(map(format_percent, guarantee.max_tpr.values()))
+    promise = [
+        f"The unit of privacy is {clean_text(guarantee.unit, 40)}.",
+        f"Every event that can be observed in this release has at most {times} (e to the power "
+        f"epsilon) the probability that it would have on a neighbouring dataset{delta}.",
+        f"At false-positive rates of {false_positive_rates}, no {attack} finds more than "
+        f"{true_positive_rates} of {targets}.",
+    ]
+    if guarantee.epsilon > LARGE_EPSILON:
+        promise.append(LARGE_EPSILON_TEXT)
+    return promise
 
 
-def _outside(claim: Guarantee, spec: Spec) -> list[str]:
-    declared = ["the image shape", "the number of classes"]
-    declared += ["the names of the classes"] if spec.class_names else []
-    declared += ["the number of records"] if spec.size is not None else []
-    declared += ["the number of records of each class"] if spec.class_sizes is not None else []
-    declared += ["the number of owners"] if spec.owners is not None else []
-    local = claim.neighbours == "local"
-    word = (
-        [
-            "That what was sent is what its channel makes: a server has the word of those who sent it, and their ledgers."
-        ]
-        if local
-        else []
-    )
-    several = (
-        [f"People with several records: the unit is {clean(claim.unit, 40)}."]
-        if claim.unit == "one record"
-        else []
-    )
+def _join_words(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _list_declared_facts(spec: Spec) -> str:
+    """List what the data owner declared public."""
+    facts = ["the image shape", "the number of classes"]
+    if spec.class_names:
+        facts.append("the names of the classes")
+    if spec.size is not None:
+        facts.append("the number of records")
+    if spec.class_sizes is not None:
+        facts.append("the number of records of each class")
+    if spec.num_clients is not None:
+        facts.append("the number of clients")
+    return ", ".join(facts)
+
+
+def _list_exclusions(guarantee: Guarantee, spec: Spec) -> list[str]:
+    """List what the guarantee does not cover."""
+    exclusions = [
+        "Facts about the population. What is true with or without any one record may be learned, "
+        "also about people who are in the data."
+    ]
+    if guarantee.unit == "one record":
+        exclusions.append(
+            f"People with several records: the unit is {clean_text(guarantee.unit, 40)}."
+        )
+    if guarantee.neighbours == "local":
+        exclusions.append(
+            "Whether the senders used the channel that they declare. A server only has their word "
+            "and their ledgers."
+        )
     return [
-        "Facts about the population: what holds with or without any one record may be learned, also about people who are in the data.",
-        *several,
-        *word,
-        f"What the owner declared public: {', '.join(declared)}. Declared numbers are constants of the promise, also where a neighbour"
-        " has one record more or less.",
-        "Other releases of the same data: its ledger counts those made with it, and nobody counts the rest. A copy of the data under"
-        " another name or path has a ledger of its own.",
-        "Side knowledge: the promise bounds what this release adds to it, not what was known before.",
-        "Choices that a person made after looking at the data, such as settings tuned on it.",
-        "Whether public data that a method learned from holds sensitive records: the two are compared by name and path alone.",
-        "Whether loading succeeded: a file that is refused is refused in front of its owner, and nothing is released.",
-        "Numbers measured on sensitive data: they are for the owner, not for publication. One that was bought through a gate has an"
-        " epsilon of its own, on the data it was measured on.",
-        "Running time, memory use and power, and anyone who can read the process or edit the ledger and its backups.",
+        *exclusions,
+        f"What the owner declared public: {_list_declared_facts(spec)}. Declared numbers are "
+        "constants of the promise, even where a neighbour has one record more or less.",
+        "Other releases of the same data. Its ledger counts those that used the ledger, and "
+        "nothing counts the others. A copy of the data under another name or path has its own "
+        "ledger.",
+        "Side knowledge. The promise limits what this release adds, not what was known before.",
+        "Choices that a person made after looking at the data, such as tuned settings.",
+        "Whether the public data of a method contains sensitive records. The two are compared by "
+        "name and path only.",
+        "Whether loading succeeded. If a file is refused, its owner sees the refusal, and nothing "
+        "is released.",
+        "Metrics on sensitive data. They are for the owner, not for publication. A metric that was "
+        "measured through the gate has its own epsilon, on the data it was measured on.",
+        "Running time, memory use and power, and anyone who can read the process or edit the "
+        "ledger and its backups.",
     ]

@@ -1,4 +1,4 @@
-"""Ctrl-C and an answer that is paid for: the first one waits until the answer is kept, the second one gives it up."""
+"""Ctrl-C during a query: the first interrupt waits until the result is stored."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-WAITING = b"\nprivot: stopping once the answer that is paid for is kept; Ctrl-C again gives it up\n"
-GIVEN_UP = "the answer that was paid for is lost: start anew, at a new charge"
+INTERRUPT_NOTICE = (
+    b"\nprivot: stopping as soon as the query result that is paid for is stored. "
+    b"Press Ctrl-C again to stop now and lose it.\n"
+)
+RESULT_LOST = "The query result that was paid for is lost. Start a new run, which is charged again."
 
 
 @contextmanager
-def unbroken() -> Iterator[None]:
-    """What lies within ends before a `KeyboardInterrupt` that comes meanwhile; a second interrupt is raised at once.
+def defer_sigint() -> Iterator[None]:
+    """Delay a `KeyboardInterrupt` until the end of the block; a second one is raised at once.
 
-    Only in the main thread, and only where nobody else looks after interrupts.
+    This works only in the main thread, and only where no other handler is installed.
 
-    >>> with unbroken():
+    >>> with defer_sigint():
     ...     pass
     """
     if (
@@ -28,19 +31,20 @@ def unbroken() -> Iterator[None]:
     ):
         yield
         return
-    came = False
+    is_interrupted = False
 
-    def wait(number: int, frame: Any) -> None:
-        nonlocal came
-        if came:
-            raise KeyboardInterrupt(GIVEN_UP)
-        came = True
-        os.write(2, WAITING)  # not through a buffer that the interrupted code may be writing to
+    def handle_sigint(signal_number: int, frame: Any) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
+            raise KeyboardInterrupt(RESULT_LOST)
+        is_interrupted = True
+        # Not through a buffer of sys.stderr, which the interrupted code may be writing to.
+        os.write(2, INTERRUPT_NOTICE)
 
-    signal.signal(signal.SIGINT, wait)
+    signal.signal(signal.SIGINT, handle_sigint)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
+    if is_interrupted:
         raise KeyboardInterrupt

@@ -1,9 +1,11 @@
-"""Shards in several processes: where torchrun starts more than one, each keeps some of the shards, on a GPU of its own.
+"""Several processes that share the shards of a run, one GPU each, started by torchrun.
 
-All of them run the same method on the same public stream, and all stand on the owner's side of the gate. The first one leads: it alone has
-the ledger, draws, adds the noise and writes files, and whatever the others take for public is what it tells them. What goes between them,
-states and the parts of an answer before its noise, is secret: they trust one another and the wires between them. Only plain numbers go
-there, nothing that could be run.
+All processes run the same method on the same public stream, and all of them are on the secret side
+of the gate. The first process leads: it alone has the ledger, draws secret random numbers, adds the
+noise and writes files, and it broadcasts every value that the other processes treat as public.
+States of shards and sums before their noise are sent between processes. They are secret, so the
+processes must trust one another and the network between them. Only tensors are sent, nothing that
+could be executed.
 """
 
 from __future__ import annotations
@@ -21,210 +23,276 @@ from torch import Tensor
 
 from privot.errors import PrivotError, SettingError
 
-WAIT = timedelta(minutes=30)  # for another process: it may have records to read
-ENDED = "another process of this run has ended, or cannot be reached: what was asked stays charged, and --resume goes on from there"
-ASKED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them all
+TIMEOUT = timedelta(minutes=30)  # for another process, which may have to read records
+PROCESS_LOST = (
+    "Another process of this run has ended or cannot be reached. Queries so far stay charged; "
+    "continue with --resume."
+)
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-class RankError(PrivotError):
-    """One of several processes is gone; without its shards no answer can be given."""
+class ProcessGroupError(PrivotError):
+    """A process of the run is lost. Without its shards no query can be computed."""
 
 
-def place() -> tuple[int, int, int]:
-    """Which process this is, of how many, and which of those on this machine: (0, 1, 0) without torchrun."""
-    if any(not os.environ.get(name) for name in ASKED):
+def read_torchrun_rank() -> tuple[int, int, int]:
+    """Read the rank of this process from the environment variables of torchrun.
+
+    Returns:
+        The rank, the number of processes, and the rank on this machine; (0, 1, 0) without torchrun.
+
+    Raises:
+        SettingError: If a variable is not an integer.
+    """
+    if any(not os.environ.get(name) for name in TORCHRUN_VARIABLES):
         return 0, 1, 0
     try:
-        rank, count, local = (int(os.environ[name]) for name in ASKED[:3])
+        rank, world_size, local_rank = (int(os.environ[name]) for name in TORCHRUN_VARIABLES[:3])
     except ValueError:
         raise SettingError(
-            "RANK, WORLD_SIZE and LOCAL_RANK are not whole numbers: leave them to torchrun"
+            "RANK, WORLD_SIZE and LOCAL_RANK are not integers. Let torchrun set them."
         ) from None
-    return (rank, count, local) if count > 1 else (0, 1, 0)
+    return (rank, world_size, local_rank) if world_size > 1 else (0, 1, 0)
 
 
-class Alone:
-    """One process that has all shards: whatever it tells, deals or adds up stays as it is.
+class SingleProcess:
+    """A run in one process, which has all shards. Every collective operation is the identity.
 
-    >>> Alone().total(torch.ones(2))
+    Attributes:
+        rank: The number of this process, from 0.
+        world_size: The number of processes.
+        is_follower: Whether another process leads.
+
+    >>> SingleProcess().reduce_sum(torch.ones(2))
     tensor([1., 1.])
     """
 
     rank = 0
-    count = 1
-    follows = False
+    world_size = 1
+    is_follower = False
 
-    def told(self, *values: Any) -> tuple[Any, ...]:
-        """What the leader has in the place of these: tensors are as the leader's, to the bit, and of a shape known to all."""
+    def broadcast(self, *values: Any) -> tuple[Any, ...]:
+        """Replace tensors by those of the leader, bit for bit; shapes must agree beforehand."""
         return values
 
-    def shared(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-        """What the leader has, if anything; only the leader knows beforehand."""
+    def broadcast_optional(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Give the leader's tensors, or None if it has none; shapes need not agree beforehand."""
         return tensors
 
-    def said(self, text: str) -> str:
-        """What the leader says."""
+    def broadcast_text(self, text: str) -> str:
+        """Give the leader's text."""
         return text
 
-    def mine(self, shards: Tensor) -> Tensor:
-        """Those of the shards that lie here, by their places here. Shard k lies in process k mod count, at place k // count."""
-        return shards
+    def select_local(self, shard_indices: Tensor) -> Tensor:
+        """Select the shards of this process; shard k is in process k mod count, at k // count.
 
-    def dealt(self, state: Tensor) -> Tensor:
-        """Of the leader's [shards, ...] those that lie here: [own shards, ...]."""
+        Args:
+            shard_indices: Indices among all shards, int64 [shards].
+
+        Returns:
+            Indices among the shards of this process, int64 [local shards].
+        """
+        return shard_indices
+
+    def scatter(self, state: Tensor) -> Tensor:
+        """Give the rows of this process out of the leader's [shards, ...]: [local shards, ...]."""
         return state
 
-    def gathered(self, state: Tensor, shards: int) -> Tensor:
-        """All states at the leader, [shards, ...], from those that lie here."""
+    def gather(self, state: Tensor, num_shards: int) -> Tensor:
+        """Collect the states of all shards at the leader.
+
+        Args:
+            state: States of the shards of this process, [local shards, ...].
+            num_shards: Shards of all processes together.
+
+        Returns:
+            At the leader, [shards, ...].
+        """
         return state
 
-    def asked(self, shards: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows that ask these shards [rows]: where to look here, and 1 for each row whose shard lies here, else 0 (None: all do)."""
-        return shards, None
+    def locate_shards(self, shard_indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Locate the shard of each row in this process.
 
-    def total(self, part: Tensor) -> Tensor:
-        """The sum of all processes' parts, at the leader."""
-        return part
+        Args:
+            shard_indices: The shard of each row, int64 [rows].
 
-    def failed(self, here: bool = False) -> bool:
-        """Whether anything failed in any process; all must ask."""
-        return here
+        Returns:
+            The index to read in this process for each row, int64 [rows]; and a float64 mask [rows]
+            that is 1 where the shard is in this process and 0 elsewhere, or None if all are.
+        """
+        return shard_indices, None
 
-    def leave(self) -> None:
-        """When all is done."""
+    def reduce_sum(self, local_sum: Tensor) -> Tensor:
+        """Add up the tensors of all processes at the leader."""
+        return local_sum
+
+    def any_failed(self, failed_here: bool = False) -> bool:
+        """Whether any process failed. All processes must call this together."""
+        return failed_here
+
+    def close(self) -> None:
+        """Leave the group when the run has ended."""
 
 
-class Several(Alone):
-    """One of ``count`` processes; those with ``follows`` do as the leader does, and write nothing."""
+class ProcessGroup(SingleProcess):
+    """One of several processes.
 
-    def __init__(self, rank: int, count: int, ours: bool):
+    Args:
+        rank: The number of this process, from 0; process 0 leads.
+        world_size: The number of processes.
+        owns_group: Whether this run initialised ``torch.distributed`` and so destroys it.
+    """
+
+    def __init__(self, rank: int, world_size: int, owns_group: bool):
         import torch.distributed
 
         self.rank = rank
-        self.count = count
-        self.follows = rank > 0
-        self._ours = ours
-        self._wires = torch.distributed
+        self.world_size = world_size
+        self.is_follower = rank > 0
+        self._owns_group = owns_group
+        self._distributed = torch.distributed
 
     @contextmanager
-    def _alive(self) -> Iterator[None]:
+    def _detect_lost_process(self) -> Iterator[None]:
+        """Turn an error of the network into one line; its text has addresses and is dropped."""
         try:
             yield
-        except RuntimeError:  # of the wires; what they say of addresses helps nobody
-            gone = True
+        except RuntimeError:
+            is_lost = True
         else:
-            gone = False
-        if gone:
-            raise RankError(ENDED)
+            is_lost = False
+        if is_lost:
+            raise ProcessGroupError(PROCESS_LOST)
 
-    def told(self, *values: Any) -> tuple[Any, ...]:
-        return tuple(self._told(value) if isinstance(value, Tensor) else value for value in values)
+    def broadcast(self, *values: Any) -> tuple[Any, ...]:
+        return tuple(
+            self._broadcast_tensor(value) if isinstance(value, Tensor) else value
+            for value in values
+        )
 
-    def _told(self, value: Tensor) -> Tensor:
+    def _broadcast_tensor(self, value: Tensor) -> Tensor:
         value = (
             torch.empty_like(value, memory_format=torch.contiguous_format)
-            if self.follows
+            if self.is_follower
             else value.detach().contiguous()
         )
-        with self._alive():
-            self._wires.broadcast(value, 0)
+        with self._detect_lost_process():
+            self._distributed.broadcast(value, 0)
         return value
 
-    def shared(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-        raw = (
-            b""
-            if tensors is None or self.follows
-            else save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-        )
-        if not (length := int(self._told(torch.tensor(len(raw))))):
+    def broadcast_optional(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        content = b""
+        if tensors is not None and not self.is_follower:
+            content = save(
+                {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+            )
+        length = int(self._broadcast_tensor(torch.tensor(len(content))))
+        if not length:
             return None
-        known = self._told(
-            torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-            if raw
+        received = self._broadcast_tensor(
+            torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            if content
             else torch.empty(length, dtype=torch.uint8)
         )
-        return load(known.numpy().tobytes()) if self.follows else tensors
+        return load(received.numpy().tobytes()) if self.is_follower else tensors
 
-    def said(self, text: str) -> str:
-        heard = self.shared({"text": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)})
-        return (heard or {})["text"].numpy().tobytes().decode()
-
-    def mine(self, shards: Tensor) -> Tensor:
-        own = shards[shards % self.count == self.rank] // self.count
-        return (
-            own.repeat(2) if len(own) == 1 else own
-        )  # one alone may be rounded in another way than one of several: it goes twice
-
-    def _own(self, shards: int) -> int:
-        return len(range(self.rank, shards, self.count))
-
-    def dealt(self, state: Tensor) -> Tensor:
-        state = state.detach()
-        most = -(-len(state) // self.count)
-        here = state.new_empty(most, *state.shape[1:])
-        hands = None
-        if not self.follows:
-            room = state.new_zeros(most * self.count - len(state), *state.shape[1:])
-            hands = [
-                each.contiguous()
-                for each in torch.cat([state, room]).unflatten(0, (most, self.count)).unbind(1)
-            ]
-        with self._alive():
-            self._wires.scatter(here, hands, 0)
-        return here[: self._own(len(state))]
-
-    def gathered(self, state: Tensor, shards: int) -> Tensor:
-        most = -(-shards // self.count)
-        here = torch.cat([state, state.new_zeros(most - len(state), *state.shape[1:])])
-        hands = None if self.follows else [torch.empty_like(here) for _ in range(self.count)]
-        with self._alive():
-            self._wires.gather(here, hands, 0)
-        return state if hands is None else torch.stack(hands, 1).flatten(0, 1)[:shards]
-
-    def asked(self, shards: Tensor) -> tuple[Tensor, Tensor | None]:
-        # privacy: every process goes through all rows, so that neither its shapes, and so its rounding, nor its time tell who was drawn.
-        here = shards % self.count == self.rank
-        return torch.where(here, shards // self.count, 0), here.double()
-
-    def total(self, part: Tensor) -> Tensor:
-        # Parts are whole numbers below 2^53: their sum is exact in any order.
-        part = part.contiguous()
-        with self._alive():
-            self._wires.reduce(part, 0)
-        return part
-
-    def failed(self, here: bool = False) -> bool:
-        worst = torch.tensor(int(here))
-        with self._alive():
-            self._wires.all_reduce(worst, self._wires.ReduceOp.MAX)
-        return bool(worst)
-
-    def leave(self) -> None:
-        # Not after an error: communicators of a GPU would wait for the dead.
-        if self._ours:
-            self._wires.destroy_process_group()
-
-
-def join(device: torch.device, run: str) -> Alone:
-    """Find the other processes, if torchrun started any. ``run`` says what is run: all must say the same."""
-    rank, count, _ = place()
-    if count == 1:
-        return Alone()
-    import torch.distributed as wires
-
-    if ours := not wires.is_initialized():
-        try:
-            wires.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=WAIT
-            )
-        except (RuntimeError, ValueError) as error:
-            raise RankError(
-                f"the other processes of this run cannot be found ({type(error).__name__})"
-            ) from None
-    found = Several(rank, count, ours)
-    digest = torch.frombuffer(bytearray(hashlib.sha256(run.encode()).digest()), dtype=torch.uint8)
-    if found.failed(not torch.equal(found.told(digest)[0], digest)):
-        raise RankError(
-            "the processes of this run were started with different settings, data or versions"
+    def broadcast_text(self, text: str) -> str:
+        received = self.broadcast_optional(
+            {"text": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
         )
-    return found
+        return (received or {})["text"].numpy().tobytes().decode()
+
+    def select_local(self, shard_indices: Tensor) -> Tensor:
+        local_indices = (
+            shard_indices[shard_indices % self.world_size == self.rank] // self.world_size
+        )
+        # A batch of one may be rounded differently from a larger batch, so one shard comes twice.
+        return local_indices.repeat(2) if len(local_indices) == 1 else local_indices
+
+    def _count_local(self, num_shards: int) -> int:
+        return len(range(self.rank, num_shards, self.world_size))
+
+    def scatter(self, state: Tensor) -> Tensor:
+        state = state.detach()
+        max_local = -(-len(state) // self.world_size)
+        received = state.new_empty(max_local, *state.shape[1:])
+        by_rank = None
+        if not self.is_follower:
+            padding = state.new_zeros(max_local * self.world_size - len(state), *state.shape[1:])
+            padded = torch.cat([state, padding]).unflatten(0, (max_local, self.world_size))
+            by_rank = [rows.contiguous() for rows in padded.unbind(1)]
+        with self._detect_lost_process():
+            self._distributed.scatter(received, by_rank, 0)
+        return received[: self._count_local(len(state))]
+
+    def gather(self, state: Tensor, num_shards: int) -> Tensor:
+        max_local = -(-num_shards // self.world_size)
+        sent = torch.cat([state, state.new_zeros(max_local - len(state), *state.shape[1:])])
+        by_rank = None
+        if not self.is_follower:
+            by_rank = [torch.empty_like(sent) for _ in range(self.world_size)]
+        with self._detect_lost_process():
+            self._distributed.gather(sent, by_rank, 0)
+        return state if by_rank is None else torch.stack(by_rank, 1).flatten(0, 1)[:num_shards]
+
+    def locate_shards(self, shard_indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        # privacy: every process computes all rows, also those whose shard is elsewhere. Otherwise
+        # the shapes, and so the rounding, and the time would depend on the secret choice of shards.
+        is_local = shard_indices % self.world_size == self.rank
+        return torch.where(is_local, shard_indices // self.world_size, 0), is_local.double()
+
+    def reduce_sum(self, local_sum: Tensor) -> Tensor:
+        # The values are integers below 2^53, so their sum is exact in any order.
+        local_sum = local_sum.contiguous()
+        with self._detect_lost_process():
+            self._distributed.reduce(local_sum, 0)
+        return local_sum
+
+    def any_failed(self, failed_here: bool = False) -> bool:
+        flag = torch.tensor(int(failed_here))
+        with self._detect_lost_process():
+            self._distributed.all_reduce(flag, self._distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    def close(self) -> None:
+        # Not called after an error: communicators of a GPU would wait for lost processes.
+        if self._owns_group:
+            self._distributed.destroy_process_group()
+
+
+def join_process_group(device: torch.device, run_description: str) -> SingleProcess:
+    """Connect to the other processes that torchrun started, if any.
+
+    Args:
+        device: The device of this process.
+        run_description: Everything that must be equal in all processes, as text.
+
+    Returns:
+        The group of processes.
+
+    Raises:
+        ProcessGroupError: If the others cannot be reached or have another description.
+    """
+    rank, world_size, _ = read_torchrun_rank()
+    if world_size == 1:
+        return SingleProcess()
+    import torch.distributed
+
+    owns_group = not torch.distributed.is_initialized()
+    if owns_group:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        try:
+            torch.distributed.init_process_group(backend, timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise ProcessGroupError(
+                f"The other processes of this run cannot be reached ({type(error).__name__})."
+            ) from None
+    group = ProcessGroup(rank, world_size, owns_group)
+    digest = torch.frombuffer(
+        bytearray(hashlib.sha256(run_description.encode()).digest()), dtype=torch.uint8
+    )
+    if group.any_failed(not torch.equal(group.broadcast(digest)[0], digest)):
+        raise ProcessGroupError(
+            "The processes of this run were started with different settings, data or versions."
+        )
+    return group

@@ -1,4 +1,4 @@
-"""What is known before a run: its plan and price, what it will take, and what a careful colleague would say. Nothing is read or spent."""
+"""What is known before a run: plan, cost, duration and warnings. Nothing is read or spent."""
 
 from __future__ import annotations
 
@@ -12,292 +12,221 @@ import torch
 
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.local.dataset import Privatized
-from privot.local.signal_check import too_little
+from privot.local.dataset import PrivatizedDataset
 from privot.methods import Method
-from privot.privacy.plan import Budget, Plan, Risk, Wall
-from privot.privacy.sampling import CLIENT, LOCAL
-from privot.progress import round_up, seconds
-from privot.release import Guarantee, NoGuarantee
-from privot.runtime import Runtime, threads
-from privot.synthesis.cost import seconds_on_cpu, shorter_run, thread_limit
+from privot.privacy.guarantee import Guarantee, NoGuarantee, check_delta
+from privot.privacy.plan import AttackPowerTarget, Budget, Plan, PrivacyTarget
+from privot.privacy.sampling import LOCAL
+from privot.progress import round_up
+from privot.runtime import Runtime, use_threads
+from privot.synthesis.cost import choose_thread_limit, find_shorter_run, predict_cpu_seconds
+from privot.synthesis.run_warnings import (
+    LONG_RUN_SECONDS,
+    collect_warnings,
+    count_privacy_units,
+)
 
-FEW = 10  # records of a critic
-USED = 0.3  # of what a CPU can do in a large matrix product: the part that nets reach
-LARGE_DELTA = 1e-3  # a larger one is refused unless the caller accepts it
-LARGE_EPSILON = 10.0  # a larger one promises little, and the caller is told so
-LONG = 1800.0  # seconds; a longer run is announced before it begins
-
-
-def check_delta(delta: float, units: int | None = None, allowed: bool = False) -> None:
-    """Refuse a delta so large that it allows whole records to be published.
-
-    Args:
-        delta: Probability outside the guarantee.
-        units: The declared number of records, or of owners where all that one holds is protected.
-            A delta below one over this number is never refused. None: the number is secret.
-        allowed: Whether the caller has accepted a large delta in so many words.
-
-    Raises:
-        SettingError: If the delta is above 1e-3 and neither ``units`` nor ``allowed`` covers it.
-    """
-    if delta <= LARGE_DELTA or allowed or (units and delta < 1 / units):
-        return
-    under = f"1/{units} = {1 / units:.2g}" if units else "one over the number of records"
-    raise SettingError(
-        f"delta={delta:g}: above {LARGE_DELTA:g} it permits to publish whole records: give one well under {under}, such as 1e-5, "
-        "or pass --allow-large-delta (allow_large_delta=True)"
-    )
+CPU_EFFICIENCY = 0.3  # what networks reach of the speed of a large matrix product on a CPU
+MATRIX_SIDE = 1000  # of the product that measures the speed of this machine
+NUM_PRODUCTS = 5
+DEFAULT_DELTA = 1e-5
+MIN_EPSILON = 1e-12  # a budget needs an epsilon above 0
 
 
-def _units(spec: Spec, plan: Plan) -> tuple[int | None, str]:
-    """How many units of privacy are declared, and what they are."""
-    if plan.neighbours is CLIENT:
-        return spec.owners, "owners"
-    return spec.size or (sum(spec.class_sizes) if spec.class_sizes else None), "size"
-
-
-def prepare(
-    spec: Spec, method: Method, wall: Wall | None, allow_large_delta: bool = False
-) -> tuple[Plan, Wall]:
-    """The plan that will run and the wall it keeps to: calibrated to the budget, or priced from a given noise."""
-    plan, wall = _prepare(spec, method, wall)
-    if plan.stages and all(
-        stage.noise for stage in plan.stages
-    ):  # else nothing is claimed at any delta
-        check_delta(wall.delta, _units(spec, plan)[0], allow_large_delta)
-    return plan, wall
-
-
-def _prepare(spec: Spec, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
-    plan = method.plan(spec)
-    fixed = getattr(method, "noise", None) is not None
-    if fixed and (isinstance(wall, Risk) or (isinstance(wall, Budget) and wall.epsilon < math.inf)):
-        raise SettingError("give either a budget or the noise, not both")
-    if not plan.stages and plan.neighbours is LOCAL:
-        raise SettingError(
-            f"{method.name} learns from privatized records alone: make them with privot privatize, then give it that file"
-        )
-    if not plan.stages:
-        if wall and not (isinstance(wall, Budget) and wall.epsilon == math.inf):
-            raise SettingError(
-                f"{method.name} adds no noise, so it keeps to no budget: leave it out, or say --epsilon inf"
-            )
-        return plan, wall or Budget(math.inf)
-    if fixed:
-        delta = wall.delta if wall else 1e-5
-        return plan, Budget(max(float(plan.cost().epsilon(delta)), 1e-12), delta)
-    if wall is None:
-        raise SettingError(
-            "no budget: give --epsilon, or set the noise; synthesize and plan take --max-tpr, too"
-        )
-    return plan.calibrated(wall), wall
-
-
-def received(box: Privatized, method: Method, wall: Wall | None) -> tuple[Plan, Wall]:
-    """The plan that the clients ran, for a method that asks nothing more; no budget can change what they spent."""
-    own = method.plan(box.spec)
-    price = box.channel.epsilon
-    if own.stages or own.neighbours is not LOCAL:
-        raise SettingError(
-            f"{method.name} asks records, and these were privatized by their owners: use --method entropic-gan"
-        )
-    if wall is not None:
-        raise SettingError(
-            f"these records were privatized at epsilon {round_up(price)}, which no budget changes: leave it out"
-        )
-    return box.channel.plan(), Budget(max(price, 1e-12), box.channel.delta or 1e-5)
-
-
-def cautions(
-    spec: Spec, plan: Plan, delta: float, expected: dict[str, Any], box: Privatized | None = None
-) -> list[str]:
-    """What a careful colleague would say before the run."""
-    said = []
-    if box and (told := too_little(box.channel, len(box))):
-        said.append(told)
-    units, what = _units(spec, plan)
-    if (
-        units is None and what == "size" and spec.owners and delta >= 1 / spec.owners
-    ):  # each has a record at least
-        said.append(
-            f"delta {delta:g} is not below 1/owners = {1 / spec.owners:.2g}, and there are no fewer records than owners"
-        )
-    if units and delta >= 1 / units and not (box and not box.channel.delta):
-        whole = "all that an owner holds" if what == "owners" else "a whole record"
-        said.append(
-            f"delta {delta:g} is not below 1/{what} = {1 / units:.2g}: it would allow {whole} to be published"
-        )
-    if not box and (told := weak_promise(plan, delta)):
-        said.append(told)
-    if spec.class_sizes and not min(spec.class_sizes):
-        said.append(
-            f"class {_smallest(spec)[0]} is declared to have no records: all that is released of it is noise"
-        )
-    ratio = expected.get("signal_to_noise_per_class")
-    if (
-        "signal_to_noise_per_class" in expected
-        and spec.size is None
-        and all(stage.noise for stage in plan.stages)
-    ):
-        said.append(
-            "whether the noise drowns the classes cannot be foretold: no sizes are declared (--public-size, --public-classes)"
-        )
-    elif ratio is not None and ratio < 1:
-        said.append(_too_little(spec, plan, delta, ratio))
-    if any(stage.noise == 0 for stage in plan.stages):
-        said.append("no noise: the release will carry NoGuarantee")
-    if not box and (not plan.stages or any(stage.noise == 0 for stage in plan.stages)):
-        said.append(
-            "the data set's ledger will say epsilon inf from now on, for good: name another with --ledger if this is but a trial"
-        )
-    if (
-        (spec.owners or 1) > 1
-        and plan.neighbours is not CLIENT
-        and plan.stages
-        and all(stage.noise for stage in plan.stages)
-    ):
-        said.append(
-            f"the promise is for one record, not for all that one of the {spec.owners} owners holds"
-        )
-    if (few := expected.get("records_of_a_critic")) is not None and few < FEW:
-        said.append(
-            f"a critic would know {few} records, and fewer than {FEW} teach it little: set fewer critics"
-        )
-    if (took := expected.get("predicted_seconds", 0)) > LONG:
-        said.append(_describe_long_run(took, expected.get("shorter_run")))
-    return said
-
-
-def weak_promise(plan: Plan, delta: float) -> str:
-    """What a large epsilon permits.
-
-    Args:
-        plan: The plan that will run.
-        delta: At which its epsilon is stated.
-
-    Returns:
-        One sentence if epsilon is above 10 and finite, else an empty text.
-    """
-    if not plan.stages or any(stage.noise == 0 for stage in plan.stages):
-        return ""
-    cost = plan.cost()
-    epsilon = float(cost.epsilon(delta))
-    if not LARGE_EPSILON < epsilon < math.inf:
-        return ""
-    power = round_up(100 * cost.tpr(0.01), 3)
-    return (
-        f"epsilon {round_up(epsilon)} promises little: an attack with 1 % false alarms may find {power} % of those "
-        f"who are in the data; epsilon 1 to {LARGE_EPSILON:g} is usual"
-    )
-
-
-def _describe_long_run(took: float, shorter: dict[str, Any] | None) -> str:
-    """Say how long a run takes, which settings take about ten minutes, and what they cost.
-
-    Args:
-        took: The predicted seconds of the run.
-        shorter: What `privot.synthesis.cost.shorter_run` found.
-
-    Returns:
-        One sentence.
-    """
-    text = f"about {seconds(took)} are predicted on this machine"
-    if shorter is None:
-        return f"{text}: use a GPU, or fewer records"
-    chosen = " ".join(f"--set {key}={value}" for key, value in shorter["settings"].items())
-    return f"{text}; about {seconds(shorter['predicted_seconds'])} with {chosen} ({shorter['accuracy']})"
-
-
-def _too_little(spec: Spec, plan: Plan, delta: float, ratio: float) -> str:
-    """That the noise drowns the classes, and what would not: the signal grows with a class, and the noise is the plan's own."""
-    name, records = _smallest(spec)
-    who = (
-        f"class {name} is the smallest, with {records:g} records"
-        if name
-        else f"a class has about {records:.0f} records"
-    )
-    epsilon = _up(float(plan.scaled(ratio).cost().epsilon(delta)))
-    return (
-        f"signal to noise per class is predicted at {ratio:.2g}, under 1 ({who}): expect poor images; "
-        f"epsilon {epsilon} would do, or classes of {math.ceil(records / ratio):,} records"
-    )
-
-
-def _smallest(spec: Spec) -> tuple[str, float]:
-    """The smallest class by name or number, and its records; where sizes are not declared, no name and the mean size."""
-    if not spec.class_sizes:
-        return "", (spec.size or 0) / spec.classes
-    place = spec.class_sizes.index(min(spec.class_sizes))
-    return spec.class_names[place] if spec.class_names else str(place), spec.class_sizes[place]
-
-
-def _up(value: float) -> str:
-    """Two digits, rounded up: what is said to do must do."""
-    if not 0 < value < math.inf:
-        return f"{value:g}"
-    step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.ceil(value / step - 1e-9) * step:.4g}"
-
-
-def preflight(
-    data: Spec | Privatized,
+def plan_run(
+    data: Spec | PrivatizedDataset,
     method: Method,
-    wall: Wall | None,
+    budget: PrivacyTarget | None,
     device: str = "auto",
     allow_large_delta: bool = False,
 ) -> dict[str, Any]:
-    """All that can be said before anything is read or spent."""
-    box, spec = (data, data.spec) if isinstance(data, Privatized) else (None, data)
-    plan, wall = (
-        received(box, method, wall) if box else prepare(spec, method, wall, allow_large_delta)
+    """Plan a run: its queries, guarantee, forecast and warnings. No record is read.
+
+    Args:
+        data: What is declared about the data; or what clients privatized.
+        method: The method with its settings.
+        budget: The budget; None where the method or the clients fix the noise.
+        device: Where the run will compute.
+        allow_large_delta: Accept a delta above 1e-3 that is not below 1 / number of records.
+
+    Returns:
+        Plain data.
+
+    Raises:
+        SettingError: If data, method and budget do not fit together.
+    """
+    if isinstance(data, PrivatizedDataset):
+        privatized = data
+        spec = data.spec
+        plan, target = resolve_local_plan(data, method, budget)
+        delta = data.channel.delta
+    else:
+        privatized = None
+        spec = data
+        plan, target = resolve_plan(spec, method, budget, allow_large_delta)
+        delta = target.delta
+    forecast = forecast_run(spec, method, plan, Runtime(device).torch_device)
+    has_noise = plan.stages and all(stage.noise_multiplier > 0 for stage in plan.stages)
+    certificate = (
+        Guarantee.from_plan(plan, delta) if has_noise else NoGuarantee("no noise is added")
     )
-    delta = box.channel.delta if box else wall.delta
-    expected = forecast(spec, method, plan, Runtime(device).target)
-    private = plan.stages and all(stage.noise > 0 for stage in plan.stages)
-    claim = Guarantee.of(plan, delta) if private else NoGuarantee("no noise is added")
     return {
         "method": method.name,
         "settings": dataclasses.asdict(method),  # type: ignore[call-overload]
         "spec": spec.to_json(),
         "plan": plan.to_json(),
         "event": str(plan.event()),
-        "guarantee": dataclasses.asdict(claim),
-        "forecast": expected,
-        "cautions": cautions(spec, plan, wall.delta, expected, box),
+        "guarantee": dataclasses.asdict(certificate),
+        "forecast": forecast,
+        "warnings": collect_warnings(spec, plan, target.delta, forecast, privatized),
     }
 
 
-def forecast(spec: Spec, method: Method, plan: Plan, device: torch.device) -> dict[str, Any]:
-    """The method's own, and what it means in seconds on this machine; of a long run on a CPU also how it could be shorter."""
-    own = method.forecast(spec, plan)
-    if not (work := own.get("floating_point_operations")):
-        return own
+def resolve_plan(
+    spec: Spec, method: Method, budget: PrivacyTarget | None, allow_large_delta: bool = False
+) -> tuple[Plan, PrivacyTarget]:
+    """Find the plan that will run, and the budget that it must stay within.
+
+    Args:
+        spec: What is declared about the data.
+        method: The method with its settings.
+        budget: The budget; None where the method fixes the noise.
+        allow_large_delta: Accept a delta above 1e-3 that is not below 1 / number of records.
+
+    Returns:
+        The plan, calibrated to the budget or with the given noise; and the budget, or the cost of
+        the given noise.
+
+    Raises:
+        SettingError: If method and budget do not fit together, or the delta is too large.
+    """
+    plan, target = _calibrate_plan(spec, method, budget)
+    # A plan without noise claims nothing, at any delta.
+    if plan.stages and all(stage.noise_multiplier for stage in plan.stages):
+        check_delta(target.delta, count_privacy_units(spec, plan)[0], allow_large_delta)
+    return plan, target
+
+
+def _calibrate_plan(
+    spec: Spec, method: Method, budget: PrivacyTarget | None
+) -> tuple[Plan, PrivacyTarget]:
+    """Calibrate the plan of a method to a budget.
+
+    Args:
+        spec: What is declared about the data.
+        method: The method with its settings.
+        budget: The budget; None where the method fixes the noise.
+
+    Returns:
+        The plan and the budget that it must stay within.
+    """
+    plan = method.plan(spec)
+    has_fixed_noise = method.noise_multiplier is not None
+    is_infinite = isinstance(budget, Budget) and budget.epsilon == math.inf
+    if has_fixed_noise and (
+        isinstance(budget, AttackPowerTarget) or (budget is not None and not is_infinite)
+    ):
+        raise SettingError("Give either a budget or the setting noise_multiplier, not both.")
+    if not plan.stages and plan.neighbours is LOCAL:
+        raise SettingError(
+            f"{method.name} learns from privatized records only. Make them with privot privatize, "
+            "then give their file."
+        )
+    if not plan.stages:
+        if budget and not is_infinite:
+            raise SettingError(
+                f"{method.name} adds no noise, so it cannot stay within a budget. Leave the budget "
+                "out, or give --epsilon inf."
+            )
+        return plan, budget or Budget(math.inf)
+    if has_fixed_noise:
+        delta = budget.delta if budget else DEFAULT_DELTA
+        return plan, Budget(max(float(plan.cost().epsilon(delta)), MIN_EPSILON), delta)
+    if budget is None:
+        raise SettingError(
+            "There is no budget. Give --epsilon, --max-tpr (synthesize and plan) or the setting "
+            "noise_multiplier."
+        )
+    return plan.calibrate(budget), budget
+
+
+def resolve_local_plan(
+    dataset: PrivatizedDataset, method: Method, budget: PrivacyTarget | None
+) -> tuple[Plan, PrivacyTarget]:
+    """Find the plan that the clients ran.
+
+    Args:
+        dataset: What the clients sent.
+        method: A method that makes no query of its own.
+        budget: None: no budget can change what the clients spent.
+
+    Returns:
+        The plan of the channel and its cost.
+
+    Raises:
+        SettingError: If the method needs records, or a budget is given.
+    """
+    method_plan = method.plan(dataset.spec)
+    epsilon = dataset.channel.epsilon
+    if method_plan.stages or method_plan.neighbours is not LOCAL:
+        raise SettingError(
+            f"{method.name} queries records, but the clients privatized these. Use --method "
+            "entropic-gan."
+        )
+    if budget is not None:
+        raise SettingError(
+            f"These records were privatized at epsilon {round_up(epsilon)}, which no budget can "
+            "change. Leave the budget out."
+        )
+    target = Budget(max(epsilon, MIN_EPSILON), dataset.channel.delta or DEFAULT_DELTA)
+    return dataset.channel.plan(), target
+
+
+def forecast_run(spec: Spec, method: Method, plan: Plan, device: torch.device) -> dict[str, Any]:
+    """Forecast quality, work and duration of a run.
+
+    Args:
+        spec: What is declared about the data.
+        method: The method with its settings.
+        plan: The plan that will run.
+        device: Where the run will compute.
+
+    Returns:
+        The method's own forecast, with the seconds on this machine if the method counts its work;
+        for a long run on a CPU also settings with which the run is shorter.
+    """
+    forecast = method.forecast(spec, plan)
+    flops = forecast.get("floating_point_operations")
+    if not flops:
+        return forecast
     if device.type != "cpu":
-        return {**own, "predicted_seconds": work / _speed(device)}
-    speed = _speed(device, thread_limit(spec, device))
-    took = seconds_on_cpu(own, speed) or 0.0
-    found = {**own, "predicted_seconds": took}
-    return {**found, "shorter_run": shorter_run(method, spec, speed)} if took > LONG else found
+        return {**forecast, "predicted_seconds": flops / _measure_flops_per_second(device)}
+    flops_per_second = _measure_flops_per_second(device, choose_thread_limit(spec, device))
+    seconds = predict_cpu_seconds(forecast, flops_per_second) or 0.0
+    forecast = {**forecast, "predicted_seconds": seconds}
+    if seconds > LONG_RUN_SECONDS:
+        forecast["shorter_run"] = find_shorter_run(method, spec, flops_per_second)
+    return forecast
 
 
 @functools.cache
-def _speed(device: torch.device, count: int | None = None) -> float:
-    """Floating-point operations a second of this machine, by a short matrix product, of which a CPU reaches a part; taken once.
+def _measure_flops_per_second(device: torch.device, num_threads: int | None = None) -> float:
+    """Measure the speed of this machine once, by a short matrix product.
 
     Args:
         device: The device.
-        count: The number of threads on a CPU; None: as many as there are.
+        num_threads: The number of threads on a CPU; None: as many as there are.
 
     Returns:
-        Floating-point operations a second.
+        Floating-point operations a second that networks reach.
     """
-    with threads(count):
-        one = torch.ones(1000, 1000, device=device)
-        (one @ one).sum().item()
+    with use_threads(num_threads):
+        matrix = torch.ones(MATRIX_SIDE, MATRIX_SIDE, device=device)
+        (matrix @ matrix).sum().item()
         start = time.perf_counter()
-        for _ in range(5):
-            product = one @ one
+        for _ in range(NUM_PRODUCTS):
+            product = matrix @ matrix
         product.sum().item()
-        took = time.perf_counter() - start
-    return (USED if device.type == "cpu" else 1.0) * 5 * 2e9 / took
+        seconds = time.perf_counter() - start
+    efficiency = CPU_EFFICIENCY if device.type == "cpu" else 1.0
+    return efficiency * NUM_PRODUCTS * 2 * MATRIX_SIDE**3 / seconds

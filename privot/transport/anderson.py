@@ -1,12 +1,13 @@
-r"""Where a sequence of fixed-point steps is going, from its last few (Anderson 1965; type II).
+r"""Anderson acceleration of a fixed-point iteration (Anderson 1965; type II).
 
-A step takes :math:`x` to :math:`G(x)`; its gap is :math:`G(x) - x`. Of all affine mixtures of the last steps the one with the least gap is
-nearly where they lead, since near its end a sequence is nearly linear:
+An iteration takes :math:`x` to :math:`G(x)`; its residual is :math:`G(x) - x`. Near its end a
+sequence is nearly linear, so the affine combination of the last iterates with the smallest residual
+is close to the fixed point:
 
 .. math:: x' = \sum_i a_i G(x_i), \quad a = \arg\min_{\sum a = 1} |\sum_i a_i (G(x_i) - x_i)|^2.
 
-This removes as many slow directions as steps are kept. Only inner products of gaps come to the host, in the one transfer in which it also
-learns how far the sequence has got.
+This removes as many slowly converging directions as iterates are stored. Only inner products of
+residuals are copied to the host, in the same transfer as the convergence check.
 """
 
 from __future__ import annotations
@@ -15,63 +16,86 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DEPTH = 8  # steps that are kept beside the newest
-RIDGE = 1e-13  # of gaps of length 1: what is parallel but for rounding is not told apart
+MEMORY = 8  # iterates stored beside the newest
+RIDGE = (
+    1e-13  # relative to residuals of norm 1; residuals that differ by rounding count as parallel
+)
 
 
-class Extrapolation:
-    """The last steps of a sequence of tensors like ``start``, which are one vector here.
+class AndersonAcceleration:
+    """The last iterates of a sequence of tensors, each treated as one vector.
 
-    >>> steps = Extrapolation(x := torch.tensor([1.0, 1.0]))
+    Args:
+        start: The first tensor; gives shape, precision and device.
+        memory: Number of iterates stored beside the newest.
+
+    >>> acceleration = AndersonAcceleration(x := torch.tensor([1.0, 1.0]))
     >>> for _ in range(3):
     ...     y = torch.tensor([0.9, 0.5]) * x
-    ...     _ = steps.look(x, y)
+    ...     _ = acceleration.record(x, y)
     ...     x = y
-    >>> steps.ahead().abs() < 1e-6
+    >>> acceleration.extrapolate().abs() < 1e-6
     tensor([True, True])
     """
 
-    def __init__(self, start: Tensor, depth: int = DEPTH):
-        self.ends, self.gaps = start.new_zeros(2, depth + 1, start.numel(), dtype=torch.float64)
-        self.products = np.zeros((depth + 1, depth + 1))
-        self.kept = 0
-        self.like = start
+    def __init__(self, start: Tensor, memory: int = MEMORY):
+        self.iterates, self.residuals = start.new_zeros(
+            2, memory + 1, start.numel(), dtype=torch.float64
+        )
+        self.gram_matrix = np.zeros((memory + 1, memory + 1))
+        self.num_stored = 0
+        self.template = start
 
-    def look(self, before: Tensor, end: Tensor, *numbers: Tensor) -> list[float]:
-        """Keeps a step, and brings ``numbers`` to the host."""
-        place = self.kept % len(self.ends)
-        self.ends[place].copy_(end.flatten())
-        torch.sub(self.ends[place], before.flatten(), out=self.gaps[place])
-        told = torch.cat(
-            [self.gaps @ self.gaps[place], *(each.double().view(1) for each in numbers)]
-        ).tolist()  # the host waits here
-        row = told[: len(self.ends)]
-        self.products[place] = row
-        self.products[:, place] = row
-        self.kept += 1
-        return told[len(self.ends) :]
+    def record(self, before: Tensor, after: Tensor, *scalars: Tensor) -> list[float]:
+        """Store one iterate and copy scalars to the host.
 
-    def forget(self) -> None:
-        self.kept = 0
-        self.ends.zero_()  # they may not have been numbers
-        self.gaps.zero_()
+        Args:
+            before: The iterate :math:`x`.
+            after: The next one, :math:`G(x)`.
+            scalars: Scalars on the device.
 
-    def ahead(self) -> Tensor | None:
-        """The mixture, or None where there are fewer than two steps or they do not tell."""
-        if self.kept < 2:
+        Returns:
+            The scalars. The host waits for the device.
+        """
+        slot = self.num_stored % len(self.iterates)
+        self.iterates[slot].copy_(after.flatten())
+        torch.sub(self.iterates[slot], before.flatten(), out=self.residuals[slot])
+        inner_products = self.residuals @ self.residuals[slot]
+        on_host = torch.cat(
+            [inner_products, *(scalar.double().view(1) for scalar in scalars)]
+        ).tolist()
+        row = on_host[: len(self.iterates)]
+        self.gram_matrix[slot] = row
+        self.gram_matrix[:, slot] = row
+        self.num_stored += 1
+        return on_host[len(self.iterates) :]
+
+    def reset(self) -> None:
+        """Forget all iterates."""
+        self.num_stored = 0
+        # The values may be NaN, and NaN times 0 is NaN.
+        self.iterates.zero_()
+        self.residuals.zero_()
+
+    def extrapolate(self) -> Tensor | None:
+        """Return the combination of the stored iterates with the smallest residual.
+
+        None means that there are fewer than two iterates or that their system has no solution.
+        """
+        if self.num_stored < 2:
             return None
-        count = min(self.kept, len(self.ends))
-        table = self.products[:count, :count]
-        with np.errstate(all="ignore"):  # what is no number is found below
-            scale = 1 / np.sqrt(table.diagonal())
+        count = min(self.num_stored, len(self.iterates))
+        gram = self.gram_matrix[:count, :count]
+        with np.errstate(all="ignore"):  # non-finite coefficients are rejected below
+            scale = 1 / np.sqrt(gram.diagonal())
+            normalized = gram * scale * scale[:, None] + RIDGE * np.eye(count)
             try:
-                parts = scale * np.linalg.solve(
-                    table * scale * scale[:, None] + RIDGE * np.eye(count), scale
-                )
+                coefficients = scale * np.linalg.solve(normalized, scale)
             except np.linalg.LinAlgError:
                 return None
-            parts /= parts.sum()
-        if not np.isfinite(parts).all():
+            coefficients /= coefficients.sum()
+        if not np.isfinite(coefficients).all():
             return None
-        weights = torch.from_numpy(parts).to(self.ends.device)
-        return (weights @ self.ends[:count]).to(self.like.dtype).view(self.like.shape)
+        weights = torch.from_numpy(coefficients).to(self.iterates.device)
+        combination = weights @ self.iterates[:count]
+        return combination.to(self.template.dtype).view(self.template.shape)

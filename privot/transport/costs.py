@@ -1,136 +1,182 @@
-r"""The city-block cost :math:`c_{ij} = \sum_k |x_{ik} - y_{jk}|`, and its gradient, without a table of all differences.
+r"""The L1 cost :math:`c_{ij} = \sum_k |x_{ik} - y_{jk}|` and its gradient in little memory.
 
-Noise that protects carries most coordinates of y out of the range of the x, and there :math:`|x - y|` is linear: such coordinates are one
-product of matrices. With :math:`s = 1` above the range and :math:`-1` elsewhere
+The noise of a privacy mechanism carries most coordinates of y out of the range of the x, where
+:math:`|x - y|` is linear. Such coordinates are one matrix product. With :math:`s = 1` above the
+range and :math:`-1` elsewhere
 
-.. math:: c_{ij} = \sum_k s_{jk} (y_{jk} - x_{ik}) + 2 \sum_{k\ inside} \max(y_{jk} - x_{ik}, 0),
+.. math::
 
-and only the second sum, over coordinates inside the range, is done one by one, in pieces that a cache holds. On a GPU a kernel does it all.
+    c_{ij} = \sum_k s_{jk} (y_{jk} - x_{ik}) + 2 \sum_{k\ inside} \max(y_{jk} - x_{ik}, 0),
+
+and only the second sum, over coordinates inside the range, is computed element by element, in
+chunks that fit into a cache. On a GPU a kernel computes the whole cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PIECE = 1024  # rows of x at a time: what lies inside the range then fits into a cache
-FEW = 16  # coordinates up to which one plain pass for each is quickest
-TRITON = find_spec("triton") is not None
+from privot.runtime.kernels import kernels_available
+
+CHUNK_ROWS = 1024  # rows of x at a time: their coordinates inside the range then fit into a cache
+MAX_PLAIN_DIM = 16  # dimensions up to which one pass for each dimension is fastest
 
 
-def city_block(x: Tensor, y: Tensor) -> Tensor:
-    """[..., n, dim] and [..., m, dim] to [..., n, m]; both may carry a gradient.
+def l1_cost(x: Tensor, y: Tensor) -> Tensor:
+    """Compute the L1 distance of every pair of points; differentiable once in both.
 
-    >>> city_block(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, -4.0]]))
+    Args:
+        x: Points, [..., n, dim].
+        y: Points, [..., m, dim].
+
+    Returns:
+        Distances, [..., n, m].
+
+    >>> l1_cost(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, -4.0]]))
     tensor([[7.]])
     """
     if x.ndim == y.ndim == 2:
-        made: Tensor = _CityBlock.apply(x, y)
-        return made
+        cost: Tensor = _L1Cost.apply(x, y)
+        return cost
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     x = x.expand(*batch, *x.shape[-2:]).flatten(0, -3)
     y = y.expand(*batch, *y.shape[-2:]).flatten(0, -3)
-    return torch.stack([city_block(*pair) for pair in zip(x, y, strict=True)]).unflatten(0, batch)
+    return torch.stack([l1_cost(*pair) for pair in zip(x, y, strict=True)]).unflatten(0, batch)
 
 
-class _CityBlock(torch.autograd.Function):
+class _L1Cost(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the L1 distances.
+
+        Args:
+            ctx: Stores the points for the gradient.
+            x: Points, [n, dim].
+            y: Points, [m, dim].
+
+        Returns:
+            Distances, [n, m].
+        """
         ctx.save_for_backward(x, y)
-        return distances(x, y)
+        return compute_l1_distances(x, y)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y = ctx.saved_tensors
         return (
-            signs(x, y, weights) if ctx.needs_input_grad[0] else None,
-            signs(y, x, weights.T) if ctx.needs_input_grad[1] else None,
+            compute_l1_gradient(x, y, grad_output) if ctx.needs_input_grad[0] else None,
+            compute_l1_gradient(y, x, grad_output.T) if ctx.needs_input_grad[1] else None,
         )
 
 
-def fused(x: Tensor) -> bool:
-    """Whether there are kernels for it."""
-    return x.is_cuda and x.dtype == torch.float32 and TRITON
+def has_kernels_for(x: Tensor) -> bool:
+    """Return whether the GPU kernels of this package can compute with a tensor."""
+    return x.is_cuda and x.dtype == torch.float32 and kernels_available()
 
 
-def distances(x: Tensor, y: Tensor) -> Tensor:
-    """The cost without a gradient: [n, dim], [m, dim] to [n, m]."""
-    if fused(x):
-        from privot.transport.kernels.l1_cost import summed_distances
+def compute_l1_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Compute L1 distances without a gradient: [n, dim] and [m, dim] to [n, m]."""
+    if has_kernels_for(x):
+        from privot.transport.kernels.l1_cost import fused_l1_cost
 
-        return summed_distances(x, y)
+        return fused_l1_cost(x, y)
     if x.is_cuda:
         return torch.cdist(x, y, p=1)
-    if x.shape[1] <= FEW:
+    if x.shape[1] <= MAX_PLAIN_DIM:
         total = x.new_zeros(len(x), len(y))
-        gap = x.new_empty(len(x), len(y))
-        for one, other in zip(x.T, y.T, strict=True):
-            total += torch.sub(one[:, None], other, out=gap).abs_()
+        differences = x.new_empty(len(x), len(y))
+        for x_column, y_column in zip(x.T, y.T, strict=True):
+            total += torch.sub(x_column[:, None], y_column, out=differences).abs_()
         return total
+    return _compute_l1_distances_by_range(x, y)
+
+
+def _compute_l1_distances_by_range(x: Tensor, y: Tensor) -> Tensor:
+    """Compute L1 distances by the formula of this module: [n, dim] and [m, dim] to [n, m]."""
     low = x.amin(0)
     high = x.amax(0)
-    near = y.clamp(low, high)
-    inside = (y > low) & (y < high)
-    side = torch.where(y >= high, 1.0, -1.0).to(x)
-    # [m, n]
-    total = -side @ x.T
-    found = list(_inside(2 * y, inside))
-    for start in range(0, len(x), PIECE):
-        part = total[:, start : start + PIECE]
-        columns = (2 * x[start : start + PIECE].T).contiguous()
-        room = torch.empty_like(columns)
+    clamped = y.clamp(low, high)
+    is_inside = (y > low) & (y < high)
+    sign = torch.where(y >= high, 1.0, -1.0).to(x)
+    total = -sign @ x.T  # [m, n]
+    inside_per_row = list(_select_per_row(2 * y, is_inside))
+    for start in range(0, len(x), CHUNK_ROWS):
+        chunk = total[:, start : start + CHUNK_ROWS]
+        doubled = (2 * x[start : start + CHUNK_ROWS].T).contiguous()
+        buffer = torch.empty_like(doubled)
         ones = x.new_ones(x.shape[1])
-        for row, (places, values) in enumerate(found):
-            if count := len(places):
-                below = torch.index_select(columns, 0, places, out=room[:count]).sub_(
-                    values[:, None]
-                )
-                part[row] -= ones[:count] @ below.clamp_(max=0)
-    # what lies beyond the range comes last: large noise must not round small differences away
-    total += (side * near).sum(1)[:, None]
-    total += (y - near).abs().sum(1)[:, None]
+        for row, (indices, values) in enumerate(inside_per_row):
+            if count := len(indices):
+                differences = torch.index_select(doubled, 0, indices, out=buffer[:count])
+                differences.sub_(values[:, None])
+                chunk[row] -= ones[:count] @ differences.clamp_(max=0)
+    # The distances to the range are added last: large noise must not round small differences away.
+    total += (sign * clamped).sum(1)[:, None]
+    total += (y - clamped).abs().sum(1)[:, None]
     return total.T
 
 
-def signs(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    r"""The gradient in x of :math:`\sum w_{ij} c_{ij}`, which is :math:`\sum_j w_{ij} sign(x_{ik} - y_{jk})`: [n, dim]."""
-    if fused(x):
-        from privot.transport.kernels.l1_cost import summed_signs
+def compute_l1_gradient(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    r"""Compute the gradient in x of :math:`\sum w_{ij} c_{ij}`.
 
-        return summed_signs(x, y, weights)
-    if x.is_cuda or x.shape[1] <= FEW:
-        found = torch.empty_like(x)
-        gap = weights.new_empty(weights.shape)
-        for dim, (one, other) in enumerate(zip(x.T, y.T, strict=True)):
-            found[:, dim] = torch.sub(one[:, None], other, out=gap).sign_().mul_(weights).sum(1)
-        return found
+    It is :math:`\sum_j w_{ij} sign(x_{ik} - y_{jk})`.
+
+    Args:
+        x: Points, [n, dim].
+        y: Points, [m, dim].
+        weights: Weights of the pairs, [n, m].
+
+    Returns:
+        The gradient, [n, dim].
+    """
+    if has_kernels_for(x):
+        from privot.transport.kernels.l1_cost import fused_l1_gradient
+
+        return fused_l1_gradient(x, y, weights)
+    if x.is_cuda or x.shape[1] <= MAX_PLAIN_DIM:
+        gradient = torch.empty_like(x)
+        differences = weights.new_empty(weights.shape)
+        for dim, (x_column, y_column) in enumerate(zip(x.T, y.T, strict=True)):
+            signs = torch.sub(x_column[:, None], y_column, out=differences).sign_()
+            gradient[:, dim] = signs.mul_(weights).sum(1)
+        return gradient
+    return _compute_l1_gradient_by_range(x, y, weights)
+
+
+def _compute_l1_gradient_by_range(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Compute the gradient with one matrix product for all coordinates outside the range of x.
+
+    Args:
+        x: Points, [n, dim].
+        y: Points, [m, dim].
+        weights: Weights of the pairs, [n, m].
+
+    Returns:
+        The gradient, [n, dim].
+    """
     low = x.amin(0)
     high = x.amax(0)
-    inside = (y >= low) & (y <= high)  # with the ends, where a sign may be 0
+    is_inside = (y >= low) & (y <= high)  # with the ends, where a sign may be 0
     total = ((y < low).to(x) - (y > high).to(x)).T @ weights.T  # [dim, n]
-    rows = weights.T.contiguous()
+    weight_rows = weights.T.contiguous()
     columns = x.T.contiguous()
     ones = x.new_ones(len(y))
-    gaps, taken = x.new_empty(2, len(y), len(x))
-    for dim, (places, values) in enumerate(_inside(y.T, inside.T)):
-        if count := len(places):
-            torch.index_select(rows, 0, places, out=taken[:count])
-            part = (
-                torch.sub(columns[dim], values[:, None], out=gaps[:count])
-                .sign_()
-                .mul_(taken[:count])
-            )
-            total[dim] += ones[:count] @ part
+    differences, selected_weights = x.new_empty(2, len(y), len(x))
+    for dim, (indices, values) in enumerate(_select_per_row(y.T, is_inside.T)):
+        if count := len(indices):
+            torch.index_select(weight_rows, 0, indices, out=selected_weights[:count])
+            signs = torch.sub(columns[dim], values[:, None], out=differences[:count]).sign_()
+            total[dim] += ones[:count] @ signs.mul_(selected_weights[:count])
     return total.T
 
 
-def _inside(y: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each row of y which places are marked, and the values there."""
+def _select_per_row(y: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return for each row of y the indices where the mask is set, and the values there."""
     mask = mask.contiguous()
     counts = mask.sum(1).tolist()
     return zip(mask.nonzero()[:, 1].split(counts), y[mask].split(counts), strict=True)

@@ -1,11 +1,17 @@
-r"""Entropic optimal transport between weighted points, in the log domain, many problems at once.
+r"""Entropic optimal transport between weighted points, in the log domain and batched.
 
-For a cost matrix :math:`c` [..., n, m], weights :math:`a, b` that sum to 1 and a temperature ``blur`` (in units of the cost)
+For a cost matrix :math:`c` [..., n, m], weights :math:`a, b` that sum to 1 and a temperature
+``blur`` in units of the cost
 
-.. math:: W(a, b) = \min_P \sum P_{ij} c_{ij} + blur \cdot KL(P \| a b^T) = \max_{f,g} a \cdot f + b \cdot g
+.. math::
 
-over plans :math:`P` with these weights; at the optimum :math:`P_{ij} = a_i b_j \exp((f_i + g_j - c_{ij}) / blur)`. The number of
-iterations is fixed, so the work does not depend on what is in the points, the host is never asked, and a CUDA graph can hold it.
+    W(a, b) = \min_P \sum P_{ij} c_{ij} + blur \cdot KL(P \| a b^T)
+            = \max_{f,g} a \cdot f + b \cdot g
+
+over plans :math:`P` with these weights. At the optimum
+:math:`P_{ij} = a_i b_j \exp((f_i + g_j - c_{ij}) / blur)`. The number of iterations is fixed. The
+work therefore does not depend on the points, the host does not wait for the device, and a CUDA
+graph can contain the solution.
 """
 
 from __future__ import annotations
@@ -15,177 +21,260 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ITERATIONS = 40  # enough for marginals within 1 % where the cost is some thousand times the blur; see tests/transport
-SETTLING = 0.25  # part of the iterations spent at the last temperature
+# Enough for marginals within 1 % where the cost is some thousand times the blur; see
+# tests/transport.
+DEFAULT_ITERATIONS = 40
+FINAL_TEMPERATURE_FRACTION = 0.25  # of the iterations have the last temperature
 
 
 class Potentials(NamedTuple):
-    """The two dual functions on the points: ``first`` [..., n], ``second`` [..., m]."""
+    """The dual potentials at the points."""
 
-    first: Tensor
-    second: Tensor
+    f: Tensor  # [..., n]
+    g: Tensor  # [..., m]
 
 
-def squared_euclidean(x: Tensor, y: Tensor, absolute: float = 0.0) -> Tensor:
-    r"""The cost :math:`|x-y|_2^2 + m |x-y|_1` with :math:`m` = ``absolute``: [..., n, dim] and [..., m, dim] to [..., n, m].
+def squared_euclidean_cost(x: Tensor, y: Tensor, l1_weight: float = 0.0) -> Tensor:
+    r"""Compute the cost :math:`|x-y|_2^2 + l |x-y|_1` of every pair of points.
 
-    >>> squared_euclidean(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), absolute=1.0)
+    Args:
+        x: Points, [..., n, dim].
+        y: Points, [..., m, dim].
+        l1_weight: Weight :math:`l` of the L1 distance.
+
+    Returns:
+        Costs, [..., n, m].
+
+    >>> x, y = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
+    >>> squared_euclidean_cost(x, y, l1_weight=1.0)
     tensor([[32.]])
     """
-    # about a common centre, and by products of matrices: differences of all pairs would be dim times as large
-    centre = y.detach().mean(-2, keepdim=True)
-    left = x - centre
-    right = y - centre
-    lengths = left.square().sum(-1)[..., :, None] + right.square().sum(-1)[..., None, :]
-    cost = (lengths - 2 * left @ right.mT).clamp(min=0)
-    return cost + absolute * torch.cdist(x, y, p=1) if absolute else cost
+    # Matrix products of centered points: the differences of all pairs would need dim times the
+    # memory.
+    center = y.detach().mean(-2, keepdim=True)
+    left = x - center
+    right = y - center
+    norms = left.square().sum(-1)[..., :, None] + right.square().sum(-1)[..., None, :]
+    cost = (norms - 2 * left @ right.mT).clamp(min=0)
+    return cost + l1_weight * torch.cdist(x, y, p=1) if l1_weight else cost
 
 
-def even(cost: Tensor, dim: int) -> Tensor:
-    """Equal weights for the points along one dimension of the cost: [n] or [m]."""
+def uniform_weights(cost: Tensor, dim: int) -> Tensor:
+    """Return equal weights for the points along one dimension of the cost, [n] or [m]."""
     return cost.new_full((cost.shape[dim],), 1 / cost.shape[dim])
 
 
-def potentials(
+def _resolve_weights(cost: Tensor, a: Tensor | None, b: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return both weights in the precision of the cost, with equal weights for None."""
+    a = uniform_weights(cost, -2) if a is None else a
+    b = uniform_weights(cost, -1) if b is None else b
+    return a.to(cost), b.to(cost)
+
+
+def solve_potentials(
     cost: Tensor,
     blur: float,
-    first: Tensor | None = None,
-    second: Tensor | None = None,
-    iterations: int = ITERATIONS,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    num_iterations: int = DEFAULT_ITERATIONS,
 ) -> Potentials:
-    """The dual functions of ``cost`` [..., n, m], for weights ``first`` [..., n] and ``second`` [..., m] (None: equal; zero: not there).
+    """Compute the dual potentials of a cost. They carry no gradient.
 
-    The temperature falls from the largest cost to ``blur`` in equal ratios, then stays. Both functions move at once, half the way to
-    their best answer to each other, so that a symmetric problem has a symmetric solution at every iteration. They carry no gradient.
+    The temperature falls geometrically from the largest cost to ``blur`` and then stays. Both
+    potentials are updated at once by half a step, so a symmetric problem has a symmetric solution
+    at every iteration.
 
-    >>> f, g = potentials(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), blur=0.01)
-    >>> round(float(f.mean() + g.mean()), 3)  # blur * log 2: a plan on two of four pairs is that far from the even one
+    Args:
+        cost: The cost, [..., n, m].
+        blur: The last temperature, in units of the cost.
+        a: Weights of the rows [..., n]. None: equal; 0: the point is ignored.
+        b: Weights of the columns [..., m], likewise.
+        num_iterations: Number of iterations.
+
+    Returns:
+        The potentials.
+
+    >>> f, g = solve_potentials(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), blur=0.01)
+    >>> round(float(f.mean() + g.mean()), 3)  # blur * log 2, the KL of a plan on 2 of 4 pairs
     0.007
     """
     cost = cost.detach()
-    # zero weight: the logarithm is -inf, and the point takes part in no sum
-    left, right = (
-        (even(cost, dim) if w is None else w).detach().to(cost).log()
-        for w, dim in ((first, -2), (second, -1))
-    )
-    top = cost.amax((-2, -1)).clamp(min=blur)[..., None]  # [..., 1]
-    falling = max(1, iterations - int(SETTLING * iterations))
+    a, b = _resolve_weights(cost, a, b)
+    # The logarithm of weight 0 is -inf: the point has no part in any sum.
+    log_a = a.detach().log()
+    log_b = b.detach().log()
+    first_temperature = cost.amax((-2, -1)).clamp(min=blur)[..., None]  # [..., 1]
+    falling = max(1, num_iterations - int(FINAL_TEMPERATURE_FRACTION * num_iterations))
     f = torch.zeros_like(cost[..., :, 0])
     g = torch.zeros_like(cost[..., 0, :])
-    for step in range(iterations):
-        temperature = top * (blur / top) ** min(1.0, step / max(1, falling - 1))
-        new_f = soft_minimum(cost, g, right, temperature)
-        new_g = soft_minimum(cost.mT, f, left, temperature)
+    for step in range(num_iterations):
+        fraction = min(1.0, step / max(1, falling - 1))
+        temperature = first_temperature * (blur / first_temperature) ** fraction
+        new_f = soft_minimum(cost, g, log_b, temperature)
+        new_g = soft_minimum(cost.mT, f, log_a, temperature)
         f, g = (new_f, new_g) if step == 0 else ((f + new_f) / 2, (g + new_g) / 2)
     return Potentials(f, g)
 
 
 def soft_minimum(
-    cost: Tensor, other: Tensor, weights: Tensor, temperature: Tensor | float
+    cost: Tensor, potential: Tensor, log_weights: Tensor, temperature: Tensor | float
 ) -> Tensor:
-    r"""The best answer to a dual function: :math:`-t \log \sum_j w_j \exp((g_j - c_{ij}) / t)`, with weights as logarithms: [..., n].
+    r"""Compute the optimal potential of one side for a potential g of the other.
 
-    ``cost`` [..., n, m], ``other`` and ``weights`` [..., m], ``temperature`` a number or [..., 1].
+    It is :math:`-t \log \sum_j w_j \exp((g_j - c_{ij}) / t)`.
+
+    Args:
+        cost: The cost, [..., n, m].
+        potential: The other side's potential, [..., m].
+        log_weights: Logarithms of the other side's weights, [..., m].
+        temperature: The temperature, a number or [..., 1].
+
+    Returns:
+        The potential, [..., n].
     """
-    wide = temperature[..., None] if isinstance(temperature, Tensor) else temperature
-    return -temperature * torch.logsumexp(
-        (other[..., None, :] - cost) / wide + weights[..., None, :], -1
-    )
+    divisor = temperature[..., None] if isinstance(temperature, Tensor) else temperature
+    exponents = (potential[..., None, :] - cost) / divisor + log_weights[..., None, :]
+    return -temperature * torch.logsumexp(exponents, -1)
 
 
-def plan(
+def transport_plan(
     cost: Tensor,
     blur: float,
-    first: Tensor | None = None,
-    second: Tensor | None = None,
-    iterations: int = ITERATIONS,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    num_iterations: int = DEFAULT_ITERATIONS,
 ) -> Tensor:
-    """How much of each point of the first side goes to each of the second: [..., n, m]. Rows sum to ``first`` exactly.
+    """Compute the transport plan. Rows sum to ``a`` exactly, columns to ``b`` approximately.
 
-    Columns sum to ``second`` as far as the iterations have got.
+    Args:
+        cost: The cost, [..., n, m].
+        blur: The temperature, in units of the cost.
+        a: Weights of the rows [..., n], or None for equal ones.
+        b: Weights of the columns [..., m], or None for equal ones.
+        num_iterations: Number of iterations.
 
-    >>> plan(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), blur=0.1).sum(1)
+    Returns:
+        The mass between every pair of points, [..., n, m].
+
+    >>> transport_plan(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), blur=0.1).sum(1)
     tensor([0.5000, 0.5000])
     """
-    first, second = (
-        (even(cost, dim) if w is None else w).to(cost) for w, dim in ((first, -2), (second, -1))
-    )
-    _, g = potentials(cost, blur, first, second, iterations)
-    return first[..., :, None] * (
-        (g[..., None, :] - cost.detach()) / blur + second.log()[..., None, :]
-    ).softmax(-1)
+    a, b = _resolve_weights(cost, a, b)
+    _, g = solve_potentials(cost, blur, a, b, num_iterations)
+    exponents = (g[..., None, :] - cost.detach()) / blur + b.log()[..., None, :]
+    return a[..., :, None] * exponents.softmax(-1)
 
 
-def transport(
+def entropic_transport_cost(
     cost: Tensor,
     blur: float,
-    first: Tensor | None = None,
-    second: Tensor | None = None,
-    iterations: int = ITERATIONS,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    num_iterations: int = DEFAULT_ITERATIONS,
 ) -> Tensor:
-    r"""The entropic transport cost :math:`W(a, b)`: [...]. Its gradient is that of the cost at the plan.
+    r"""Compute the entropic transport cost :math:`W(a, b)`. Its gradient in the cost is the plan.
 
-    The envelope theorem: at the optimum the potentials' own change does not move the value, so it is not followed. Only ``cost`` carries
-    a gradient on; weights do not.
+    By the envelope theorem a change of the potentials does not change the value at the optimum, so
+    no gradient goes through them. None goes through the weights either.
 
-    >>> transport(torch.tensor([[0.0, 4.0], [4.0, 0.0]]) + 1, blur=0.01)
+    Args:
+        cost: The cost, [..., n, m]; may carry a gradient.
+        blur: The temperature, in units of the cost.
+        a: Weights of the rows [..., n], or None for equal ones.
+        b: Weights of the columns [..., m], or None for equal ones.
+        num_iterations: Number of iterations.
+
+    Returns:
+        The transport cost, [...].
+
+    >>> entropic_transport_cost(torch.tensor([[0.0, 4.0], [4.0, 0.0]]) + 1, blur=0.01)
     tensor(1.0069)
     """
-    first, second = (
-        (even(cost, dim) if w is None else w).to(cost) for w, dim in ((first, -2), (second, -1))
-    )
-    f, g = potentials(cost, blur, first, second, iterations)
-    settled = cost.detach()
-    # Each potential with the other's best answer to it is a lower bound that is flat at the optimum, so an error of the potentials enters
-    # squared; the mean of both is used, and the plan of each has the weights of its own side exactly.
-    rows = (g[..., None, :] - settled) / blur + second.log()[..., None, :]
-    columns = (f[..., :, None] - settled) / blur + first.log()[..., :, None]
-    value = (first * (f - blur * rows.logsumexp(-1))).sum(-1) / 2 + (
-        second * (g - blur * columns.logsumexp(-2))
-    ).sum(-1) / 2
-    weights = (
-        first[..., :, None] * rows.softmax(-1) + second[..., None, :] * columns.softmax(-2)
-    ) / 2
-    moved = (weights * cost).sum((-2, -1))
-    return value.detach() + (moved - moved.detach())
+    a, b = _resolve_weights(cost, a, b)
+    f, g = solve_potentials(cost, blur, a, b, num_iterations)
+    fixed_cost = cost.detach()
+    # Each potential with the optimal one of the other side gives a lower bound that is flat at the
+    # optimum, so an error of the potentials enters squared. The value is the mean of both bounds.
+    # The plan of each bound has the weights of its own side exactly.
+    row_exponents = (g[..., None, :] - fixed_cost) / blur + b.log()[..., None, :]
+    column_exponents = (f[..., :, None] - fixed_cost) / blur + a.log()[..., :, None]
+    row_bound = (a * (f - blur * row_exponents.logsumexp(-1))).sum(-1)
+    column_bound = (b * (g - blur * column_exponents.logsumexp(-2))).sum(-1)
+    value = row_bound / 2 + column_bound / 2
+    row_plan = a[..., :, None] * row_exponents.softmax(-1)
+    column_plan = b[..., None, :] * column_exponents.softmax(-2)
+    weighted_cost = ((row_plan + column_plan) / 2 * cost).sum((-2, -1))
+    # The value, with the gradient of the weighted cost.
+    return value.detach() + (weighted_cost - weighted_cost.detach())
 
 
-def divergence(
-    x: Tensor, y: Tensor, blur: float, absolute: float = 0.0, iterations: int = ITERATIONS
-) -> Tensor:
-    """The debiased Sinkhorn divergence 2 W(x, y) - W(x, x) - W(y, y) of equally weighted points: [..., n, dim], [..., m, dim] to [...].
-
-    Zero where both are equal, and above zero otherwise. It is that of Feydy et al. (2019) times 2.
-
-    >>> bool(divergence(torch.eye(3), torch.eye(3), blur=0.1).abs() < 1e-5)
-    True
-    """
-    across, left, right = (
-        transport(squared_euclidean(*pair, absolute), blur, iterations=iterations)
-        for pair in ((x, y), (x, x), (y, y))
-    )
-    return 2 * across - left - right
-
-
-def semi_debiased(
+def sinkhorn_divergence(
     x: Tensor,
-    other: Tensor,
     y: Tensor,
     blur: float,
-    absolute: float = 0.0,
-    iterations: int = ITERATIONS,
+    l1_weight: float = 0.0,
+    num_iterations: int = DEFAULT_ITERATIONS,
 ) -> Tensor:
-    """The loss of DP-Sinkhorn (Cao et al. 2021), 2 W(x, y) - W(x, other), where ``other`` is ``x`` with a part of it drawn anew.
+    """Compute the debiased Sinkhorn divergence 2 W(x, y) - W(x, x) - W(y, y) of equal weights.
 
-    A plan to another draw costs what a perfect generator's draws cost, and taking that away leaves no reason to shrink. The less of
-    ``other`` is new, the less is taken away: at a small blur nothing where it is ``x``, all of it where nothing is shared.
+    It is zero for equal point sets and positive otherwise. It is twice the divergence of Feydy et
+    al. (2019).
+
+    Args:
+        x: Points, [..., n, dim].
+        y: Points, [..., m, dim].
+        blur: The temperature, in units of the cost.
+        l1_weight: Weight of the L1 distance in the cost.
+        num_iterations: Number of iterations.
+
+    Returns:
+        The divergence, [...].
+
+    >>> bool(sinkhorn_divergence(torch.eye(3), torch.eye(3), blur=0.1).abs() < 1e-5)
+    True
+    """
+    across, within_x, within_y = (
+        entropic_transport_cost(
+            squared_euclidean_cost(*pair, l1_weight), blur, num_iterations=num_iterations
+        )
+        for pair in ((x, y), (x, x), (y, y))
+    )
+    return 2 * across - within_x - within_y
+
+
+def semi_debiased_loss(
+    x: Tensor,
+    resampled: Tensor,
+    y: Tensor,
+    blur: float,
+    l1_weight: float = 0.0,
+    num_iterations: int = DEFAULT_ITERATIONS,
+) -> Tensor:
+    """Compute the loss of DP-Sinkhorn (Cao et al. 2021), 2 W(x, y) - W(x, resampled).
+
+    W to another sample is what a perfect generator's samples cost, and without it nothing favours
+    shrunken samples. The fewer points of ``resampled`` are new, the less is subtracted: at a small
+    blur nothing where it equals ``x``, all of it where it shares no point with ``x``.
+
+    Args:
+        x: Generated points, [..., n, dim].
+        resampled: The same points, some of them generated again, [..., n, dim].
+        y: Real points, [..., m, dim].
+        blur: The temperature, in units of the cost.
+        l1_weight: Weight of the L1 distance in the cost.
+        num_iterations: Number of iterations.
+
+    Returns:
+        The loss, [...].
 
     >>> x, y = torch.zeros(2, 1), torch.ones(2, 1)
-    >>> semi_debiased(x, x, y, blur=0.01)
+    >>> semi_debiased_loss(x, x, y, blur=0.01)
     tensor(2.)
     """
     across, within = (
-        transport(squared_euclidean(x, each, absolute), blur, iterations=iterations)
-        for each in (y, other)
+        entropic_transport_cost(
+            squared_euclidean_cost(x, other, l1_weight), blur, num_iterations=num_iterations
+        )
+        for other in (y, resampled)
     )
     return 2 * across - within

@@ -1,7 +1,8 @@
-"""Sorting many rows: orders, sorted rows that can be differentiated, and the nearest ascending ones.
+"""Sorting of many rows: ranks, differentiable sorted rows, and isotonic regression.
 
-On a CPU torch's sort compares keys one by one and carries an index along. numpy has sorts that do neither: a radix sort for 16 bits, and a
-vectorised one for plain keys, which takes an index hidden in the low bits of a key. Both are several times as fast (bench/sliced.py).
+On a CPU, PyTorch's sort compares keys one by one and moves an index with each. NumPy has two faster
+sorts: a radix sort for 16-bit keys, and a vectorised sort for plain keys, which can hold an index
+in their low bits. Both are several times as fast (bench/sliced.py).
 """
 
 from __future__ import annotations
@@ -14,97 +15,120 @@ import numpy as np
 import torch
 from torch import Tensor
 
-HALF = 16  # bits of coarse keys
-SPARE = 29  # bits of a double that no float uses
-SHORT = 4096  # a row that a GPU sorts in one go, inside a block; making keys would take longer than it saves
-MANY = 2**18  # numbers from which threads pay
-LARGEST = torch.finfo(torch.float32).max
+COARSE_BITS = 16  # bits of coarse keys
+INDEX_BITS = 29  # low bits of a double that no float32 uses
+# A GPU sorts rows up to this length inside one thread block; computing coarse keys would take
+# longer than they save.
+MAX_GPU_BLOCK_ROW = 4096
+MIN_THREADED_ELEMENTS = 2**18  # elements from which several threads are faster
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-def rank(values: Tensor, bits: int = 32) -> Tensor:
-    """Which place comes first, second, ... along the last dimension: indices [..., n].
+def argsort_rows(values: Tensor, bits: int = 32) -> Tensor:
+    """Return the indices that sort the values along the last dimension.
 
-    ``bits`` = 16: by keys of 16 bits, spread evenly over each row's range, which a radix sort handles in a fraction of the time; values
-    with the same key come in any order on a GPU, in their own on a CPU.
+    Args:
+        values: Values, [..., n].
+        bits: 16 sorts by keys of 16 bits, spread evenly over each row's range, which a radix sort
+            does in a fraction of the time. Values with equal keys keep their order on a CPU and
+            come in any order on a GPU. More bits sort by the values themselves.
 
-    >>> rank(torch.tensor([0.3, -1.0, 0.1]))
+    Returns:
+        Indices, [..., n].
+
+    >>> argsort_rows(torch.tensor([0.3, -1.0, 0.1]))
     tensor([1, 2, 0])
-    >>> rank(torch.tensor([0.3, -1.0, 0.1]), bits=16)
+    >>> argsort_rows(torch.tensor([0.3, -1.0, 0.1]), bits=16)
     tensor([1, 2, 0])
     """
-    if bits <= HALF and not (values.is_cuda and values.shape[-1] <= SHORT):
-        keys = coarse(values)
+    if bits <= COARSE_BITS and not (values.is_cuda and values.shape[-1] <= MAX_GPU_BLOCK_ROW):
+        keys = quantize_keys(values)
         if not values.is_cpu:
             return torch.sort(keys, dim=-1).indices
-        return torch.from_numpy(by_rows(by_radix, keys.numpy()))
+        return torch.from_numpy(map_rows(argsort_radix, keys.numpy()))
     if not values.is_cpu or values.dtype != torch.float32:
         return torch.sort(values, dim=-1).indices
-    return packed(values).bitwise_and_(2**SPARE - 1)
+    return sort_packed_keys(values).bitwise_and_(2**INDEX_BITS - 1)
 
 
-def coarse(values: Tensor) -> Tensor:
-    """Keys from -32767 to 32767 that ascend as the values of a row do: int16 [..., n]."""
-    # on a CPU faster than both at once
+def quantize_keys(values: Tensor) -> Tensor:
+    """Return int16 keys from -32767 to 32767 that ascend as the values of a row do, [..., n]."""
+    # On a CPU two passes are faster than aminmax.
     low = values.amin(-1, keepdim=True)
     high = values.amax(-1, keepdim=True)
     limits = torch.finfo(values.dtype)
-    steps = (65_534 / (high - low).clamp(min=limits.tiny)).clamp(max=limits.max)
-    # from the middle of the row: one that lies far from zero keeps its digits
-    return (values - (low + high) / 2).mul_(steps).to(torch.int16)
+    keys_per_unit = (65_534 / (high - low).clamp(min=limits.tiny)).clamp(max=limits.max)
+    # Relative to the middle of the row, so that a row far from zero keeps its precision.
+    return (values - (low + high) / 2).mul_(keys_per_unit).to(torch.int16)
 
 
-def packed(values: Tensor) -> Tensor:
-    """Float32 rows sorted as doubles whose lowest bits are the place each came from: int64 [..., n].
+def sort_packed_keys(values: Tensor) -> Tensor:
+    """Sort float32 rows as doubles whose low bits are the index of each value.
 
-    Values that are not finite count as the largest one, or its negative.
+    Non-finite values count as the largest float32 or its negative.
+
+    Args:
+        values: Values, [..., n].
+
+    Returns:
+        The bits of the sorted doubles, int64 [..., n].
+
+    Raises:
+        ValueError: A row is too long for its indices.
     """
-    if values.shape[-1] > 2**SPARE:
-        raise ValueError(f"{values.shape[-1]:,} values in a row; at most 2^{SPARE} can be ranked")
-    sound = values.nan_to_num(
-        LARGEST, LARGEST, -LARGEST
-    )  # in others the bits of a place would be lost: a run that diverged has such
-    keys = (
-        sound.double()
-        .view(torch.int64)
-        .bitwise_or_(torch.arange(values.shape[-1]))
-        .view(torch.float64)
-        .contiguous()
-        .numpy()
-    )
-    by_rows(in_place, keys)
+    if values.shape[-1] > 2**INDEX_BITS:
+        raise ValueError(
+            f"A row of {values.shape[-1]:,} values is too long to sort. "
+            f"Use rows of at most 2^{INDEX_BITS} values."
+        )
+    # The bits of an index would be lost in a non-finite value, which a diverged run may have.
+    finite = values.nan_to_num(FLOAT32_MAX, FLOAT32_MAX, -FLOAT32_MAX)
+    bits = finite.double().view(torch.int64).bitwise_or_(torch.arange(values.shape[-1]))
+    keys = bits.view(torch.float64).contiguous().numpy()
+    map_rows(sort_in_place, keys)
     return torch.from_numpy(keys).view(torch.int64)
 
 
-def in_place(rows: np.ndarray) -> np.ndarray:
-    """Sorts each row where it lies."""
+def sort_in_place(rows: np.ndarray) -> np.ndarray:
+    """Sort each row in place and return the rows."""
     rows.sort(-1)
     return rows
 
 
-def by_radix(rows: np.ndarray) -> np.ndarray:
-    """The order of each row; of 16 bits numpy's stable sort counts instead of comparing."""
+def argsort_radix(rows: np.ndarray) -> np.ndarray:
+    """Return the stable order of each row; for 16-bit keys NumPy uses a radix sort."""
     return np.argsort(rows, -1, kind="stable")
 
 
-def by_rows(work: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """``work`` on parts of the rows, side by side where there are threads; numpy sorts without the interpreter's lock."""
+def map_rows(function: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Apply a function to the rows, in several threads where that is faster.
+
+    NumPy sorts without holding the interpreter's lock.
+
+    Args:
+        function: Maps rows [k, n] to rows of the same shape.
+        rows: Rows, [..., n].
+
+    Returns:
+        The results, [..., n].
+    """
     flat = rows.reshape(-1, rows.shape[-1])
-    threads = torch.get_num_threads() if flat.size >= MANY else 1
-    if threads == 1:
-        return work(flat).reshape(rows.shape)
-    with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(work, np.array_split(flat, threads)))
-    return (flat if work is in_place else np.concatenate(parts)).reshape(rows.shape)
+    num_threads = torch.get_num_threads() if flat.size >= MIN_THREADED_ELEMENTS else 1
+    if num_threads == 1:
+        return function(flat).reshape(rows.shape)
+    with ThreadPoolExecutor(num_threads) as pool:
+        results = list(pool.map(function, np.array_split(flat, num_threads)))
+    return (flat if function is sort_in_place else np.concatenate(results)).reshape(rows.shape)
 
 
-class _Ordered(torch.autograd.Function):
+class _SortRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         if not values.is_cpu or values.dtype != torch.float32:
             result, order = torch.sort(values, dim=-1)
         else:
-            keys = packed(values)
-            order = keys & (2**SPARE - 1)
+            keys = sort_packed_keys(values)
+            order = keys & (2**INDEX_BITS - 1)
             result = keys.sub_(order).view(torch.float64).float()
         ctx.save_for_backward(order)
         return result
@@ -115,52 +139,60 @@ class _Ordered(torch.autograd.Function):
         return torch.zeros_like(grads[0]).scatter(-1, order, grads[0])
 
 
-def ordered(values: Tensor) -> Tensor:
-    """Sorted along the last dimension, ascending: [..., n]. A gradient goes back to where each value stood.
+def sort_rows(values: Tensor) -> Tensor:
+    """Sort values [..., n] in ascending order along the last dimension; differentiable.
 
-    >>> ordered(torch.tensor([[2.0, -1.0, 0.5]]))
+    >>> sort_rows(torch.tensor([[2.0, -1.0, 0.5]]))
     tensor([[-1.0000,  0.5000,  2.0000]])
     """
     if torch.is_grad_enabled() and values.requires_grad:
-        return _Ordered.apply(values)
+        return _SortRows.apply(values)
     if not values.is_cpu:
         return torch.sort(values, dim=-1).values
     result = values.detach().contiguous().numpy().copy()
-    return torch.from_numpy(by_rows(in_place, result))
+    return torch.from_numpy(map_rows(sort_in_place, result))
 
 
-def monotone(values: Tensor) -> Tensor:
-    r"""The ascending rows nearest to ``values`` [..., m] in least squares: :math:`\arg\min_{u_1 \le \dots \le u_m} |u - v|^2`.
+def isotonic_regression(values: Tensor) -> Tensor:
+    r"""Return the ascending rows nearest to the values in least squares.
 
-    Pool adjacent violators, all rows side by side: each value joins the pools before it for as long as these lie above. The mean of a
-    row does not change. It works on the CPU, in float64, in time that grows with the size of ``values``.
+    .. math:: \arg\min_{u_1 \le \dots \le u_m} |u - v|^2
 
-    >>> monotone(torch.tensor([[1.0, 3.0, 2.0, 5.0]]))
+    The algorithm is pool adjacent violators, vectorised over the rows: each value joins the pools
+    before it while their means are larger. The mean of a row does not change. It runs on the CPU in
+    float64, in time proportional to the number of values.
+
+    Args:
+        values: Values, [..., m].
+
+    Returns:
+        Ascending rows of the same shape.
+
+    >>> isotonic_regression(torch.tensor([[1.0, 3.0, 2.0, 5.0]]))
     tensor([[1.0000, 2.5000, 2.5000, 5.0000]])
     """
     rows = values.detach().double().cpu().reshape(-1, values.shape[-1]).numpy()
-    # of the pools of each row, in order
+    # Means and sizes of the pools of each row, in order, and the index of its last pool.
     means = np.zeros_like(rows)
     sizes = np.zeros(rows.shape, np.int64)
-    top = np.full(len(rows), -1)  # each row's last pool
-    for place in range(rows.shape[1]):
-        top += 1
-        who = np.arange(len(rows))
-        means[who, top] = rows[:, place]
-        sizes[who, top] = 1
-        who = who[top > 0]
-        while len(who):
-            last = top[who]
-            who = who[means[who, last - 1] > means[who, last]]
-            last = top[who]
-            left = sizes[who, last - 1]
-            right = sizes[who, last]
-            means[who, last - 1] = (left * means[who, last - 1] + right * means[who, last]) / (
-                left + right
-            )
-            sizes[who, last - 1] = left + right
-            sizes[who, last] = 0
-            top[who] -= 1
-            who = who[top[who] > 0]
-    flat = np.repeat(means.reshape(-1), sizes.reshape(-1))  # a pool that is no more has size 0
+    last_pool = np.full(len(rows), -1)
+    for column in range(rows.shape[1]):
+        last_pool += 1
+        active = np.arange(len(rows))
+        means[active, last_pool] = rows[:, column]
+        sizes[active, last_pool] = 1
+        active = active[last_pool > 0]
+        while len(active):
+            last = last_pool[active]
+            active = active[means[active, last - 1] > means[active, last]]
+            last = last_pool[active]
+            left = sizes[active, last - 1]
+            right = sizes[active, last]
+            total = left * means[active, last - 1] + right * means[active, last]
+            means[active, last - 1] = total / (left + right)
+            sizes[active, last - 1] = left + right
+            sizes[active, last] = 0
+            last_pool[active] -= 1
+            active = active[last_pool[active] > 0]
+    flat = np.repeat(means.reshape(-1), sizes.reshape(-1))  # merged pools have size 0
     return torch.from_numpy(flat).reshape(values.shape).to(values)

@@ -8,19 +8,25 @@ from torch import nn
 from torch.nn import functional as F
 
 from privot.attacks.inversion import spear
-from privot.attacks.inversion.layer_chain import (
-    chain,
-    undo_elu,
-    undo_leaky,
-    undo_sigmoid,
-    undo_softplus,
-    undo_tanh,
+from privot.attacks.inversion.activation_inverses import (
+    build_elu_inverse,
+    build_leaky_relu_inverse,
+    build_softplus_inverse,
+    invert_sigmoid,
+    invert_tanh,
 )
-from privot.attacks.inversion.models import LENET_REACH, cnn6, drawn, lenet, logistic
+from privot.attacks.inversion.layer_chain import extract_layer_chain
+from privot.attacks.inversion.models import (
+    LENET_INIT_BOUND,
+    cnn6,
+    compute_logistic_loss,
+    lenet,
+    sample_initial_weights,
+)
 from privot.attacks.inversion.problem import Problem
-from privot.attacks.inversion.rgap import invert
-from privot.attacks.inversion.scoring import judge
-from privot.data import load
+from privot.attacks.inversion.rgap import reconstruct_by_rgap
+from privot.attacks.inversion.scoring import score_reconstruction
+from privot.data import load_dataset
 from privot.errors import DataError, SettingError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +35,7 @@ SHAPE = (1, 8, 8)
 
 @cache
 def digits():
-    return load("digits", public=True).records()
+    return load_dataset("digits", public=True).records()
 
 
 def victims(net, loss, count=3, batch=1, weights=None, dtype=torch.float32, classes=10):
@@ -37,7 +43,7 @@ def victims(net, loss, count=3, batch=1, weights=None, dtype=torch.float32, clas
     images = images[: count * batch].to(dtype).view(count, batch, *SHAPE)
     labels = labels[: count * batch].view(count, batch) % classes
     weights = None if weights is None else {name: each.to(dtype) for name, each in weights.items()}
-    return Problem.of(net.to(dtype), loss, images, labels, weights), images, labels
+    return Problem.from_images(net.to(dtype), loss, images, labels, weights), images, labels
 
 
 def errors(found, images):
@@ -50,21 +56,21 @@ def test_lenet_with_a_net_for_each_victim():
         net,
         F.cross_entropy,
         4,
-        weights=drawn(net, 4, torch.Generator().manual_seed(0), LENET_REACH),
+        weights=sample_initial_weights(net, 4, torch.Generator().manual_seed(0), LENET_INIT_BOUND),
     )
-    found = invert(problem)
+    found = reconstruct_by_rgap(problem)
     assert errors(found, images).max() < 1e-6
     assert found.labels.equal(labels)
-    assert found.loss.max() < 1e-6
+    assert found.residual.max() < 1e-6
 
 
 def test_cnn6_has_no_biases_one_logit_and_images_that_are_classified_rightly_or_not():
     net = cnn6(SHAPE)
     problem, images, labels = victims(
         net,
-        logistic,
+        compute_logistic_loss,
         4,
-        weights=drawn(net, 4, torch.Generator().manual_seed(1)),
+        weights=sample_initial_weights(net, 4, torch.Generator().manual_seed(1)),
         dtype=torch.float64,
         classes=2,
     )
@@ -77,7 +83,7 @@ def test_cnn6_has_no_biases_one_logit_and_images_that_are_classified_rightly_or_
         ]
     )
     assert len(set(((logits[:, 0] > 0) == labels[:, 0]).tolist())) == 2  # one root, and two
-    found = invert(problem)
+    found = reconstruct_by_rgap(problem)
     assert errors(found, images).max() < 1e-3
     assert found.labels.equal(labels)
 
@@ -92,7 +98,7 @@ def test_a_softmax_without_biases(classes):
         nn.Linear(512, classes, bias=False),
     )
     problem, images, labels = victims(net, F.cross_entropy, classes=classes, dtype=torch.float64)
-    found = invert(problem)
+    found = reconstruct_by_rgap(problem)
     assert errors(found, images).max() < 1e-12
     assert found.labels.equal(labels)
 
@@ -119,7 +125,7 @@ class Own(nn.Module):
 def test_a_model_of_one_s_own_with_one_net_for_all(bend):
     torch.manual_seed(0)
     problem, images, labels = victims(Own(bend).eval(), F.cross_entropy, dtype=torch.float64)
-    found = invert(problem)
+    found = reconstruct_by_rgap(problem)
     assert errors(found, images).max() < 1e-9
     assert found.labels.equal(labels)
 
@@ -130,7 +136,7 @@ def test_what_follows_the_last_layer_is_a_part_of_the_loss():
         nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10), nn.LogSoftmax(1)
     )
     problem, images, labels = victims(net, F.nll_loss)
-    found = invert(problem)
+    found = reconstruct_by_rgap(problem)
     assert errors(found, images).max() < 1e-9
     assert found.labels.equal(labels)
 
@@ -138,37 +144,43 @@ def test_what_follows_the_last_layer_is_a_part_of_the_loss():
 def test_clipping_changes_nothing():
     net = lenet(SHAPE, 10)
     problem, images, _ = victims(
-        net, F.cross_entropy, 2, weights=drawn(net, 2, torch.Generator().manual_seed(0), 0.5)
+        net,
+        F.cross_entropy,
+        2,
+        weights=sample_initial_weights(net, 2, torch.Generator().manual_seed(0), 0.5),
     )
     for name in problem.update:
         problem.update[name].mul_(0.01)
-    assert errors(invert(problem), images).max() < 1e-6
+    assert errors(reconstruct_by_rgap(problem), images).max() < 1e-6
 
 
 def test_an_attack_that_failed_says_so():
     net = lenet(SHAPE, 10)
     problem, images, _ = victims(
-        net, F.cross_entropy, 3, weights=drawn(net, 3, torch.Generator().manual_seed(0), 0.5)
+        net,
+        F.cross_entropy,
+        3,
+        weights=sample_initial_weights(net, 3, torch.Generator().manual_seed(0), 0.5),
     )
     generator = torch.Generator().manual_seed(1)
     for each in problem.update.values():
         each.add_(0.1 * torch.randn(each.shape, generator=generator))
-    found = invert(problem)
+    found = reconstruct_by_rgap(problem)
     assert found.images.isfinite().all()
     assert errors(found, images).min() > 1e-2
-    assert found.loss.min() > 1e-4  # against 1e-9 without noise
+    assert found.residual.min() > 1e-4  # against 1e-9 without noise
 
 
 @pytest.mark.parametrize(
     ("bend", "undo"),
     [
-        (torch.sigmoid, undo_sigmoid),
-        (torch.tanh, undo_tanh),
-        (F.elu, undo_elu()),
-        (lambda z: F.elu(z, 0.5), undo_elu(0.5)),
-        (F.softplus, undo_softplus()),
-        (lambda z: F.leaky_relu(z, 0.2), undo_leaky(0.2)),
-        (F.relu, undo_leaky(0.0)),
+        (torch.sigmoid, invert_sigmoid),
+        (torch.tanh, invert_tanh),
+        (F.elu, build_elu_inverse()),
+        (lambda z: F.elu(z, 0.5), build_elu_inverse(0.5)),
+        (F.softplus, build_softplus_inverse()),
+        (lambda z: F.leaky_relu(z, 0.2), build_leaky_relu_inverse(0.2)),
+        (F.relu, build_leaky_relu_inverse(0.0)),
     ],
 )
 def test_functions_are_undone(bend, undo):
@@ -193,7 +205,7 @@ def test_functions_are_undone(bend, undo):
             nn.Sequential(
                 nn.Conv2d(1, 4, 3, groups=1, padding="same"), nn.Flatten(), nn.Linear(256, 10)
             ),
-            "padding by name",
+            "padding given by name",
         ),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False), nn.LogSoftmax(1)),
@@ -201,14 +213,14 @@ def test_functions_are_undone(bend, undo):
         ),
         (
             nn.Sequential(nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 10)),
-            "begin and end with a layer",
+            "start and end with a layer",
         ),
     ],
 )
 def test_nets_that_are_no_chain(net, word):
     with pytest.raises(SettingError, match=word) as caught:
-        chain(net, SHAPE)
-    assert "optimising attack" in str(caught.value)
+        extract_layer_chain(net, SHAPE)
+    assert "optimizing attack" in str(caught.value)
 
 
 class Residual(nn.Module):
@@ -230,13 +242,13 @@ class Branching(Residual):
 @pytest.mark.parametrize(("net", "word"), [(Residual(), "branches"), (Branching(), "graph")])
 def test_graphs_that_are_no_chain(net, word):
     with pytest.raises(SettingError, match=word):
-        chain(net, SHAPE)
+        extract_layer_chain(net, SHAPE)
 
 
 def test_several_images_need_another_attack():
     problem, _, _ = victims(lenet(SHAPE, 10), F.cross_entropy, 1, batch=2)
-    with pytest.raises(SettingError, match="relu_batch"):
-        invert(problem)
+    with pytest.raises(SettingError, match="reconstruct_by_spear"):
+        reconstruct_by_rgap(problem)
 
 
 # Batches
@@ -250,20 +262,20 @@ def perceptron(seed=0):
 @pytest.mark.parametrize("batch", [1, 2, 6])
 def test_a_whole_batch_behind_a_relu(batch):
     problem, images, labels = victims(perceptron(), F.cross_entropy, 2, batch)
-    found = spear.invert(problem)
-    seen = judge(found, images, labels)
+    found = spear.reconstruct_by_spear(problem)
+    seen = score_reconstruction(found, images, labels)
     assert seen.mse.max() < 1e-8
-    assert found.loss.max() == 0  # the proof that the attacker has
-    assert seen.leaked == 1
+    assert found.residual.max() == 0  # the proof that the attacker has
+    assert seen.leak_rate == 1
 
 
 def test_a_batch_with_noise_is_not_proved():
     problem, images, labels = victims(perceptron(), F.cross_entropy, 1, 4)
     for each in problem.update.values():
         each.add_(1e-2 * torch.randn(each.shape, generator=torch.Generator().manual_seed(0)))
-    found = spear.invert(problem, rounds=4)
-    assert found.loss.min() > 0.01
-    assert judge(found, images, labels).mse.min() > 1e-3
+    found = spear.reconstruct_by_spear(problem, max_rounds=4)
+    assert found.residual.min() > 0.01
+    assert score_reconstruction(found, images, labels).mse.min() > 1e-3
 
 
 def test_the_batch_attack_says_what_it_needs():
@@ -273,7 +285,7 @@ def test_the_batch_attack_says_what_it_needs():
     ):
         problem, _, _ = victims(net, F.cross_entropy, 1, 2)
         with pytest.raises(SettingError, match="ReLU"):
-            spear.invert(problem)
+            spear.reconstruct_by_spear(problem)
 
 
 # The papers' own data
@@ -281,7 +293,7 @@ def test_the_batch_attack_says_what_it_needs():
 
 def pictures(name, count):
     try:
-        return [each[:count] for each in load(name, "test", public=True).records()]
+        return [each[:count] for each in load_dataset(name, "test", public=True).records()]
     except DataError as error:
         pytest.skip(str(error))
 
@@ -300,10 +312,12 @@ def test_the_table_of_the_paper(data, net):
     made, loss, reach, goal = (
         (lenet(shape, 10), F.cross_entropy, 0.5, 1e-6)
         if net == "lenet"
-        else (cnn6(shape), logistic, None, 1e-3)
+        else (cnn6(shape), compute_logistic_loss, None, 1e-3)
     )
     labels = labels if net == "lenet" else labels % 2
-    weights = drawn(made, 2, torch.Generator().manual_seed(0), reach)
-    found = invert(Problem.of(made, loss, images[:, None], labels[:, None], weights))
+    weights = sample_initial_weights(made, 2, torch.Generator().manual_seed(0), reach)
+    found = reconstruct_by_rgap(
+        Problem.from_images(made, loss, images[:, None], labels[:, None], weights)
+    )
     assert errors(found, images[:, None]).max() < goal
     assert found.labels.equal(labels[:, None])

@@ -7,16 +7,23 @@ import pytest
 import torch
 from scipy.stats import hypergeom
 
-from privot.attacks.membership import controls, lira, rmia, runner, target
-from privot.attacks.membership.controls import CONTROLS, LEARNED, chance, power
+from privot.attacks.membership import checks, controls, lira, rmia, target
+from privot.attacks.membership.candidates import concatenate
+from privot.attacks.membership.control_data import NUM_MEMORIZED, load_digit_splits
+from privot.attacks.membership.controls import (
+    CLASSIFIER_CONTROL,
+    CONTROLS,
+    compute_null_p_value,
+    run_controls,
+)
 from privot.attacks.membership.registry import ATTACKS
 from privot.attacks.shadows import observe, train
-from privot.attacks.shadows.store import Prepared
-from privot.audit import roc
+from privot.attacks.shadows.store import ShadowStore
+from privot.audit import compute_roc
 from privot.data.dataset import Records
 from privot.errors import DataError, PrivotError, SettingError
 from privot.release import Release
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE = [name for name, attack in ATTACKS.items() if "shadows" not in attack.needs]
@@ -28,7 +35,7 @@ TWO_SIDED = ["lira", "lira-pixels", "lira-features"]
 def trained_once():
     """Classifiers of the same releases: a bug that comes after them costs no training."""
     known = {}
-    real = train.victims
+    real = train.train_on_releases
 
     def victims(releases, seeds, spec, epochs, *more):
         key = (*(each.digest for each in releases), *seeds, epochs)
@@ -37,14 +44,14 @@ def trained_once():
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "victims", victims)
-        patch.setattr(target, "victims", victims)
+        patch.setattr(train, "train_on_releases", victims)
+        patch.setattr(target, "train_on_releases", victims)
         yield
 
 
 def healthy(name):
     try:
-        return power(name)
+        return run_controls(name)
     except DataError as error:
         assert "lpips" in ATTACKS[name].needs
         pytest.skip(str(error))
@@ -57,24 +64,26 @@ def test_every_attack_has_a_control():
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_attack_reaches_its_power_and_finds_nothing_in_nothing(name):
     found = healthy(name)
-    assert found.passed, found.sentence
-    assert found.leaky >= found.stated >= 0.75
-    assert found.chance > 0.01
+    assert found.passed, found.summary
+    assert found.leaky_auc >= found.required_auc >= 0.75
+    assert found.null_p_value > 0.01
     assert found.publishable  # digits are public
-    assert "it works" in found.sentence
-    print(found.sentence)
+    assert "the attack works" in found.summary
+    print(found.summary)
 
 
 def test_controls_are_by_the_seed():
-    assert power.__wrapped__("gan-leaks-full", 3) == power("gan-leaks-full", 3)
-    assert power("gan-leaks-full", 3).leaky != power("gan-leaks-full", 4).leaky
+    assert run_controls.__wrapped__("gan-leaks-full", 3) == run_controls("gan-leaks-full", 3)
+    assert (
+        run_controls("gan-leaks-full", 3).leaky_auc != run_controls("gan-leaks-full", 4).leaky_auc
+    )
 
 
 def held(prepared, images):
     """Who is shown by the release of which shadow, blurred as it is: bool [shadows, candidates]."""
     shown = [
-        prepared.release(each).product.tensors["images"].flatten(1)
-        for each in range(controls.SHADOWS)
+        prepared.load_release(each).artifact.tensors["images"].flatten(1)
+        for each in range(controls.NUM_CONTROL_SHADOWS)
     ]
     return np.stack(
         [
@@ -87,14 +96,14 @@ def held(prepared, images):
 @pytest.mark.parametrize("name", ["lira-offline", "rmia"])
 def test_what_is_compared_is_what_was_prepared(name):
     """Their power tells little of that: each takes much the same mean over shadows, whoever was in which."""
-    found = LEARNED.told(name, True, 0)
-    half = controls.FEW // 2
-    prepared = controls._prepared(LEARNED, 0)
-    own = controls._target(LEARNED, True, 0)
-    box = target.together(*map(controls._box, LEARNED.sides(0)[:2]))
+    found = CLASSIFIER_CONTROL.score(name, True, 0)
+    half = NUM_MEMORIZED // 2
+    prepared = controls._prepare_control_shadows(CLASSIFIER_CONTROL, 0)
+    own = controls._build_target(CLASSIFIER_CONTROL, True, 0)
+    box = concatenate(*map(controls._to_public_dataset, CLASSIFIER_CONTROL.draw_data(0)[:2]))
     what = "confidence" if name == "lira-offline" else "loss"
-    seen = own._observed(what, box)
-    theirs = prepared.observed(what)
+    seen = own._observe(what, box)
+    theirs = prepared.load_observation(what)
     members = held(prepared, box.records().images)
     if name == "lira-offline":
         wanted = lira.lira(seen, theirs, members, offline=True)
@@ -115,15 +124,15 @@ def test_what_is_compared_is_what_was_prepared(name):
 @pytest.fixture
 def anew(monkeypatch):
     """Releases are held and shadows are prepared again, with the bug."""
-    for name in ("_target", "_prepared"):
+    for name in ("_build_target", "_prepare_control_shadows"):
         monkeypatch.setattr(controls, name, cache(getattr(controls, name).__wrapped__))
 
 
 def refused(name):
     """Does not pass its controls with the bug."""
-    found = power.__wrapped__(name)
-    assert not found.passed, found.sentence
-    assert "DO NOT TRUST" in found.sentence
+    found = run_controls.__wrapped__(name)
+    assert not found.passed, found.summary
+    assert "DO NOT TRUST" in found.summary
 
 
 @pytest.mark.parametrize(
@@ -179,26 +188,31 @@ def test_observations_in_another_order_are_seen(name, where, monkeypatch, anew):
 )
 @pytest.mark.parametrize("name", OF_MODELS)
 def test_answers_to_shifted_labels_are_seen(name, wrong, monkeypatch, anew):
-    real = observe.confidence
-    monkeypatch.setattr(observe, "confidence", lambda logits, labels: real(logits, wrong(labels)))
+    real = observe.logit_scaled_confidence
+    monkeypatch.setattr(
+        observe, "logit_scaled_confidence", lambda logits, labels: real(logits, wrong(labels))
+    )
     refused(name)
 
 
 def test_lessons_in_shifted_labels_are_seen(monkeypatch, anew):
     def shifted(release):
-        images = release.product.tensors["images"]
-        labels = release.product.tensors["labels"]
+        images = release.artifact.tensors["images"]
+        labels = release.artifact.tensors["labels"]
         return Release(
-            Product.set(images, (labels + 1) % 10), release.guarantee, release.spec, release.facts
+            Artifact.from_images(images, (labels + 1) % 10),
+            release.guarantee,
+            release.spec,
+            release.metadata,
         )
 
-    real = target.victims
+    real = target.train_on_releases
     monkeypatch.setattr(
         target,
-        "victims",
+        "train_on_releases",
         lambda releases, *given: real([shifted(each) for each in releases], *given),
     )
-    assert roc(*LEARNED.told("loss", True, 0)).auc < 0.5
+    assert compute_roc(*CLASSIFIER_CONTROL.score("loss", True, 0)).auc < 0.5
 
 
 @pytest.mark.parametrize(
@@ -215,26 +229,28 @@ def test_lessons_in_shifted_labels_are_seen(monkeypatch, anew):
 )  # the others take nearly the same mean over shadows, whoever was in which
 def test_members_of_other_shadows_are_seen(name, wrong, monkeypatch):
     healthy(name)
-    real = Prepared.members
-    monkeypatch.setattr(Prepared, "members", lambda self: wrong(real(self)))
+    real = ShadowStore.load_membership
+    monkeypatch.setattr(ShadowStore, "load_membership", lambda self: wrong(real(self)))
     refused(name)
 
 
 @pytest.mark.parametrize("name", TWO_SIDED)
 def test_observations_of_other_shadows_are_seen(name, monkeypatch):
     healthy(name)
-    real = Prepared.observed
-    monkeypatch.setattr(Prepared, "observed", lambda self, what: np.roll(real(self, what), 1, 0))
+    real = ShadowStore.load_observation
+    monkeypatch.setattr(
+        ShadowStore, "load_observation", lambda self, what: np.roll(real(self, what), 1, 0)
+    )
     refused(name)
 
 
 @pytest.mark.parametrize("name", ["lira", "rmia", "lira-pixels"])
 def test_sides_that_changed_places_are_seen(name, monkeypatch):
     healthy(name)
-    real = target.together
-    monkeypatch.setattr(target, "together", lambda members, others: real(others, members))
+    real = target.concatenate
+    monkeypatch.setattr(target, "concatenate", lambda members, others: real(others, members))
     with pytest.raises(SettingError, match="other candidates"):
-        power.__wrapped__(name)
+        run_controls.__wrapped__(name)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +275,13 @@ def test_an_attack_that_is_wrong_in_itself_is_seen(name, wrong, monkeypatch):
 
 
 def test_with_a_bug_nothing_is_attacked(monkeypatch):
-    monkeypatch.setattr(runner, "power", power.__wrapped__)
+    monkeypatch.setattr(checks, "run_controls", run_controls.__wrapped__)
     monkeypatch.setattr(
         target, "Records", lambda images, labels: Records(images, (labels + 1) % 10)
     )
     with pytest.raises(PrivotError, match="does not pass its controls"):
-        runner.proved(
-            "nearest-pixels", controls._target(CONTROLS["nearest-pixels"][0], True, 0).release
+        checks.check_attack(
+            "nearest-pixels", controls._build_target(CONTROLS["nearest-pixels"][0], True, 0).release
         )
 
 
@@ -278,24 +294,24 @@ def test_the_p_value_is_exact():
     seen = []
     for _ in range(4000):
         order = rng.permutation(8.0 * np.arange(8))
-        seen.append(chance(order[:4], order[4:]))
+        seen.append(compute_null_p_value(order[:4], order[4:]))
     for right in range(5):
         level = hypergeom.sf(right - 1, 8, 4, 4)
         assert np.mean(np.array(seen) <= level + 1e-12) == pytest.approx(level, abs=0.03)
 
 
 def test_ties_are_worth_nothing():
-    assert chance(np.zeros(100), np.zeros(100)) > 0.01
-    assert chance(np.ones(100), np.zeros(100)) < 1e-20
+    assert compute_null_p_value(np.zeros(100), np.zeros(100)) > 0.01
+    assert compute_null_p_value(np.ones(100), np.zeros(100)) < 1e-20
 
 
 def test_an_unknown_attack_is_refused():
     with pytest.raises(SettingError, match="no attack 'guess'"):
-        power("guess")
+        run_controls("guess")
 
 
 def test_the_register_tells_attacks_of_one_function_apart():
-    (images, _), (others, _), _ = controls.digits(0)
+    (images, _), (others, _), _ = load_digit_splits(0)
     one, two = (
         ATTACKS[name].function(images[:5], others)
         for name in ("nearest-pixels", "nearest-features")

@@ -11,28 +11,28 @@ from dp_accounting.pld import PLDAccountant
 from torch import nn
 from torch.nn import functional as F
 
-from privot.attacks.inversion.defense_guarantee import Training, promise
+from privot.attacks.inversion.defense_guarantee import DpSgdRun, derive_defense_guarantee
 from privot.attacks.inversion.defenses import (
-    Clipped,
-    Noise,
-    Pruned,
-    Quantised,
-    Several,
-    added,
-    made,
+    ClippingDefense,
+    NoiseDefense,
+    Pipeline,
+    PruningDefense,
+    QuantizationDefense,
+    add_update_noise,
+    build_defense,
 )
-from privot.attacks.inversion.problem import Problem, gradients
-from privot.attacks.inversion.search import compared
-from privot.data import load
+from privot.attacks.inversion.problem import Problem, compute_victim_gradients
+from privot.attacks.inversion.search_evaluation import discard_uninformative_gaps
+from privot.data import load_dataset
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
 from privot.privacy.gate import Gate
+from privot.privacy.guarantee import Guarantee, NoGuarantee
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
-from privot.release import Guarantee, NoGuarantee
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TRAINING = Training(size=60_000, batch=256, steps=100)
+TRAINING = DpSgdRun(dataset_size=60_000, batch_size=256, steps=100)
 
 
 @cache
@@ -43,7 +43,9 @@ def net():
 
 @cache
 def batch(count=2, size=4):
-    images, labels = (each[: count * size] for each in load("digits", public=True).records())
+    images, labels = (
+        each[: count * size] for each in load_dataset("digits", public=True).records()
+    )
     return images.double().view(count, size, 1, 8, 8), labels.view(count, size)
 
 
@@ -55,7 +57,7 @@ def apart(images, labels):
         kept.update(each)
         return {name: found.mean(1) for name, found in each.items()}
 
-    Problem.of(net(), F.cross_entropy, images, labels, defence=keep)
+    Problem.from_images(net(), F.cross_entropy, images, labels, defense=keep)
     return kept
 
 
@@ -66,14 +68,14 @@ def length(update):
 # One record more or less
 
 
-class ClippedTogether(Clipped):
+class ClippedTogether(ClippingDefense):
     """A planted bug: the mean is clipped, not each record, so that another record changes the share of all."""
 
-    def expected(self, each):
+    def apply_without_noise(self, each):
         mean = {name: found.sum(1) for name, found in each.items()}
-        factor = (self.bound * 3 / length(mean)).clamp(max=1.0)
+        factor = (self.clip_norm * 3 / length(mean)).clamp(max=1.0)
         return {
-            name: torch.einsum("n...,n->n...", found, factor) / self.batch
+            name: torch.einsum("n...,n->n...", found, factor) / self.batch_size
             for name, found in mean.items()
         }
 
@@ -88,21 +90,23 @@ def moved(defence):
                 name: torch.cat([value[:, :gone], value[:, gone + 1 :]], 1)
                 for name, value in each.items()
             }
-            one = defence.expected(each)
-            two = defence.expected(rest)
+            one = defence.apply_without_noise(each)
+            two = defence.apply_without_noise(rest)
             found.append(
                 length({name: one[name] - two[name] for name in one}).max()
-                * defence.batch
-                / defence.bound
+                * defence.batch_size
+                / defence.clip_norm
             )
         lone = {name: value[:, :1] for name, value in each.items()}
-        found.append(length(defence.expected(lone)).max() * defence.batch / defence.bound)
+        found.append(
+            length(defence.apply_without_noise(lone)).max() * defence.batch_size / defence.clip_norm
+        )
     return float(max(found))
 
 
 def test_one_record_moves_the_sum_by_the_bound_at_most():
-    assert 0.99 < moved(Clipped(0.5, batch=4)) < 1 + 1e-9
-    assert moved(ClippedTogether(0.5, batch=4)) > 1.2  # the test sees it
+    assert 0.99 < moved(ClippingDefense(0.5, batch_size=4)) < 1 + 1e-9
+    assert moved(ClippedTogether(0.5, batch_size=4)) > 1.2  # the test sees it
 
 
 def test_the_sum_is_what_the_gate_answers(ledger):
@@ -123,8 +127,8 @@ def test_the_sum_is_what_the_gate_answers(ledger):
         return torch.cat([found[name].flatten() for name in names])
 
     free = Plan((Stage("gradients", "sum", 0.0),), Neighbours.ADD_REMOVE)
-    answer = Gate(box, free, ledger, Budget(math.inf)).sum("gradients", gradient, bound=0.5)
-    ours = Clipped(0.5, batch=8).expected(apart(images[None], labels[None]))
+    answer = Gate(box, free, ledger, Budget(math.inf)).sum("gradients", gradient, clip_norm=0.5)
+    ours = ClippingDefense(0.5, batch_size=8).apply_without_noise(apart(images[None], labels[None]))
     ours = torch.cat([ours[name].flatten() for name in names]) * 8
     assert torch.allclose(answer, ours, atol=1e-5)
     assert (
@@ -137,11 +141,11 @@ def test_the_sum_is_what_the_gate_answers(ledger):
 def test_noise_has_the_size_that_is_said(generator):
     source = None if generator is None else torch.Generator().manual_seed(generator)
     zero = {"w": torch.zeros(2, 100, 200)}
-    noisy = added(zero, 0.3, source)["w"]
+    noisy = add_update_noise(zero, 0.3, source)["w"]
     assert abs(float(noisy.std()) / 0.3 - 1) < 0.03
     assert abs(float(noisy.mean())) < 0.01
-    assert not noisy.equal(added(zero, 0.3, source)["w"])
-    defence = Clipped(2.0, noise=1.5, batch=10)
+    assert not noisy.equal(add_update_noise(zero, 0.3, source)["w"])
+    defence = ClippingDefense(2.0, noise_multiplier=1.5, batch_size=10)
     sent = defence({"w": torch.zeros(1, 4, 40_000)}, source)["w"]
     assert abs(float(sent.std()) / defence.noise_std - 1) < 0.03
     assert defence.noise_std == pytest.approx(0.3)
@@ -151,7 +155,7 @@ def test_noise_has_the_size_that_is_said(generator):
 
 
 def test_the_epsilon_is_the_accountant_s(coarse_prices):
-    found = promise(Clipped(1.0, noise=1.0), TRAINING)
+    found = derive_defense_guarantee(ClippingDefense(1.0, noise_multiplier=1.0), TRAINING)
     assert isinstance(found, Guarantee)
     assert found.neighbours == "add-remove"
     event = dpa.SelfComposedDpEvent(
@@ -167,42 +171,47 @@ def test_the_epsilon_is_the_accountant_s(coarse_prices):
 def test_what_has_an_epsilon_and_what_does_not(coarse_prices):
     for defence in (
         None,
-        Noise(10.0),
-        Clipped(1.0),
-        Pruned(0.5),
-        Quantised(8),
-        made(noise=10.0, prune=0.9),
+        NoiseDefense(10.0),
+        ClippingDefense(1.0),
+        PruningDefense(0.5),
+        QuantizationDefense(8),
+        build_defense(noise_scale=10.0, prune_fraction=0.9),
     ):
-        assert isinstance(promise(defence, TRAINING), NoGuarantee)
-    after = promise(made(noise=1.0, clip=1.0, prune=0.5, bits=8), TRAINING)
-    assert after == promise(
-        Clipped(3.0, 1.0, batch=256), TRAINING
+        assert isinstance(derive_defense_guarantee(defence, TRAINING), NoGuarantee)
+    after = derive_defense_guarantee(
+        build_defense(noise_scale=1.0, clip_norm=1.0, prune_fraction=0.5, bits=8), TRAINING
+    )
+    assert after == derive_defense_guarantee(
+        ClippingDefense(3.0, 1.0, batch_size=256), TRAINING
     )  # rounding, pruning and scale are nobody's business
-    assert promise(Clipped(1.0, 2.0), TRAINING).epsilon < after.epsilon
+    assert derive_defense_guarantee(ClippingDefense(1.0, 2.0), TRAINING).epsilon < after.epsilon
 
 
 @pytest.mark.parametrize("settings", [(10, 11, 1), (10, 0, 1), (10, 5, 0)])
 def test_runs_that_cannot_be(settings):
     with pytest.raises(SettingError, match="batch"):
-        Training(*settings)
+        DpSgdRun(*settings)
 
 
 # What an attacker who knows of it knows
 
 
-@pytest.mark.parametrize("defence", [Pruned(0.3), Pruned(0.95), Quantised(2), Quantised(8)])
+@pytest.mark.parametrize(
+    "defence",
+    [PruningDefense(0.3), PruningDefense(0.95), QuantizationDefense(2), QuantizationDefense(8)],
+)
 def test_at_the_truth_nothing_is_left_to_explain(defence):
     images, labels = batch()
-    plain = Problem.of(net(), F.cross_entropy, images, labels, defence=defence)
-    known = defence.adapted(plain)
-    true = gradients(plain, images, labels)
+    plain = Problem.from_images(net(), F.cross_entropy, images, labels, defense=defence)
+    known = defence.adapt_problem(plain)
+    true = compute_victim_gradients(plain, images, labels)
 
     def left(problem):
         rows = [
-            compared(
+            discard_uninformative_gaps(
                 *(
                     {n: v[i] for n, v in d.items()} if d else None
-                    for d in (true, problem.update, problem.known, problem.slack)
+                    for d in (true, problem.update, problem.compare_mask, problem.slack)
                 )
             )
             for i in range(2)
@@ -215,44 +224,48 @@ def test_at_the_truth_nothing_is_left_to_explain(defence):
 
     assert left(plain) > 1e-4
     assert left(known) < 1e-12
-    elsewhere = gradients(plain, 1 - images, labels)
+    elsewhere = compute_victim_gradients(plain, 1 - images, labels)
     true.update(elsewhere)
     assert left(known) > 1e-4  # and something elsewhere
 
 
 def test_pruned_and_quantised():
     each = {"w": torch.tensor([[[4.0, -3.0, 2.0, -1.0]]])}
-    assert Pruned(0.5)(each)["w"].tolist() == [[4.0, -3.0, 0.0, 0.0]]
-    assert Pruned(0.0)(each)["w"].tolist() == [[4.0, -3.0, 2.0, -1.0]]
-    assert Quantised(1)(each)["w"].tolist() == [[2.5, -2.5, 2.5, -2.5]]
-    assert Quantised(2)(each)["w"].tolist() == [
+    assert PruningDefense(0.5)(each)["w"].tolist() == [[4.0, -3.0, 0.0, 0.0]]
+    assert PruningDefense(0.0)(each)["w"].tolist() == [[4.0, -3.0, 2.0, -1.0]]
+    assert QuantizationDefense(1)(each)["w"].tolist() == [[2.5, -2.5, 2.5, -2.5]]
+    assert QuantizationDefense(2)(each)["w"].tolist() == [
         [4.0, -4.0, 0.0, 0.0]
     ]  # -1, 0 or 1 times the largest; 0.5 is rounded to even
-    assert torch.allclose(Quantised(16)(each)["w"], each["w"][:, 0], atol=1e-3)
-    assert Quantised(8)({"w": torch.zeros(1, 1, 3)})["w"].tolist() == [[0.0, 0.0, 0.0]]
+    assert torch.allclose(QuantizationDefense(16)(each)["w"], each["w"][:, 0], atol=1e-3)
+    assert QuantizationDefense(8)({"w": torch.zeros(1, 1, 3)})["w"].tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_several():
-    defence = made(noise=0.1, clip=1.0, prune=0.5, bits=8, batch=4)
-    assert defence == Several((Clipped(1.0, 0.1, 4), Pruned(0.5), Quantised(8)))
+    defence = build_defense(
+        noise_scale=0.1, clip_norm=1.0, prune_fraction=0.5, bits=8, batch_size=4
+    )
+    assert defence == Pipeline(
+        (ClippingDefense(1.0, 0.1, 4), PruningDefense(0.5), QuantizationDefense(8))
+    )
     assert defence.objective == "cosine"
     assert defence.noise_std == pytest.approx(0.025)
     sent = defence(apart(*batch()), torch.Generator().manual_seed(0))
     assert all(
         np.isclose(float((each == 0).float().mean()), 0.5, atol=0.3) for each in sent.values()
     )
-    assert made() is None
+    assert build_defense() is None
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (Noise, (-1.0,)),
-        (Noise, (math.nan,)),
-        (Clipped, (0.0,)),
-        (Clipped, (1.0, -1.0)),
-        (Pruned, (1.0,)),
-        (Quantised, (0,)),
+        (NoiseDefense, (-1.0,)),
+        (NoiseDefense, (math.nan,)),
+        (ClippingDefense, (0.0,)),
+        (ClippingDefense, (1.0, -1.0)),
+        (PruningDefense, (1.0,)),
+        (QuantizationDefense, (0,)),
     ],
 )
 def test_settings_out_of_range(kind, settings):

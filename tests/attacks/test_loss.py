@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from privot.attacks.membership.loss import confidence, negative_loss
+from privot.attacks.membership.loss import logit_scaled_confidence, negative_loss
 from privot.errors import SettingError
 
 
@@ -23,7 +23,7 @@ LABELS = torch.arange(30) % 10
 
 def test_confidence_is_the_logit_of_the_probability(logits):
     p = logits.softmax(-1).gather(-1, LABELS.expand(4, 30)[..., None])[..., 0]
-    torch.testing.assert_close(confidence(logits, LABELS), (p / (1 - p)).log())
+    torch.testing.assert_close(logit_scaled_confidence(logits, LABELS), (p / (1 - p)).log())
 
 
 def test_negative_loss_is_minus_the_cross_entropy(logits):
@@ -33,7 +33,9 @@ def test_negative_loss_is_minus_the_cross_entropy(logits):
 
 def test_a_sure_answer_keeps_its_digits():
     # Probabilities of single precision are 1 for both: the statistic by p / (1 - p) would be infinite twice.
-    found = confidence(torch.tensor([[40.0, 0.0, 0.0], [60.0, 0.0, -5.0]]), torch.tensor([0, 0]))
+    found = logit_scaled_confidence(
+        torch.tensor([[40.0, 0.0, 0.0], [60.0, 0.0, -5.0]]), torch.tensor([0, 0])
+    )
     assert found.tolist() == pytest.approx(
         [40 - math.log(2), 60 - math.log1p(math.exp(-5))], rel=1e-12
     )
@@ -41,22 +43,25 @@ def test_a_sure_answer_keeps_its_digits():
 
 
 def test_one_threshold_on_either_is_the_same_attack(logits):
-    surer = confidence(logits, LABELS).flatten()
+    surer = logit_scaled_confidence(logits, LABELS).flatten()
     likelier = negative_loss(logits, LABELS).flatten()
     np.testing.assert_array_equal(surer.argsort(), likelier.argsort())
 
 
 def test_a_shift_of_all_logits_changes_nothing(logits):
-    torch.testing.assert_close(confidence(logits + 100, LABELS), confidence(logits, LABELS))
+    torch.testing.assert_close(
+        logit_scaled_confidence(logits + 100, LABELS), logit_scaled_confidence(logits, LABELS)
+    )
 
 
 def test_log_probabilities_are_logits(logits):
     torch.testing.assert_close(
-        confidence(logits.log_softmax(-1), LABELS), confidence(logits, LABELS)
+        logit_scaled_confidence(logits.log_softmax(-1), LABELS),
+        logit_scaled_confidence(logits, LABELS),
     )
 
 
 @pytest.mark.parametrize("shape", [(30, 1), (29, 10), (30,)])
 def test_wrong_shapes_are_refused(shape):
     with pytest.raises(SettingError, match="logits"):
-        confidence(torch.zeros(shape), LABELS)
+        logit_scaled_confidence(torch.zeros(shape), LABELS)

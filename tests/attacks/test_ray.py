@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from privot.attacks.shadows.config import Shadows
+from privot.attacks.shadows.config import ShadowConfig
+from privot.attacks.shadows.runner import prepare_shadows
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
@@ -15,17 +16,27 @@ CPU = Runtime("cpu")
 def few(folder):
     images = np.random.default_rng(0).random((60, 1, 8, 8), np.float32)
     box = Sensitive(images, np.arange(60) % 3, Spec((1, 8, 8), 3), name="box")
-    settings = {"per_class": 2, "iterations": 4, "batch": 8, "width": 4, "rate": 1.0}
-    return Shadows(folder=folder, box=box, settings=settings, count=6, at_once=2, epochs=2)
+    settings = {
+        "images_per_class": 2,
+        "steps": 4,
+        "batch_per_class": 8,
+        "net_width": 4,
+        "learning_rate": 1.0,
+    }
+    return ShadowConfig(
+        folder=folder, dataset=box, settings=settings, num_shadows=6, shadows_per_batch=2, epochs=2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_cluster_prepares_the_same(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'privot[ray]'")
-    few(tmp_path / "here").prepare(CPU)
+    prepare_shadows(few(tmp_path / "here"), CPU)
     words = []
-    few(tmp_path / "cluster").prepare(CPU, lambda *word, **facts: words.append(word), ray=True)
+    prepare_shadows(
+        few(tmp_path / "cluster"), CPU, lambda *word, **facts: words.append(word), use_ray=True
+    )
     here, cluster = (
         {each.name: each.read_bytes() for each in (tmp_path / name).glob("shadow*")}
         for name in ("here", "cluster")
@@ -39,4 +50,4 @@ def test_a_cluster_prepares_the_same(tmp_path):
 def test_without_ray_one_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(SettingError, match="Ray is not installed"):
-        few(tmp_path).prepare(CPU, ray=True)
+        prepare_shadows(few(tmp_path), CPU, use_ray=True)

@@ -6,10 +6,10 @@ import torch
 from by_heart import learned
 
 from privot.attacks.membership import rmia as module
-from privot.attacks.membership.lira import half
+from privot.attacks.membership.lira import balanced_membership
 from privot.attacks.membership.loss import negative_loss
-from privot.attacks.membership.rmia import leave_one_out, rmia
-from privot.audit import roc
+from privot.attacks.membership.rmia import rmia, rmia_leave_one_out
+from privot.audit import compute_roc
 from privot.errors import SettingError
 
 
@@ -31,7 +31,7 @@ def slow(victim, references, members, z, z_references, offline, a, gamma):
 @pytest.fixture
 def seen():
     rng = np.random.default_rng(0)
-    members = half(50, 6, torch.Generator().manual_seed(0))
+    members = balanced_membership(50, 6, torch.Generator().manual_seed(0))
     return rng.uniform(0.05, 1, (6, 50)), members, rng.uniform(0.05, 1, (6, 30))
 
 
@@ -57,7 +57,7 @@ def test_rmia_equals_the_slow_reference(seen, offline, gamma):
 @pytest.mark.parametrize("offline", [False, True])
 def test_leave_one_out_equals_the_slow_loop(seen, offline, monkeypatch):
     p, members, z = (np.log(each) if each.dtype == float else each for each in seen)
-    found = leave_one_out(p, members, z, offline=offline, gamma=1.1)
+    found = rmia_leave_one_out(p, members, z, offline=offline, gamma=1.1)
     rest = [
         (np.delete(p, each, 0), np.delete(members, each, 0), z[each], np.delete(z, each, 0))
         for each in range(6)
@@ -69,8 +69,8 @@ def test_leave_one_out_equals_the_slow_loop(seen, offline, monkeypatch):
             for own, others in zip(p, rest, strict=True)
         ],
     )
-    monkeypatch.setattr(module, "PORTION", 20)
-    np.testing.assert_allclose(leave_one_out(p, members, z, offline=offline, gamma=1.1), found)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 20)
+    np.testing.assert_allclose(rmia_leave_one_out(p, members, z, offline=offline, gamma=1.1), found)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,9 @@ def test_few_references_are_enough(models, references, offline):
         gamma=1.0,
     )
     inside = members[0][usable]
-    found, plain = (roc(each[inside], each[~inside]).auc for each in (scores, own[0][usable]))
+    found, plain = (
+        compute_roc(each[inside], each[~inside]).auc for each in (scores, own[0][usable])
+    )
     print(f"{references} references, offline {offline}: AUC {found:.3f}, loss {plain:.3f}")
     assert found > 0.8
 
@@ -110,11 +112,11 @@ def test_what_cannot_be_is_refused(seen):
     with pytest.raises(SettingError, match="no reference"):
         rmia(p[0], p[1:], np.ones_like(members[1:]), z[0], z[1:], offline=True)
     with pytest.raises(SettingError, match="gamma"):
-        leave_one_out(p, members, z, gamma=0)
+        rmia_leave_one_out(p, members, z, gamma=0)
     with pytest.raises(SettingError, match="at most 0"):
-        leave_one_out(-p, members, z)
+        rmia_leave_one_out(-p, members, z)
     with pytest.raises(SettingError, match="a=0"):
-        leave_one_out(p, members, z, a=0)
+        rmia_leave_one_out(p, members, z, a=0)
 
 
 def test_a_ratio_must_be_larger_not_equal():

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from privot.attacks.membership import controls
-from privot.attacks.membership.tracing import _moments, trace
-from privot.audit import roc
+from privot.attacks.membership.control_data import load_digit_splits
+from privot.attacks.membership.controls import compute_null_p_value
+from privot.attacks.membership.tracing import _compute_moments, trace_members
+from privot.audit import compute_roc
 from privot.errors import SettingError
 from privot.nets.ensemble import Ensemble
 
-CANDIDATES, OTHERS, MORE = controls.digits(0)
-SMALL = {"nets": 8, "width": 32}
+CANDIDATES, OTHERS, MORE = load_digit_splits(0)
+SMALL = {"num_nets": 8, "net_width": 32}
 
 
 def parted(scores):
@@ -27,14 +28,14 @@ def test_the_score_is_the_product_of_the_two_deviations(one_thread):
         wanted.append(
             ((x - centre) @ (psi[1][OTHERS.labels == label].mean(0) - centre) / len(x)).item()
         )
-    found = trace(*CANDIDATES, *OTHERS, *MORE, nets=1, width=16, ridge=None, seed=3)
+    found = trace_members(*CANDIDATES, *OTHERS, *MORE, num_nets=1, net_width=16, ridge=None, seed=3)
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
 def test_moments_are_those_of_all_at_once(one_thread):
     net = Ensemble(1, (1, 8, 8), 1, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        means, spread = _moments(net, *MORE, 10, True)
+        means, spread = _compute_moments(net, *MORE, 10, True)
         psi = net.features(2 * MORE.images - 1)[0].double()
     torch.testing.assert_close(
         means, torch.stack([psi[MORE.labels == label].mean(0) for label in range(10)])
@@ -54,7 +55,7 @@ def test_a_set_that_only_shares_the_mean_is_traced(one_thread):
             labels.append(label)
     released = torch.stack(images), torch.tensor(labels)
     whitened, plain = (
-        roc(*parted(trace(*CANDIDATES, *released, *MORE, ridge=ridge, **SMALL))).auc
+        compute_roc(*parted(trace_members(*CANDIDATES, *released, *MORE, ridge=ridge, **SMALL))).auc
         for ridge in (0.1, None)
     )
     print(f"AUC {whitened:.3f}, without whitening {plain:.3f}")
@@ -64,12 +65,12 @@ def test_a_set_that_only_shares_the_mean_is_traced(one_thread):
 
 
 def test_nothing_is_traced_in_a_set_of_others(one_thread):
-    assert controls.chance(*parted(trace(*CANDIDATES, *OTHERS, *MORE, **SMALL))) > 0.01
+    assert compute_null_p_value(*parted(trace_members(*CANDIDATES, *OTHERS, *MORE, **SMALL))) > 0.01
 
 
 def test_a_missing_class_is_refused():
     with pytest.raises(SettingError, match="population"):
-        trace(*CANDIDATES, *OTHERS, MORE.images, torch.zeros_like(MORE.labels))
+        trace_members(*CANDIDATES, *OTHERS, MORE.images, torch.zeros_like(MORE.labels))
 
 
 @pytest.mark.skipif(
@@ -77,7 +78,7 @@ def test_a_missing_class_is_refused():
 )
 def test_a_gpu_traces_the_same():
     here, there = (
-        trace(*CANDIDATES, OTHERS.images.to(where), OTHERS.labels, *MORE, **SMALL)
+        trace_members(*CANDIDATES, OTHERS.images.to(where), OTHERS.labels, *MORE, **SMALL)
         for where in ("cpu", "cuda")
     )
     assert (

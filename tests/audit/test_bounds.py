@@ -10,19 +10,24 @@ from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
 from privot.audit import (
-    advantage,
-    least,
-    many_runs,
-    mean_auc,
-    most,
-    one_run,
-    one_run_gaussian,
-    roc,
-    tpr_at,
+    audit_many_runs,
+    audit_one_run,
+    audit_one_run_gaussian,
+    bootstrap_mean_auc,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    compute_roc,
+    estimate_advantage,
+    estimate_tpr_at_fpr,
 )
-from privot.audit.many_runs import Bound, ratio
-from privot.audit.one_run import _epsilon, _mu, chance_of, refuted
-from privot.audit.roc import flagged
+from privot.audit.many_runs import EpsilonBound, compute_refuted_epsilon
+from privot.audit.one_run import (
+    _search_epsilon,
+    _search_mu,
+    compute_guess_p_value,
+    is_tradeoff_refuted,
+)
+from privot.audit.roc import count_above
 from privot.errors import DataError, ReleaseError, SettingError
 
 DELTA = 1e-5
@@ -48,27 +53,30 @@ def test_the_area_counts_ties_half():
         others = rng.integers(0, high, 70)
         wins = (members[:, None] > others).mean() + (members[:, None] == others).mean() / 2
         labels = np.repeat([1, 0], [90, 70])
-        assert roc(members, others).auc == pytest.approx(wins, abs=1e-12)
-        assert roc(members, others).auc == pytest.approx(
+        assert compute_roc(members, others).auc == pytest.approx(wins, abs=1e-12)
+        assert compute_roc(members, others).auc == pytest.approx(
             roc_auc_score(labels, np.concatenate([members, others])), abs=1e-12
         )
-    assert roc([1.0] * 9, [1.0] * 4).auc == 0.5
-    assert roc([math.inf, 1], [-math.inf, 0]).auc == 1
+    assert compute_roc([1.0] * 9, [1.0] * 4).auc == 0.5
+    assert compute_roc([math.inf, 1], [-math.inf, 0]).auc == 1
 
 
 def test_the_curve_is_that_of_its_thresholds():
     rng = np.random.default_rng(1)
     members = rng.normal(1, 1, 300).round(1)
     others = rng.normal(0, 1, 400).round(1)
-    curve = roc(members, others)
+    curve = compute_roc(members, others)
     assert (curve.fpr[0], curve.tpr[0], curve.fpr[-1], curve.tpr[-1]) == (0, 0, 1, 1)
     points = {
         ((others > level).mean(), (members > level).mean())
         for level in np.concatenate([members, others])
     } | {(1.0, 1.0)}
     assert set(zip(curve.fpr, curve.tpr, strict=True)) == points
-    assert curve.at([0.01, 1.0]).tolist() == [(members > np.sort(others)[-5]).mean(), 1.0]
-    levels, power = curve.logarithmic(50)
+    assert curve.measured_tpr_at([0.01, 1.0]).tolist() == [
+        (members > np.sort(others)[-5]).mean(),
+        1.0,
+    ]
+    levels, power = curve.sample_log_spaced(50)
     assert len(levels) == 50
     assert (np.diff(power) >= 0).all()
 
@@ -77,7 +85,12 @@ def test_the_curve_is_that_of_its_thresholds():
     ("members", "others"), [([], [1.0]), ([1.0], []), ([[1.0]], [1.0]), ([math.nan], [1.0])]
 )
 def test_scores_that_mean_nothing_are_refused(members, others):
-    for measure in (roc, tpr_at, advantage, functools.partial(many_runs, delta=0)):
+    for measure in (
+        compute_roc,
+        estimate_tpr_at_fpr,
+        estimate_advantage,
+        functools.partial(audit_many_runs, delta=0),
+    ):
         with pytest.raises(DataError):
             measure(members, others)
 
@@ -85,19 +98,21 @@ def test_scores_that_mean_nothing_are_refused(members, others):
 def test_the_best_threshold_flatters_and_the_split_does_not():
     rng = np.random.default_rng(2)
     draws = rng.normal(size=(400, 2, 100))
-    honest = [advantage(*each, seed=turn) for turn, each in enumerate(draws)]
+    honest = [estimate_advantage(*each, seed=turn) for turn, each in enumerate(draws)]
     values = np.array([each.value for each in honest])
     assert abs(values.mean()) < 3 * values.std() / 20
-    assert np.mean([roc(*each).advantage() for each in draws]) > 0.06
-    assert np.mean([each.error for each in honest]) == pytest.approx(values.std(), rel=0.15)
-    assert honest[0] == advantage(*draws[0], seed=0)
+    assert np.mean([compute_roc(*each).max_advantage() for each in draws]) > 0.06
+    assert np.mean([each.standard_error for each in honest]) == pytest.approx(
+        values.std(), rel=0.15
+    )
+    assert honest[0] == estimate_advantage(*draws[0], seed=0)
 
 
 def test_the_advantage_of_a_known_law():
     rng = np.random.default_rng(3)
-    found = advantage(rng.normal(1, 1, 20_000), rng.normal(0, 1, 20_000))
-    assert found.value == pytest.approx(2 * norm.cdf(0.5) - 1, abs=3 * found.error)
-    assert found.count == 20_000
+    found = estimate_advantage(rng.normal(1, 1, 20_000), rng.normal(0, 1, 20_000))
+    assert found.value == pytest.approx(2 * norm.cdf(0.5) - 1, abs=3 * found.standard_error)
+    assert found.num_candidates == 20_000
     assert not found.publishable
 
 
@@ -107,15 +122,15 @@ def test_the_mean_area_over_models_is_covered():
     covered = []
     for turn in range(300):
         luck = rng.normal(0, 0.3, 10)
-        found = mean_auc(
+        found = bootstrap_mean_auc(
             [(rng.normal(each, 1, 80), rng.normal(0, 1, 80)) for each in luck],
             seed=turn,
-            resamples=1000,
+            num_resamples=1000,
         )
         covered.append(found.low <= 0.5 <= found.high)
     assert 300 - sum(covered) <= may_fail(0.065, 300)
     with pytest.raises(DataError, match="two"):
-        mean_auc([([1], [0])])
+        bootstrap_mean_auc([([1], [0])])
 
 
 # Rates
@@ -128,27 +143,30 @@ def test_clopper_pearson_inverts_the_binomial():
         (999, 1000, 1e-3),
         (7, 100_000, 1e-6),
     ):
-        assert binom.sf(hits - 1, trials, float(least(hits, trials, error))) == pytest.approx(
-            error, rel=1e-6
-        )
-        assert binom.cdf(hits, trials, float(most(hits, trials, error))) == pytest.approx(
-            error, rel=1e-6
-        )
-    assert least([0, 10], 10, 0.05).tolist() == pytest.approx([0, 0.05**0.1])
-    assert most([0, 10], 10, 0.05).tolist() == pytest.approx([1 - 0.05**0.1, 1])
+        assert binom.sf(
+            hits - 1, trials, float(clopper_pearson_lower(hits, trials, error))
+        ) == pytest.approx(error, rel=1e-6)
+        assert binom.cdf(
+            hits, trials, float(clopper_pearson_upper(hits, trials, error))
+        ) == pytest.approx(error, rel=1e-6)
+    assert clopper_pearson_lower([0, 10], 10, 0.05).tolist() == pytest.approx([0, 0.05**0.1])
+    assert clopper_pearson_upper([0, 10], 10, 0.05).tolist() == pytest.approx([1 - 0.05**0.1, 1])
 
 
 def test_rates_at_fixed_levels():
-    found = tpr_at(np.arange(5000) + 3000, np.arange(5000))
-    assert [each.alarms for each in found.points] == [0, 5, 50]
+    found = estimate_tpr_at_fpr(np.arange(5000) + 3000, np.arange(5000))
+    assert [each.num_false_positives for each in found.points] == [0, 5, 50]
     assert [each.tpr for each in found.points] == [0.6, 0.601, 0.61]
-    assert [each.few for each in found.points] == [True, True, False]
+    assert [each.has_few_false_positives for each in found.points] == [True, True, False]
     assert all(
-        each.lowest_tpr < each.tpr < each.highest_tpr and each.fpr < each.highest_fpr
+        each.tpr_lower_bound < each.tpr < each.tpr_upper_bound and each.fpr < each.fpr_upper_bound
         for each in found.points
     )
-    tied = tpr_at(np.ones(100), np.ones(100), fprs=(0.29,)).points[0]
-    assert (tied.alarms, tied.tpr) == (0, 0)  # ties cannot be cut, so nobody is flagged
+    tied = estimate_tpr_at_fpr(np.ones(100), np.ones(100), fprs=(0.29,)).points[0]
+    assert (tied.num_false_positives, tied.tpr) == (
+        0,
+        0,
+    )  # ties cannot be cut, so nobody is flagged
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -160,15 +178,17 @@ def test_all_bounds_of_all_points_hold_together(digits, certain):
     for _ in range(600):
         members = rng.normal(1, 1, 400).round(digits)
         others = rng.normal(0, 1, 400).round(digits)
-        found = tpr_at(members, others, fprs=(0.01, 0.05, 0.3), certain=certain, confidence=0.9)
+        found = estimate_tpr_at_fpr(
+            members, others, fprs=(0.01, 0.05, 0.3), certify_fpr=certain, confidence=0.9
+        )
         for each in found.points:
-            allowed = int(each.level * 400 + 1e-9)
+            allowed = int(each.target_fpr * 400 + 1e-9)
             if certain:
-                assert each.highest_fpr <= each.level
+                assert each.fpr_upper_bound <= each.target_fpr
                 allowed = max(
                     k
                     for k in range(-1, allowed + 1)
-                    if k < 0 or most(k, 400, 0.1 / 9) <= each.level
+                    if k < 0 or clopper_pearson_upper(k, 400, 0.1 / 9) <= each.target_fpr
                 )
             threshold = (
                 np.sort(others)[-1 - allowed] + (0.5 if digits == 0 else 0)
@@ -176,10 +196,10 @@ def test_all_bounds_of_all_points_hold_together(digits, certain):
                 else math.inf
             )
             truth = norm.sf(threshold - 1)
-            passed += norm.sf(threshold) > each.highest_fpr
+            passed += norm.sf(threshold) > each.fpr_upper_bound
             fails += (
-                norm.sf(threshold) > each.highest_fpr
-                or not each.lowest_tpr <= truth <= each.highest_tpr
+                norm.sf(threshold) > each.fpr_upper_bound
+                or not each.tpr_lower_bound <= truth <= each.tpr_upper_bound
             )
     assert fails <= may_fail(0.1, 600)
     if digits == 9 and not certain:
@@ -192,13 +212,20 @@ def test_rates_become_an_attack_that_the_report_can_hold_against_a_certificate()
     rng = np.random.default_rng(6)
     members = rng.normal(1, 1, 20_000)
     others = rng.normal(0, 1, 20_000)
-    attack = tpr_at(members, others).attack("lira")
-    assert attack.over(lambda fpr: float(norm.cdf(norm.ppf(fpr) + 1))) == (False, False, False)
-    assert attack.over(lambda fpr: fpr) == (True, True, True)
+    attack = estimate_tpr_at_fpr(members, others).to_attack_result("lira")
+    assert attack.exceeds_bound(lambda fpr: float(norm.cdf(norm.ppf(fpr) + 1))) == (
+        False,
+        False,
+        False,
+    )
+    assert attack.exceeds_bound(lambda fpr: fpr) == (True, True, True)
     assert (attack.confidence, attack.publishable) == (0.95, False)
     for certain in (False, True):  # so few that nothing can be said, which is no reason to fail
         assert (
-            tpr_at([1.0], [0.0], certain=certain).attack("a").over(lambda fpr: fpr) == (False,) * 3
+            estimate_tpr_at_fpr([1.0], [0.0], certify_fpr=certain)
+            .to_attack_result("a")
+            .exceeds_bound(lambda fpr: fpr)
+            == (False,) * 3
         )
 
 
@@ -215,12 +242,12 @@ def test_ceilings_of_many_runs():
         (10_000, 7.90),
         (100_000, 10.21),
     ):
-        found = many_runs(np.ones(count), np.zeros(count), 0, threshold=0.5)
+        found = audit_many_runs(np.ones(count), np.zeros(count), 0, threshold=0.5)
         assert found.epsilon == found.ceiling == pytest.approx(ceiling, abs=0.006)
-        split = many_runs(np.ones(2 * count), np.zeros(2 * count), 0)
+        split = audit_many_runs(np.ones(2 * count), np.zeros(2 * count), 0)
         assert split.epsilon == split.ceiling == found.ceiling
-        assert split.trials == count
-    blind = many_runs(np.zeros(1000), np.zeros(1000), 0, threshold=0.5)
+        assert split.num_trials == count
+    blind = audit_many_runs(np.zeros(1000), np.zeros(1000), 0, threshold=0.5)
     assert (blind.epsilon, blind.ceiling) == (0, pytest.approx(5.60, abs=0.006))
 
 
@@ -228,17 +255,17 @@ def test_both_directions_count():
     """A rare sure sign of absence proves as much as one of presence."""
     rare = (np.arange(1000) < 300) * 1.0
     common = np.zeros(1000)
-    assert many_runs(rare, common, 0, threshold=0.5).epsilon == pytest.approx(
-        many_runs(-common, -rare, 0, threshold=-0.5).epsilon
+    assert audit_many_runs(rare, common, 0, threshold=0.5).epsilon == pytest.approx(
+        audit_many_runs(-common, -rare, 0, threshold=-0.5).epsilon
     )
-    assert many_runs(rare, common, 0, threshold=0.5).epsilon > 4
+    assert audit_many_runs(rare, common, 0, threshold=0.5).epsilon > 4
 
 
 @pytest.mark.parametrize("threshold", [0.5, None])
 def test_a_null_attack_proves_nothing(threshold):
     rng = np.random.default_rng(7)
     found = [
-        many_runs(*rng.normal(0.5, 1, (2, 120)), 0, threshold=threshold, seed=turn).epsilon
+        audit_many_runs(*rng.normal(0.5, 1, (2, 120)), 0, threshold=threshold, seed=turn).epsilon
         for turn in range(1000)
     ]
     assert sum(each > 0 for each in found) <= may_fail(0.05, 1000)
@@ -247,9 +274,9 @@ def test_a_null_attack_proves_nothing(threshold):
 def scanned(inside, outside):
     """What must not be done: the best of all thresholds, as if there had been one."""
     levels = np.sort(np.concatenate([inside, outside]))
-    hits = flagged(inside, levels)
-    alarms = flagged(outside, levels)
-    return float(ratio(hits, alarms, len(inside), len(outside), 0, 0.05).max())
+    hits = count_above(inside, levels)
+    alarms = count_above(outside, levels)
+    return float(compute_refuted_epsilon(hits, alarms, len(inside), len(outside), 0, 0.05).max())
 
 
 @pytest.mark.parametrize("count", [100, 1000])
@@ -260,8 +287,10 @@ def test_randomised_response_is_not_accused(count):
     honest = 1 / (1 + math.exp(-epsilon))
     hits = rng.binomial(count, honest, 2000)
     alarms = rng.binomial(count, 1 - honest, 2000)
-    found = np.maximum(ratio(hits, alarms, count, count, 0, 0.05), 0)
-    one = many_runs(np.arange(count) < hits[0], np.arange(count) < alarms[0], 0, threshold=0.5)
+    found = np.maximum(compute_refuted_epsilon(hits, alarms, count, count, 0, 0.05), 0)
+    one = audit_many_runs(
+        np.arange(count) < hits[0], np.arange(count) < alarms[0], 0, threshold=0.5
+    )
     assert one.epsilon == pytest.approx(found[0])
     assert (found > epsilon).sum() <= 2000 * 0.05
     assert np.median(found) > (0.3 if count == 100 else 0.75)  # nor is the bound idle
@@ -271,7 +300,9 @@ def test_a_threshold_chosen_on_other_runs_does_not_accuse_but_a_scan_does():
     rng = np.random.default_rng(9)
     epsilon = 3.0
     draws = [laplace(rng, epsilon, 1000) for _ in range(600)]
-    found = np.array([many_runs(*each, 0, seed=turn).epsilon for turn, each in enumerate(draws)])
+    found = np.array(
+        [audit_many_runs(*each, 0, seed=turn).epsilon for turn, each in enumerate(draws)]
+    )
     assert (found > epsilon).sum() <= 600 * 0.05
     assert np.median(found) > 1.9
     assert sum(scanned(*each) > epsilon for each in draws) > may_fail(
@@ -284,9 +315,11 @@ def test_delta_is_taken_off():
     rng = np.random.default_rng(10)
     told = [(rng.random(2000) < 0.05) * 1.0 for _ in range(300)]
     assert sum(
-        many_runs(each, np.zeros(2000), 0.05, threshold=0.5).epsilon > 0 for each in told
+        audit_many_runs(each, np.zeros(2000), 0.05, threshold=0.5).epsilon > 0 for each in told
     ) <= may_fail(0.05, 300)
-    assert all(many_runs(each, np.zeros(2000), 0.0, threshold=0.5).epsilon > 2 for each in told)
+    assert all(
+        audit_many_runs(each, np.zeros(2000), 0.0, threshold=0.5).epsilon > 2 for each in told
+    )
 
 
 # The Gaussian mechanism: what audits prove of claims 1, 4 and 10 at delta 1e-5
@@ -304,7 +337,9 @@ def proved(epsilon, trials, error, seeds, noise=1.0):
     draws = (rng.normal([[mu / noise], [0.0]], 1, (2, trials)) for _ in range(seeds))
     return np.array(
         [
-            many_runs(*each, DELTA, 1 - error, threshold=mu / noise / 2, gaussian=True).epsilon
+            audit_many_runs(
+                *each, DELTA, 1 - error, threshold=mu / noise / 2, assume_gaussian=True
+            ).epsilon
             for each in draws
         ]
     )
@@ -354,12 +389,12 @@ def test_without_the_gaussian_reading_the_table_is_out_of_reach():
     """1,000 trials cannot prove 8.12 of just any mechanism: their ceiling is 5.6."""
     mu = mu_of(10)
     draws = np.random.default_rng(12).normal([[mu], [0.0]], 1, (2, 1000))
-    plain = many_runs(*draws, DELTA, 1 - 1e-3, threshold=mu * 0.9)
+    plain = audit_many_runs(*draws, DELTA, 1 - 1e-3, threshold=mu * 0.9)
     assert 1.5 < plain.epsilon < plain.ceiling < 5.6
     assert plain.mu is None
-    assert "not valid for others" in many_runs(*draws, DELTA, gaussian=True).how
+    assert "not valid for others" in audit_many_runs(*draws, DELTA, assume_gaussian=True).procedure
     with pytest.raises(SettingError, match="delta"):
-        many_runs(*draws, 0, gaussian=True)
+        audit_many_runs(*draws, 0, assume_gaussian=True)
 
 
 # One run
@@ -367,13 +402,15 @@ def test_without_the_gaussian_reading_the_table_is_out_of_reach():
 
 def test_ceilings_and_figures_of_one_run():
     for guesses, ceiling in ((300, 4.60), (1000, 5.81), (10_000, 8.11)):
-        assert _epsilon(guesses, guesses, guesses, 0.05, 0.0) == pytest.approx(ceiling, abs=0.006)
+        assert _search_epsilon(guesses, guesses, guesses, 0.05, 0.0) == pytest.approx(
+            ceiling, abs=0.006
+        )
     shares = (1, 0.9, 0.75, 0.6)
     assert [
-        _epsilon(1000, 1000, round(1000 * each), 0.05, DELTA) for each in shares
+        _search_epsilon(1000, 1000, round(1000 * each), 0.05, DELTA) for each in shares
     ] == pytest.approx([5.78, 2.02, 0.98, 0.30], abs=0.006)
     assert [
-        _epsilon(5000, 500, round(500 * each), 0.05, DELTA) for each in shares
+        _search_epsilon(5000, 500, round(500 * each), 0.05, DELTA) for each in shares
     ] == pytest.approx([4.98, 1.94, 0.92, 0.25], abs=0.006)
 
 
@@ -389,7 +426,9 @@ def test_the_chance_of_right_guesses_is_that_of_the_theorem():
             for i in range(1, correct + 1)
         )
         wanted = min(1, right.sf(correct - 1) + 2 * canaries * delta * rest)
-        assert chance_of(correct, guesses, canaries, epsilon, delta) == pytest.approx(wanted)
+        assert compute_guess_p_value(correct, guesses, canaries, epsilon, delta) == pytest.approx(
+            wanted
+        )
 
 
 def answered(rng, epsilon, delta=0.0, canaries=200):
@@ -409,7 +448,7 @@ def test_one_run_of_randomised_response_is_not_accused(guesses, delta):
     rng = np.random.default_rng(13)
     epsilon = 1.0
     found = np.array(
-        [one_run(*answered(rng, epsilon, delta), delta, guesses).epsilon for _ in range(2000)]
+        [audit_one_run(*answered(rng, epsilon, delta), delta, guesses).epsilon for _ in range(2000)]
     )
     assert (found > epsilon).sum() <= may_fail(0.05, 2000)
     if guesses == 80 and not delta:
@@ -423,25 +462,27 @@ def test_one_run_scanned_for_the_best_guesses_accuses():
     epsilon = 1.0
     draws = [answered(rng, epsilon) for _ in range(500)]
     pairs = [(guesses, guesses) for guesses in range(4, 81, 4)]
-    naive = sum(max(one_run(*each, 0, pair).epsilon for pair in pairs) > epsilon for each in draws)
-    fair = sum(one_run(*each, 0, pairs).epsilon > epsilon for each in draws)
+    naive = sum(
+        max(audit_one_run(*each, 0, pair).epsilon for pair in pairs) > epsilon for each in draws
+    )
+    fair = sum(audit_one_run(*each, 0, pairs).epsilon > epsilon for each in draws)
     assert fair <= may_fail(0.05, 500)
     assert naive > 2 * 500 * 0.05
 
 
 def test_ties_do_not_tell_who_was_in():
     coins = np.arange(400) < 200
-    found = [one_run(np.zeros(400), coins, 0, 400, seed=seed) for seed in range(50)]
+    found = [audit_one_run(np.zeros(400), coins, 0, 400, seed=seed) for seed in range(50)]
     assert sum(each.epsilon > 0 for each in found) <= may_fail(0.05, 50)
-    assert one_run(coins * 1.0, coins, 0, 400).epsilon == found[0].ceiling
+    assert audit_one_run(coins * 1.0, coins, 0, 400).epsilon == found[0].ceiling
 
 
 @pytest.mark.parametrize("guesses", [0, 5, (-1, 3), [], [(2, 2), (3, 3)]])
 def test_impossible_guesses_are_refused(guesses):
     with pytest.raises(SettingError, match="guesses"):
-        one_run(np.arange(4), np.arange(4) < 2, 0, guesses)
+        audit_one_run(np.arange(4), np.arange(4) < 2, 0, guesses)
     with pytest.raises(DataError, match="included"):
-        one_run(np.arange(4), np.arange(4), 0, 2)
+        audit_one_run(np.arange(4), np.arange(4), 0, 2)
 
 
 def test_one_run_by_trade_off_curve_agrees_with_the_binomial_where_both_apply():
@@ -451,9 +492,9 @@ def test_one_run_by_trade_off_curve_agrees_with_the_binomial_where_both_apply():
         return lambda tpr: np.maximum(tpr * np.exp(-epsilon), 1 - np.exp(epsilon) * (1 - tpr))
 
     for guesses, correct in ((300, 300), (300, 270), (1000, 750)):
-        exact = _epsilon(guesses, guesses, correct, 0.05, 0.0)
-        assert refuted(guesses, guesses, correct, private(0.9 * exact), 0.05)
-        assert not refuted(guesses, guesses, correct, private(exact + 1e-3), 0.05)
+        exact = _search_epsilon(guesses, guesses, correct, 0.05, 0.0)
+        assert is_tradeoff_refuted(guesses, guesses, correct, private(0.9 * exact), 0.05)
+        assert not is_tradeoff_refuted(guesses, guesses, correct, private(exact + 1e-3), 0.05)
 
 
 def test_one_run_of_gaussians_is_not_accused():
@@ -462,7 +503,7 @@ def test_one_run_of_gaussians_is_not_accused():
     found = []
     for _ in range(500):
         coins = rng.random(400) < 0.5
-        found.append(one_run_gaussian(rng.normal(coins * mu, 1), coins, DELTA, (40, 40)).mu)
+        found.append(audit_one_run_gaussian(rng.normal(coins * mu, 1), coins, DELTA, (40, 40)).mu)
     assert sum(each > mu for each in found) <= may_fail(0.05, 500)
     assert np.median(found) > 0.4
 
@@ -472,14 +513,14 @@ def test_the_gaussian_reading_of_one_run_is_tighter():
     mu = 2.0
     coins = rng.random(4000) < 0.5
     scores = rng.normal(coins * mu, 1)
-    plain = one_run(scores, coins, DELTA, 400)
-    read = one_run_gaussian(scores, coins, DELTA, 400)
+    plain = audit_one_run(scores, coins, DELTA, 400)
+    read = audit_one_run_gaussian(scores, coins, DELTA, 400)
     assert plain.epsilon < read.epsilon < 9.997  # epsilon of mu 2
     assert plain.mu is None
     assert 1 < read.mu < mu
-    assert _mu(100, 100, 50, 0.05) == 0
+    assert _search_mu(100, 100, 50, 0.05) == 0
     for low, high in ((80, 90), (90, 100)):
-        assert _mu(100, 100, low, 0.05) < _mu(100, 100, high, 0.05)
+        assert _search_mu(100, 100, low, 0.05) < _search_mu(100, 100, high, 0.05)
 
 
 # Settings and files
@@ -491,24 +532,31 @@ def test_the_gaussian_reading_of_one_run_is_tighter():
 )
 def test_bad_settings_are_errors(delta, confidence):
     with pytest.raises(SettingError, match=r"delta|confidence"):
-        many_runs([1, 2], [0, 1], delta, confidence)
+        audit_many_runs([1, 2], [0, 1], delta, confidence)
     with pytest.raises(SettingError, match=r"delta|confidence"):
-        one_run([1, 2], np.array([True, False]), delta, 2, confidence)
+        audit_one_run([1, 2], np.array([True, False]), delta, 2, confidence)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"epsilon": "1"},
-        {"trials": 1.5},
+        {"num_trials": 1.5},
         {"publishable": 1},
         {"ceiling": math.inf},
         {"more": 1},
-        {"how": None},
+        {"procedure": None},
     ],
 )
 def test_a_damaged_bound_is_refused(change):
-    sound = {"epsilon": 1, "confidence": 0.95, "ceiling": 5.6, "how": "x", "trials": 10, "mu": None}
-    assert Bound.from_json(sound).epsilon == 1.0
-    with pytest.raises(ReleaseError, match="not a bound"):
-        Bound.from_json(sound | change)
+    sound = {
+        "epsilon": 1,
+        "confidence": 0.95,
+        "ceiling": 5.6,
+        "procedure": "x",
+        "num_trials": 10,
+        "mu": None,
+    }
+    assert EpsilonBound.from_json(sound).epsilon == 1.0
+    with pytest.raises(ReleaseError, match="not a valid EpsilonBound"):
+        EpsilonBound.from_json(sound | change)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from unwritten import Unwritten
 
-from privot.audit.many_runs import ratio
+from privot.audit.many_runs import compute_refuted_epsilon
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError
-from privot.privacy import gate as gate_module
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 
@@ -49,14 +49,20 @@ def sums(present, steps=None):
     owners = np.repeat(np.arange(OWNERS), sizes)
     images = np.where(owners == WHO, float(present), 0.0)[:, None, None, None]
     box = Sensitive(
-        images, np.zeros(len(owners), int), Spec((1, 1, 1), 1, owners=OWNERS), owners=owners
+        images,
+        np.zeros(len(owners), int),
+        Spec((1, 1, 1), 1, num_clients=OWNERS),
+        client_ids=owners,
     )
-    plan = Plan((Stage("it", "deal", NOISE, steps or RUNS * ROUNDS * ROWS),), Neighbours.CLIENT)
+    plan = Plan(
+        (Stage("it", "query_clients", NOISE, steps or RUNS * ROUNDS * ROWS),), Neighbours.CLIENT
+    )
     gate = Gate(box, plan, Unwritten(), Budget(1e12))
-    gate.split(OWNERS, {"side": torch.zeros(OWNERS)}, 4)
-    gate.update(holds_white)
+    gate.split_into_shards(OWNERS, {"side": torch.zeros(OWNERS)}, 4)
+    gate.update_shards(holds_white)
     found = [
-        gate.deal("it", side, SIGNS.repeat(OWNERS, RUNS), bound=3.0)[WHO] for _ in range(ROUNDS)
+        gate.query_clients("it", side, SIGNS.repeat(OWNERS, RUNS), clip_norm=3.0)[WHO]
+        for _ in range(ROUNDS)
     ]
     return (
         (torch.stack(found).view(ROUNDS, RUNS, ROWS) * SIGNS).sum((0, 2)).numpy() / 6
@@ -67,11 +73,13 @@ def measured(**more):
     """The largest epsilon that is refuted, by the best test there is: a threshold on the sum, fixed before anything is seen."""
     level = ROUNDS * ROWS * 0.9
     hits, alarms = (int((sums(present, **more) > level).sum()) for present in (1, 0))
-    return float(ratio(hits, alarms, RUNS, RUNS, DELTA, 1 - CONFIDENCE))
+    return float(compute_refuted_epsilon(hits, alarms, RUNS, RUNS, DELTA, 1 - CONFIDENCE))
 
 
 def claim(steps=ROUNDS * ROWS):
-    return Plan((Stage("it", "deal", NOISE, steps),), Neighbours.CLIENT).cost().epsilon(DELTA)
+    return (
+        Plan((Stage("it", "query_clients", NOISE, steps),), Neighbours.CLIENT).cost().epsilon(DELTA)
+    )
 
 
 def test_an_owner_keeps_the_claim():
@@ -82,20 +90,20 @@ def test_an_owner_keeps_the_claim():
 
 def test_an_owner_without_noise_breaks_it(monkeypatch):
     """As where the noise of one was forgotten, and the others' is thought to hide it."""
-    noisy = gate_module.noisy
+    noisy = secret_side_module.add_noise
 
     def forgotten(steps, noise_std, grid, secret):
         value = noisy(steps, noise_std, grid, secret)
         value[WHO] = steps[WHO] * grid
         return value
 
-    monkeypatch.setattr(gate_module, "noisy", forgotten)
+    monkeypatch.setattr(secret_side_module, "add_noise", forgotten)
     assert measured() > claim()
 
 
 def test_noise_that_a_round_shares_breaks_it(monkeypatch):
     """One draw for all rows of an owner and a run: the difference of two has none."""
-    noisy = gate_module.noisy
+    noisy = secret_side_module.add_noise
 
     def shared(steps, noise_std, grid, secret):
         rows = steps.view(OWNERS, RUNS, ROWS)
@@ -103,7 +111,7 @@ def test_noise_that_a_round_shares_breaks_it(monkeypatch):
             steps.shape
         )
 
-    monkeypatch.setattr(gate_module, "noisy", shared)
+    monkeypatch.setattr(secret_side_module, "add_noise", shared)
     assert measured() > claim()
 
 
@@ -111,24 +119,26 @@ def test_answers_counted_once_for_a_round_break_it(monkeypatch):
     """A gate that counted a cohort's round as one answer would give as many as there are rows, for the price of one."""
     with pytest.raises(BudgetError):
         sums(1, steps=ROUNDS)
-    counted = Gate._stage
+    counted = Gate._get_stage
     monkeypatch.setattr(
-        Gate, "_stage", lambda gate, name, verb, count=1, done=None: counted(gate, name, verb, 1, 0)
+        Gate,
+        "_get_stage",
+        lambda gate, name, verb, count=1, done=None: counted(gate, name, verb, 1, 0),
     )
     assert measured(steps=ROUNDS) > claim(ROUNDS)
 
 
 def test_the_choice_of_an_owner_is_worth_nothing():
     """A plan for one owner is the same however many there are, and however few of them a round asks."""
-    from privot.methods.federated_gs_wgan import FederatedGsWgan
+    from privot.methods.federated_gs_wgan import FederatedGSWGAN
 
     few, many = (
-        FederatedGsWgan(noise=5.0, rounds=10).plan(Spec((1, 8, 8), 10, owners=each))
+        FederatedGSWGAN(noise_multiplier=5.0, rounds=10).plan(Spec((1, 8, 8), 10, num_clients=each))
         for each in (2, 3000)
     )
     assert few == many
-    turns = FederatedGsWgan(noise=5.0, rounds=100, cohort=300).plan(
-        Spec((1, 8, 8), 10, owners=3000)
+    turns = FederatedGSWGAN(noise_multiplier=5.0, rounds=100, clients_per_round=300).plan(
+        Spec((1, 8, 8), 10, num_clients=3000)
     )
     assert turns == few  # ten turns each
     assert math.isclose(few.cost().mu, math.sqrt(100) / 5)

@@ -12,14 +12,15 @@ import torch
 from filedata import Entry, coupled_orders, read, write
 from unwritten import Unpriced, Unwritten
 
-from privot.audit import many_runs
+from privot.audit import audit_many_runs
 from privot.data.spec import Spec
-from privot.local.privatize import channel_for
-from privot.methods import make
-from privot.privacy import gate as gate_module
+from privot.local.privatize import build_image_channel
+from privot.methods import make_method
+from privot.privacy import secret_side as secret_side_module
+from privot.privacy import sensitivity as sensitivity_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, ignore_progress
 
 CPU = Runtime("cpu")
 SIDE = 2
@@ -29,14 +30,16 @@ SHAPE = (1, SIDE, SIDE)
 @pytest.fixture
 def leaky(monkeypatch):
     """Positions are those of the files, as they were before there was a secret order."""
-    monkeypatch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
+    monkeypatch.setattr(
+        Gate, "_get_secret_order", lambda gate: torch.arange(gate._dataset._count_records())
+    )
 
 
 def sent(box, channel):
     """What a client sends: values [records, pixels] and labels [records]; and, for the judge alone, which record each row is of."""
     gate = Gate(box, channel.plan(), Unwritten(), Unwritten(), runtime=CPU)
     rows = gate.privatize(channel).double().numpy()
-    return rows[:, :-1], rows[:, -1], gate._permutation().numpy()
+    return rows[:, :-1], rows[:, -1], gate._get_secret_order().numpy()
 
 
 # Labels by the place of a row
@@ -70,7 +73,7 @@ ALLOWED = math.exp(EPSILON) / (
 def hits(folder):
     """The share of rows whose true label the decoder gets right."""
     box = two_classes(folder, 4000, 2000)
-    channel = channel_for(box.spec, "laplace", EPSILON / 2, labels_epsilon=EPSILON / 2)
+    channel = build_image_channel(box.spec, "laplace", EPSILON / 2, labels_epsilon=EPSILON / 2)
     _, labels, order = sent(box, channel)
     return float((decoded(labels) == box._labels[order]).mean())
 
@@ -111,7 +114,9 @@ def likelihood_scores(folder, runs, count=240):
         )
         for moved in (False, True)
     ]
-    channel = channel_for(worlds[0].spec, "laplace", EPSILON / 2, labels_epsilon=EPSILON / 2)
+    channel = build_image_channel(
+        worlds[0].spec, "laplace", EPSILON / 2, labels_epsilon=EPSILON / 2
+    )
     images = [world._images.reshape(count, -1) / 255 for world in worlds]
     labels = [world._labels for world in worlds]
     scale = channel.parts[0].scale
@@ -131,7 +136,7 @@ def likelihood_scores(folder, runs, count=240):
 
 
 def test_an_audit_of_two_folders_proves_no_more_than_the_claim(tmp_path, trust):
-    bound = many_runs(*likelihood_scores(tmp_path, 400), 0.0, 0.95)
+    bound = audit_many_runs(*likelihood_scores(tmp_path, 400), 0.0, 0.95)
     assert bound.epsilon <= EPSILON
     trust(
         "G10",
@@ -142,7 +147,7 @@ def test_an_audit_of_two_folders_proves_no_more_than_the_claim(tmp_path, trust):
 
 
 def test_the_audit_breaks_the_claim_where_rows_keep_the_order_of_files(tmp_path, leaky):
-    assert many_runs(*likelihood_scores(tmp_path, 400), 0.0, 0.95).epsilon > 2 * EPSILON
+    assert audit_many_runs(*likelihood_scores(tmp_path, 400), 0.0, 0.95).epsilon > 2 * EPSILON
 
 
 # Shards by place
@@ -162,22 +167,22 @@ def first_answer(name, box, order, monkeypatch):
         heard.append(steps * grid)
         raise Heard
 
-    maker = make(
+    maker = make_method(
         name,
         {
-            "critics": 20,
-            "noise": 1.0,
-            "warm": 2,
-            "critic_batch": 4,
-            "critic_rate": 0.05,
-            "width": 4,
-            "batch": BATCH,
+            "num_critics": 20,
+            "noise_multiplier": 1.0,
+            "warmup_rounds": 2,
+            "critic_batch_size": 4,
+            "critic_learning_rate": 0.05,
+            "critic_channels": 4,
+            "batch_size": BATCH,
         },
     )
     plan = maker.plan(box.spec)
     with monkeypatch.context() as patch:
-        patch.setattr(gate_module, "noisy", noisy)
-        patch.setattr(Gate, "_permutation", lambda gate: torch.from_numpy(order))
+        patch.setattr(secret_side_module, "add_noise", noisy)
+        patch.setattr(Gate, "_get_secret_order", lambda gate: torch.from_numpy(order))
         gate = Gate(
             box,
             Unpriced(plan.stages, plan.neighbours),
@@ -187,14 +192,14 @@ def first_answer(name, box, order, monkeypatch):
             insecure_seed=2,
         )
         with pytest.raises(Heard):
-            maker.fit(gate, Streams(0, CPU), silent)
+            maker.fit(gate, Streams(0, CPU), ignore_progress)
     return heard[0]
 
 
 def digits_in_folders(folder, moved):
-    from privot.data import load
+    from privot.data import load_dataset
 
-    box = load("digits")
+    box = load_dataset("digits")
     images = (box._images[:200, 0] * 255).astype(np.uint8)
     labels = box._labels[:200].copy()
     if moved:  # one label becomes another
@@ -210,7 +215,7 @@ def test_one_label_moves_the_sum_of_all_critics_no_further_than_its_bound(
     tmp_path, monkeypatch, trust
 ):
     pair = [digits_in_folders(tmp_path / str(moved), moved) for moved in (False, True)]
-    reach = gate_module.SENSITIVITY["poll", Neighbours.REPLACE] * math.sqrt(BATCH)
+    reach = sensitivity_module.SENSITIVITY["sum_over_shards", Neighbours.REPLACE] * math.sqrt(BATCH)
     answers = [
         first_answer("g-pate", box, order, monkeypatch)
         for box, order in zip(pair, coupled_orders(*pair), strict=True)

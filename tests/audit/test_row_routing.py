@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from privot.audit.many_runs import ratio
+from privot.audit.many_runs import compute_refuted_epsilon
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.privacy.gate import Gate
@@ -38,8 +38,10 @@ class InMemory:
     def reserve(self, plan, method, **more):
         return 0
 
-    def ask(self, *mark):
+    def mark_asked(self, *mark):
         pass
+
+    commit = mark_asked
 
 
 def canary_seen(images, labels, state):
@@ -56,21 +58,25 @@ def answers(present, noise=NOISE):
     images = np.zeros((SHARDS * 2, 1, 1, 1))
     images[SHARDS + 5] = present
     plan = Plan(
-        (Stage("it", "route", noise, RUNS * STEPS * ROWS, Shards(SHARDS)),), Neighbours.REPLACE
+        (Stage("it", "query_random_shards", noise, RUNS * STEPS * ROWS, Shards(SHARDS)),),
+        Neighbours.REPLACE,
     )
     box = Sensitive(images, np.zeros(SHARDS * 2, int), Spec((1, 1, 1), 1))
     gate = Gate(
         box,
-        Plan((Stage("it", "route", 0.0, 1, Shards(SHARDS)),), Neighbours.REPLACE),
+        Plan((Stage("it", "query_random_shards", 0.0, 1, Shards(SHARDS)),), Neighbours.REPLACE),
         InMemory(),
         Budget(math.inf),
     )
     # priced below for one run; a price for a thousand would take a minute
     gate.plan = plan
     gate._stages = {"it": plan.stages[0]}
-    gate.split(SHARDS, {"side": torch.zeros(SHARDS)})
-    gate.update(canary_seen)
-    found = [gate.route("it", side, torch.zeros(RUNS * ROWS), bound=3.0) for _ in range(STEPS)]
+    gate.split_into_shards(SHARDS, {"side": torch.zeros(SHARDS)})
+    gate.update_shards(canary_seen)
+    found = [
+        gate.query_random_shards("it", side, torch.zeros(RUNS * ROWS), clip_norm=3.0)
+        for _ in range(STEPS)
+    ]
     return torch.stack(found, 1).view(RUNS, ROWS, STEPS).transpose(1, 2).numpy() / 6 + 0.5
 
 
@@ -95,7 +101,7 @@ def imitated(attack, present, noise, rng):
 
 def bound(hits, alarms, count):
     """The largest epsilon that is refuted at the confidence: Clopper and Pearson for both rates, and both directions of the claim."""
-    return float(ratio(hits, alarms, count, count, DELTA, 1 - CONFIDENCE))
+    return float(compute_refuted_epsilon(hits, alarms, count, count, DELTA, 1 - CONFIDENCE))
 
 
 @functools.cache
@@ -124,7 +130,10 @@ def measured(attack, noise=NOISE):
 @pytest.fixture(scope="module")
 def claim():
     found = (
-        Plan((Stage("it", "route", NOISE, STEPS * ROWS, Shards(SHARDS)),), Neighbours.REPLACE)
+        Plan(
+            (Stage("it", "query_random_shards", NOISE, STEPS * ROWS, Shards(SHARDS)),),
+            Neighbours.REPLACE,
+        )
         .cost()
         .epsilon(DELTA)
     )
@@ -134,7 +143,9 @@ def claim():
 
 def shared_draws(self, count, secret):
     """The literature's way: a step has one draw for all its rows, yet is counted as so many."""
-    return (secret.uniform(count // ROWS) * self.count).long().repeat_interleave(ROWS) % self.count
+    return (secret.uniform(count // ROWS) * self.num_shards).long().repeat_interleave(
+        ROWS
+    ) % self.num_shards
 
 
 @pytest.mark.parametrize("attack", [each_row, each_step])

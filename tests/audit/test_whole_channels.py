@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from privot.audit import many_runs
+from privot.audit import audit_many_runs
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.local.privatize import certificate, channel_for, privatize
+from privot.local.privatize import build_image_channel, compute_channel_guarantee, privatize
 
 CLIENTS = Spec((1, 4, 4), 2, 1000)
 DELTA = 1e-5
 CHANNELS = {
-    name: channel_for(CLIENTS, name, 3.0, DELTA, labels_epsilon=1.0)
+    name: build_image_channel(CLIENTS, name, 3.0, DELTA, labels_epsilon=1.0)
     for name in ("laplace", "gaussian")
 }
 
@@ -20,7 +20,7 @@ CHANNELS = {
 def ratios(channel, made, folder):
     """Log likelihood ratios, by ``channel``, of white records of class 1 against black ones of class 0: in either world, [clients]."""
     pair = torch.stack(
-        [torch.full((CLIENTS.pixels + 1,), float(each)) for each in (0, 1)]
+        [torch.full((CLIENTS.num_features + 1,), float(each)) for each in (0, 1)]
     )  # the last column is the label
     found = []
     for number, record in enumerate(pair):
@@ -28,7 +28,8 @@ def ratios(channel, made, folder):
         box = Sensitive(images, np.full(1000, int(record[-1])), CLIENTS)
         values = privatize(box, made, ledger=folder / f"{made.epsilon:g}-{number}.jsonl").values
         cost = (
-            channel.cost(channel.points(pair), values.double()) / channel.temperature
+            channel.compute_cost_matrix(channel.to_points(pair), values.double())
+            / channel.temperature
         )  # [2, clients]
         found.append((cost[0] - cost[1]).numpy())
     return found[1], found[0]
@@ -37,13 +38,15 @@ def ratios(channel, made, folder):
 @pytest.mark.parametrize("name", CHANNELS)
 def test_the_claim_holds_and_what_hides_nothing_is_seen(name, trust, tmp_path):
     channel = CHANNELS[name]
-    claim = certificate(channel)
-    found = many_runs(*ratios(channel, channel, tmp_path), claim.delta, threshold=0.0)
+    claim = compute_channel_guarantee(channel)
+    found = audit_many_runs(*ratios(channel, channel, tmp_path), claim.delta, threshold=0.0)
     assert found.epsilon <= claim.epsilon, (
         f"{name}: {found.epsilon:.2f} was proved of a claim of {claim.epsilon:.2f}"
     )
     assert found.epsilon > 0.1 * claim.epsilon, f"{name}: the test is nearly blind"
-    loud = many_runs(*ratios(channel, channel.at(100.0), tmp_path), claim.delta, threshold=0.0)
+    loud = audit_many_runs(
+        *ratios(channel, channel.with_epsilon(100.0), tmp_path), claim.delta, threshold=0.0
+    )
     assert loud.epsilon >= 4.0, (
         f"{name}: {loud.epsilon:.2f} was proved of a channel that hides next to nothing"
     )

@@ -6,11 +6,11 @@ import pytest
 from quick import is_local
 from worlds import CLASSES, DELTA, SHAPE, claimed, method_for, scores
 
-from privot.audit import judge, many_runs
+from privot.audit import audit_many_runs, judge
 from privot.data.spec import Spec
-from privot.methods import make, methods
+from privot.methods import list_methods, make_method
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.sampling import Full
-from privot.release import Guarantee
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
@@ -21,8 +21,8 @@ CHEAP = (
 )  # a run takes 10 to 30 ms; of the others 50 to 200
 PRIVATE = [
     name
-    for name in sorted(methods())
-    if method_for(name).plan(Spec(SHAPE, CLASSES, 8, (4, 4), owners=4)).stages
+    for name in sorted(list_methods())
+    if method_for(name).plan(Spec(SHAPE, CLASSES, 8, (4, 4), num_clients=4)).stages
 ]
 GAUSSIAN = "analytic Gaussian"
 
@@ -34,13 +34,15 @@ def runs_for(name):
 
 def bound(inside, outside, confidence=0.95, gaussian=False):
     """By the threshold 0, at which both worlds are equally likely: fixed before anything is seen."""
-    return many_runs(inside, outside, DELTA, confidence, threshold=0.0, gaussian=gaussian)
+    return audit_many_runs(
+        inside, outside, DELTA, confidence, threshold=0.0, assume_gaussian=gaussian
+    )
 
 
 def test_every_method_is_audited_or_has_nothing_to_audit():
-    for name in set(methods()) - set(PRIVATE):
-        method = make(name)
-        assert is_local(method) or not method.promise.startswith("(epsilon"), (
+    for name in set(list_methods()) - set(PRIVATE):
+        method = make_method(name)
+        assert is_local(method) or not method.guarantee_summary.startswith("(epsilon"), (
             f"{name} makes a promise that is not audited here"
         )
 
@@ -68,16 +70,16 @@ def audited(name, share):
 @pytest.mark.parametrize("name", PRIVATE)
 def test_the_claim_is_never_broken(name, trust):
     inside, outside, plan = audited(name, 1.0)
-    claim = Guarantee.of(plan, DELTA)
+    claim = Guarantee.from_plan(plan, DELTA)
     gaussian = claim.accountant == GAUSSIAN
     # Of a dozen audits of tight claims at 95 % one would fail by chance every other time.
     found = judge(bound(inside, outside, 1 - 1e-7, gaussian), claim)
     plain = bound(inside, outside)
-    assert found.status == "holds", f"{name}: {found.sentence}"
+    assert found.status == "holds", f"{name}: {found.summary}"
     assert plain.epsilon <= claim.epsilon, (
         f"{name}: proved {plain.epsilon:.2f} of a claim of {claim.epsilon:.2f}"
     )
-    told = f"{name}: {max(found.proved, plain.epsilon):.2f} proved of 4 claimed, {len(inside):,} runs a side"
+    told = f"{name}: {max(found.lower_bound, plain.epsilon):.2f} proved of 4 claimed, {len(inside):,} runs a side"
     trust("G7", "audits of whole methods under their claim", 1, of=1, note=told)
 
 

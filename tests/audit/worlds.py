@@ -22,37 +22,64 @@ from unwritten import Unpriced, Unwritten
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError
-from privot.methods import make
-from privot.privacy import gate as gate_module
+from privot.methods import make_method
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Neighbours
 from privot.privacy.sampling import Full, Poisson, Shards
-from privot.runtime import Runtime, Streams, silent
-from privot.synthesis.preflight import prepare
+from privot.runtime import Runtime, Streams, ignore_progress
+from privot.synthesis.preflight import resolve_plan
 
 CPU = Runtime("cpu", 8)
 CLASSES = 2
 OWNERS = 4
 DELTA = 1e-5
-VERBS = ("sum", "rows", "answer", "sorted_blocks", "split", "update", "route", "deal", "poll")
+OPERATIONS = (
+    "sum",
+    "rows",
+    "query_sample",
+    "sorted_blocks",
+    "split_into_shards",
+    "update_shards",
+    "query_random_shards",
+    "query_clients",
+    "sum_over_shards",
+)
 ALSO = {  # beyond the settings of `quick`: few answers, so that a run is cheap; draws that a canary is in at least once; loud critics
-    "dp-gan": {"drawn": 0.95, "steps": 2},
-    "dp-sinkhorn": {"rate": 0.95, "steps": 2},
+    "dp-gan": {"sample_rate": 0.95, "steps": 2},
+    "dp-sinkhorn": {"sample_rate": 0.95, "steps": 2},
     "gs-wgan": {
-        "critics": 2,
+        "num_critics": 2,
         "steps": 2,
-        "batch": 6,
-        "warm": 0,
-        "critic_batch": 4,
-        "critic_rate": 0.3,
-        "full": True,
+        "batch_size": 6,
+        "warmup_rounds": 0,
+        "critic_batch_size": 4,
+        "critic_learning_rate": 0.3,
+        "normalize_gradients": True,
     },
-    "g-pate": {"critics": 2, "steps": 2, "warm": 0, "critic_batch": 4, "critic_rate": 0.3},
-    "private-set": {"nets": 2, "per_class": 1, "width": 2, "trained": 1, "steps": 1},
-    "federated-average-gan": {"rounds": 2, "turns": 1, "bound": 0.01},
-    "federated-gs-wgan": {"practice": 1, "rounds": 2, "rows": 1, "warm": 0},
+    "g-pate": {
+        "num_critics": 2,
+        "steps": 2,
+        "warmup_rounds": 0,
+        "critic_batch_size": 4,
+        "critic_learning_rate": 0.3,
+    },
+    "private-set": {
+        "num_random_nets": 2,
+        "images_per_class": 1,
+        "net_width": 2,
+        "nets_per_round": 1,
+        "steps": 1,
+    },
+    "federated-average-gan": {"rounds": 2, "generator_steps": 1, "clip_norm": 0.01},
+    "federated-gs-wgan": {
+        "pretrain_steps": 1,
+        "rounds": 2,
+        "batch_per_class": 1,
+        "warmup_rounds": 0,
+    },
     "merf": {"steps": 2},
-    "merf-ae": {"drawn": 0.95},
+    "merf-ae": {"sample_rate": 0.95},
     "sliced-flow": {"steps": 1},
 }
 
@@ -60,9 +87,11 @@ ALSO = {  # beyond the settings of `quick`: few answers, so that a run is cheap;
 def method_for(name, **more):
     """The method with settings so small that a run takes milliseconds; the budget fixes its noise."""
     settings = {
-        key: value for key, value in (quick(name) | ALSO.get(name, {})).items() if key != "noise"
+        key: value
+        for key, value in (quick(name) | ALSO.get(name, {})).items()
+        if key != "noise_multiplier"
     }
-    return make(name, settings | more)
+    return make_method(name, settings | more)
 
 
 def pair(method):
@@ -76,11 +105,11 @@ def pair(method):
     for spec in (
         Spec(SHAPE, CLASSES),
         Spec(SHAPE, CLASSES, 8, (4, 4)),
-        Spec(SHAPE, CLASSES, owners=OWNERS),
+        Spec(SHAPE, CLASSES, num_clients=OWNERS),
     ):
         with contextlib.suppress(PrivotError):
             plan = method.plan(spec)
-            if all(stage.verb != "sorted_blocks" or spec.size for stage in plan.stages):
+            if all(stage.operation != "sorted_blocks" or spec.size for stage in plan.stages):
                 break
     there = images.copy()
     marks = labels.copy()
@@ -94,7 +123,7 @@ def pair(method):
     else:
         there[0] = 1
     boxes = [
-        Sensitive(*each, replace(spec, size=None, class_sizes=None), owners=owners)
+        Sensitive(*each, replace(spec, size=None, class_sizes=None), client_ids=owners)
         for each in ((images, labels), (there, marks))
     ]
     for box in boxes:
@@ -116,35 +145,37 @@ class Spied:
 
     def __getattr__(self, name):
         found = getattr(self._gate, name)
-        return found if name not in VERBS else lambda *given, **how: self._asked(name, given, how)
+        return (
+            found if name not in OPERATIONS else lambda *given, **how: self._asked(name, given, how)
+        )
 
     def _asked(self, verb, given, how):
-        real = self._gate._secret
+        real = self._gate._rng
         real.noised = None
         value = getattr(self._gate, verb)(*given, **how)
         for shadow in self._shadows.values():
-            shadow._secret.told = real
+            shadow._rng.told = real
             getattr(shadow, verb)(*given, **how)
         if real.noised is not None:
             self._weigh(verb, given[0], *real.noised)
-            if not any(self._gate.left(each) for each in self._gate._stages):
+            if not any(self._gate.count_remaining_queries(each) for each in self._gate._stages):
                 raise Enough
         return value
 
     def _weigh(self, verb, name, seen, noise_std):
         sampling = self._gate._stages[name].sampling
         share = (
-            sampling.rate
+            sampling.sample_rate
             if isinstance(sampling, Poisson)
-            else 1 / sampling.count
+            else 1 / sampling.num_shards
             if isinstance(sampling, Shards)
             else 1.0
         )
         rows = (
-            seen.flatten(0, -1)[None] if verb != "route" else seen.flatten(1)
+            seen.flatten(0, -1)[None] if verb != "query_random_shards" else seen.flatten(1)
         )  # each row of these has a draw of its own
         far = {
-            key: -(rows - shadow._secret.true.view_as(rows)).square().sum(1) / (2 * noise_std**2)
+            key: -(rows - shadow._rng.true.view_as(rows)).square().sum(1) / (2 * noise_std**2)
             for key, shadow in self._shadows.items()
         }
         out = (
@@ -166,7 +197,7 @@ class Told:
 
 
 def _noisy(share):
-    real = gate_module.noisy
+    real = secret_side_module.add_noise
 
     def noisy(steps, noise_std, grid, secret):
         if isinstance(secret, Told):
@@ -198,7 +229,7 @@ def _shards(draw):
         if secret.role != "out":
             return torch.zeros(count, dtype=torch.int64)  # the canary's own
         other = 1 + torch.randint(
-            self.count - 1, (count,)
+            self.num_shards - 1, (count,)
         )  # what would have been drawn in its place
         return torch.where(secret.told.drawn == 0, other, secret.told.drawn)
 
@@ -209,10 +240,12 @@ def _shards(draw):
 def spying(share=1.0):
     """While true values are overheard; ``share`` of the noise is really added."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(gate_module, "noisy", _noisy(share)))
+        stack.enter_context(mock.patch.object(secret_side_module, "add_noise", _noisy(share)))
         # The adversary knows the secret order, too: that of the arrays.
         stack.enter_context(
-            mock.patch.object(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
+            mock.patch.object(
+                Gate, "_get_secret_order", lambda gate: torch.arange(gate._dataset._count_records())
+            )
         )
         stack.enter_context(mock.patch.object(Poisson, "draw", _poisson(Poisson.draw)))
         stack.enter_context(mock.patch.object(Shards, "draw", _shards(Shards.draw)))
@@ -221,11 +254,13 @@ def spying(share=1.0):
 
 def claimed(name, epsilon=4.0):
     """(method, its plan for this budget, the two boxes); without a budget the noise is 2, and no price need be computed."""
-    method = method_for(name, **({"noise": 2.0} if epsilon is None else {}))
+    method = method_for(name, **({"noise_multiplier": 2.0} if epsilon is None else {}))
     spec, *boxes = pair(method)
     return (
         method,
-        method.plan(spec) if epsilon is None else prepare(spec, method, Budget(epsilon, DELTA))[0],
+        method.plan(spec)
+        if epsilon is None
+        else resolve_plan(spec, method, Budget(epsilon, DELTA))[0],
         boxes,
     )
 
@@ -242,11 +277,11 @@ def score(method, plan, boxes, there):
         role: opened(boxes[role == "with"]) for role in ("without", "with", *["out"] * sampled)
     }
     for role, shadow in shadows.items():
-        shadow._secret = Told(role)
+        shadow._rng = Told(role)
     spied = Spied(opened(boxes[there]), shadows)
     with contextlib.suppress(Enough):
-        method.fit(spied, Streams(0, CPU), silent)
-    assert all(spied._gate.left(each) == 0 for each in spied._gate._stages), (
+        method.fit(spied, Streams(0, CPU), ignore_progress)
+    assert all(spied._gate.count_remaining_queries(each) == 0 for each in spied._gate._stages), (
         "a run of the plan asked less than it was planned for"
     )
     return spied.score

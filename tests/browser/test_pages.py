@@ -8,11 +8,11 @@ import torch
 from injections import HOSTILE
 from specimens import GAUSSIAN, attack, hand, reading
 
-from privot.measures import Subject
+from privot.measures import Samples
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Plan, Stage
-from privot.release import Guarantee
-from privot.report import Owner, compare, write
-from privot.report.formatting import clean
+from privot.report import OwnerInputs, compare, write_report
+from privot.report.formatting import clean_text
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install 'privot[dev]'"
@@ -74,23 +74,26 @@ def shown(tmp_path_factory):
     """Every kind of page: sound, broken, without guarantee, internal, hostile, large, a comparison."""
     root = tmp_path_factory.mktemp("pages")
     numbers = {
-        "readings": [
+        "results": [
             reading(),
-            reading("is", 5.0, ruler=PAID),
+            reading("is", 5.0, protocol=PAID),
             reading("fid", 60.0, better="lower", warning="few samples"),
         ],
         "attacks": [attack()],
     }
-    write(hand(), root / "sound", name="Toy", **numbers, owner=Owner())
-    write(hand(), root / "broken", name="Toy", attacks=[attack(tpr=(0.9, 0.95), lower=(0.8, 0.9))])
+    write_report(hand(), root / "sound", name="Toy", **numbers, owner_inputs=OwnerInputs())
+    write_report(
+        hand(), root / "broken", name="Toy", attacks=[attack(tpr=(0.9, 0.95), lower=(0.8, 0.9))]
+    )
     stages = tuple(
-        Stage(clean(name, 30) + str(place), name, 50.0, 3) for place, name in enumerate(HOSTILE)
+        Stage(clean_text(name, 30) + str(place), name, 50.0, 3)
+        for place, name in enumerate(HOSTILE)
     )
     plan = Plan(stages, GAUSSIAN.neighbours)
     settings = {name: name for name in HOSTILE}
     odd = hand(
         plan,
-        Guarantee.of(plan, 1e-5),
+        Guarantee.from_plan(plan, 1e-5),
         classes=30,
         names=tuple(HOSTILE),
         method=HOSTILE[0],
@@ -101,34 +104,35 @@ def shown(tmp_path_factory):
         ledger={"head": HOSTILE[3], "spent_epsilon": HOSTILE[4]},
     )
     numbers = {
-        "readings": [
-            reading(name, ruler=name, reference=name, warning=name, better=name) for name in HOSTILE
+        "results": [
+            reading(name, protocol=name, reference=name, warning=name, better=name)
+            for name in HOSTILE
         ],
         "attacks": [attack(name) for name in HOSTILE],
     }
     for place, name in enumerate(HOSTILE[:3]):
-        write(odd, root / f"hostile{place}", name=name, **numbers)
-    write(
+        write_report(odd, root / f"hostile{place}", name=name, **numbers)
+    write_report(
         hand(shape=(3, 64, 64), classes=10, names=None, each=10),
         root / "large",
         name="Large",
-        owner=Owner(),
+        owner_inputs=OwnerInputs(),
     )
     images = torch.rand(30, 1, 8, 8)
     subjects = [
-        Subject(
+        Samples(
             name,
             images,
             torch.arange(30),
             30,
             tuple(HOSTILE),
-            hand(GAUSSIAN.scaled(2.0**-place), delta=10.0 ** -(5 + place)),
+            hand(GAUSSIAN.scale_noise(2.0**-place), delta=10.0 ** -(5 + place)),
         )
         for place, name in enumerate(HOSTILE[:5])
     ]
-    many = [reading(value=0.5, ruler=PAID, samples=place + 1) for place in range(5)]
+    many = [reading(value=0.5, protocol=PAID, num_samples=place + 1) for place in range(5)]
     compare(
-        [(each, (*numbers["readings"][:4], one)) for each, one in zip(subjects, many, strict=True)],
+        [(each, (*numbers["results"][:4], one)) for each, one in zip(subjects, many, strict=True)],
         root / "compared",
     )
     return root
@@ -191,7 +195,7 @@ def test_names_are_shown_and_not_obeyed(shown, visit, name):
     )
     seen = re.sub(r"\s+", " ", page.locator("main").text_content())
     for each in HOSTILE[:5] if name.startswith("compared") else HOSTILE:
-        assert clean(each, 60)[:40] in seen
+        assert clean_text(each, 60)[:40] in seen
 
 
 def test_a_tower_of_accents_stays_in_its_line(shown, visit):

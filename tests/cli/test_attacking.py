@@ -5,20 +5,28 @@ import json
 import numpy as np
 import pytest
 
-import privot.privacy.gate as gate_module
+import privot.privacy.secret_side as secret_side_module
 from privot.attacks.membership.registry import ATTACKS
 from privot.audit import Verdict
-from privot.audit.result import read
-from privot.data import load
+from privot.audit.result import load_attack_results
+from privot.data import load_dataset
 from privot.data.spec import Spec
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.release import Guarantee, Release
-from privot.release.artifact import Product
+from privot.release import Release
+from privot.release.artifact import Artifact
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TINY = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
+TINY = {
+    "images_per_class": 2,
+    "num_random_nets": 4,
+    "nets_per_round": 2,
+    "net_width": 4,
+    "steps": 4,
+    "net_train_epochs": 1,
+}
 SETS = tuple(word for key, value in TINY.items() for word in ("--set", f"{key}={value}"))
 SIDES = ("--members", "digits", "--nonmembers", "digits")
 
@@ -38,18 +46,18 @@ def private(tmp_path):
 @pytest.fixture
 def leaky(tmp_path):
     """Real images under a certificate of epsilon 0.1, as a broken program would publish them."""
-    images, labels = load("digits", public=True).records()
+    images, labels = load_dataset("digits", public=True).records()
     plan = Plan((Stage("all", "sum", 37.0),), Neighbours.ADD_REMOVE)
     facts = {
         "method": "real-subset",
-        "settings": {"per_class": 100},
+        "settings": {"images_per_class": 100},
         "plan": plan.to_json(),
         "event": str(plan.event()),
         "seed": 0,
     }
     release = Release(
-        Product.set(images[:1000], labels[:1000]),
-        Guarantee.of(plan, 1e-5),
+        Artifact.from_images(images[:1000], labels[:1000]),
+        Guarantee.from_plan(plan, 1e-5),
         Spec((1, 8, 8), 10),
         facts,
     )
@@ -75,7 +83,7 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
     code, out, err = privot("attack", "nearest-pixels", "private", *SIDES)
     assert code == 0
     for words in (
-        "it works",
+        "on a release that leaks",
         "AUC",
         "advantage",
         "verdict",
@@ -84,15 +92,15 @@ def test_an_attack_on_sensitive_data_is_the_owner_s_own(privot, private):
     ):
         assert words in out
     assert "controls" in err
-    assert "beside one who never saw it" in err
+    assert "blind baseline" in err
     assert "controls" not in out
-    assert "caution: sensitive records" in err
-    assert "caution: class shares differ" in err  # of the digits' own split, by a chi-squared test
+    assert "warning: These results depend on sensitive records" in err
+    assert "warning: class shares differ" in err  # of the digits' own split, by a chi-squared test
     folder = private.with_name("private.attacks")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [each.name for each in folder.iterdir()] == ["nearest-pixels.json"]
     assert not (private / "attacks").exists()
-    [found] = read(folder / "nearest-pixels.json")
+    [found] = load_attack_results(folder / "nearest-pixels.json")
     assert (found.name, found.publishable, found.confidence) == (
         ATTACKS["nearest-pixels"].title,
         False,
@@ -113,10 +121,10 @@ def test_an_attack_on_public_data_is_for_the_public_page(privot, private):
     facts = parsed(out)
     assert facts["publishable"] is True
     assert facts["verdict"]["status"] == "holds"
-    assert facts["power"]["passed"] is True
-    [found] = read(private / "attacks" / "tracing.json")
+    assert facts["control"]["passed"] is True
+    [found] = load_attack_results(private / "attacks" / "tracing.json")
     assert found.publishable
-    assert "caution: sensitive" not in err
+    assert "sensitive records" not in err
     assert not private.with_name("private.attacks").exists()
     assert json.loads((private / "attacks" / "tracing.json").read_text())["auc"] == facts["auc"]
     assert privot("verify", "private")[0] == 0  # it is still the same release
@@ -131,7 +139,7 @@ def test_a_false_certificate_ends_with_three(privot, leaky, public):
     assert "the claim is broken" in out
     assert err.splitlines()[-1].startswith("privot: implementation broken")
     folder = leaky / "attacks" if public else leaky.with_name("leaky.attacks")
-    assert read(folder / "nearest-pixels.json")
+    assert load_attack_results(folder / "nearest-pixels.json")
     assert privot("report", "leaky", "--out", "page")[0] == 3
     code, out, _ = privot("attack", "nearest-pixels", "leaky", *SIDES, *public, "--json")
     assert code == 3
@@ -140,7 +148,8 @@ def test_a_false_certificate_ends_with_three(privot, leaky, public):
 
 def test_where_nothing_can_be_written_no_attack_begins(privot, leaky, monkeypatch):
     monkeypatch.setattr(
-        "privot.attacks.membership.runner.attempt", lambda *_, **__: pytest.fail("the work began")
+        "privot.attacks.membership.runner.run_attack",
+        lambda *_, **__: pytest.fail("the work began"),
     )
     (leaky / "attacks").touch()
     code, _, err = privot("attack", "nearest-pixels", "leaky", *SIDES, "--public")
@@ -157,7 +166,7 @@ def test_from_inside_the_release_too(privot, leaky, monkeypatch):
 def sides(tmp_path):
     """A hundred members and as many others."""
     rng = np.random.default_rng(0)
-    (images, labels) = load("digits", public=True).records()
+    (images, labels) = load_dataset("digits", public=True).records()
     order = rng.permutation(len(labels))[:200]
     for name, part in (("in.npz", order[:100]), ("out.npz", order[100:])):
         np.savez(tmp_path / name, x=images[part].numpy(), y=labels[part].numpy())
@@ -165,15 +174,18 @@ def sides(tmp_path):
 
 
 def test_a_method_is_attacked_by_its_shadows(privot, sides, tmp_path):
-    words = ("attack", "lira", "real-subset", "--set", "per_class=2", *sides)
+    words = ("attack", "lira", "real-subset", "--set", "images_per_class=2", *sides)
     words += ("--shadows", 4, "--epochs", 5, "--folder", "shadows", "--json")
     code, out, err = privot(*words)
     assert code == 0, err
     assert "shadows" in err
     facts = parsed(out)
     assert facts["verdict"]["status"] == "no claim"
-    assert facts["points"]["members"] + facts["points"]["others"] == 200
-    assert read(tmp_path / "shadows" / "lira.json")[0].name == "LiRA, online"
+    assert (
+        facts["operating_points"]["num_members"] + facts["operating_points"]["num_nonmembers"]
+        == 200
+    )
+    assert load_attack_results(tmp_path / "shadows" / "lira.json")[0].name == "LiRA, online"
     again = parsed(privot(*words)[1])
     assert again == facts
     code, _, err = privot(*words[:-1], "--seed", 1)
@@ -192,7 +204,7 @@ def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
         "--set",
         "steps=2",
         "--set",
-        "blocks=2",
+        "num_blocks=2",
         *sides,
         "--shadows",
         4,
@@ -207,7 +219,7 @@ def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
     assert code == 0, err
     facts = parsed(out)
     assert facts["verdict"]["status"] == "holds"
-    assert "of 4 shadows" in facts["caution"]
+    assert "with 4 shadows" in facts["warning"]
     assert facts["file"] == "sliced-flow.shadows/lira-pixels.json"
     assert (tmp_path / "sliced-flow.shadows").stat().st_mode & 0o777 == 0o700
 
@@ -215,22 +227,22 @@ def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("guess", "leaky", *SIDES), "no attack 'guess'"),
-        (("loss", "nowhere", *SIDES), "nowhere: no release is there"),
+        (("guess", "leaky", *SIDES), "There is no attack 'guess'"),
+        (("loss", "nowhere", *SIDES), "nowhere is no release"),
         (
             ("lira", "nowhere", *SIDES, "--folder", "x"),
-            "nowhere: no release is there; nor is it a method",
+            "There is no method 'nowhere' either",
         ),
-        (("lira", "leaky", *SIDES, "--candidates", 5), "leave it out"),
-        (("nearest-pixels", "leaky", *SIDES, "--shadows", 4), "compares with no shadows"),
+        (("lira", "leaky", *SIDES, "--candidates", 5), "Leave the budget out"),
+        (("nearest-pixels", "leaky", *SIDES, "--shadows", 4), "uses no shadows"),
         (("nearest-pixels", "leaky", *SIDES, "--reference", "leaky"), "another release"),
         (("nearest-pixels", "leaky", *SIDES, "--reference", "nowhere"), "nowhere"),
         (("loss", "leaky", *SIDES, "--reference", "leaky"), "needs none"),
         (("lira", "leaky", *SIDES, "--confidence", 95), "confidence"),
-        (("rmia", "real-subset", *SIDES, "--folder", "x"), "attack a release"),
+        (("rmia", "real-subset", *SIDES, "--folder", "x"), "Attack a release"),
         (("lira", "leaky", *SIDES, "--folder", "x", "--shadows", 7), "an even number"),
-        (("rmia", "leaky", *SIDES, "--folder", "x", "--population", "digits"), "leave it out"),
-        (("loss", "leaky", *SIDES, "--epsilon", 1), "a release says itself"),
+        (("rmia", "leaky", *SIDES, "--folder", "x", "--population", "digits"), "Leave it out"),
+        (("loss", "leaky", *SIDES, "--epsilon", 1), "a release states how it was made"),
         (("gan-leaks-white", "leaky", *SIDES), "is a set"),
         (
             ("nearest-pixels", "leaky", "--members", "small.npz", "--nonmembers", "digits"),
@@ -267,7 +279,7 @@ def test_an_audit_for_people_and_programs(privot, tmp_path):
     assert out.startswith("holds: proves epsilon of at least 0")
     assert out.count("\n") == 2
     assert "audit runs" in err
-    assert "caution: sensitive records" in err
+    assert "warning: These results depend on sensitive records" in err
     code, again, err = privot(*AUDIT, "--epsilon", 5, "--json")  # all runs are there
     facts = parsed(again)
     assert code == 0
@@ -289,7 +301,7 @@ def test_an_audit_for_people_and_programs(privot, tmp_path):
             ledger=tmp_path / "book.jsonl",
         )
     code, _, err = privot("report", "same", "--attacks", "here/verdict.json")
-    assert (code, "caution" in err) == (0, False)
+    assert (code, "warning" in err) == (0, False)
     assert (
         "2 runs with the record and 2 without" in (tmp_path / "report" / "report.html").read_text()
     )
@@ -309,18 +321,28 @@ def test_an_interrupt_says_where_the_work_goes_on(privot, monkeypatch, words, ke
     def stopped(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privot.audit.runner.Audit.run", stopped)
-    monkeypatch.setattr("privot.attacks.shadows.config.Shadows.prepare", stopped)
-    monkeypatch.setattr("privot.attacks.membership.runner.proved", lambda *given: None)
+    monkeypatch.setattr("privot.audit.runner.EpsilonAudit.run", stopped)
+    monkeypatch.setattr("privot.attacks.shadows.runner.prepare_shadows", stopped)
+    monkeypatch.setattr("privot.attacks.membership.runner.check_attack", lambda *given: None)
     code, _, err = privot(*words, "--epsilon", 5)
     assert code == 130
-    assert f"stopped; what is done is kept in {kept}: the same command goes on there" in err
+    assert f"Stopped. The completed work is in {kept}. Run the same command again to resume." in err
 
 
 def test_an_audit_that_refutes_the_claim_ends_with_three(privot, monkeypatch):
-    monkeypatch.setattr(gate_module, "noisy", lambda total, std, grid, secret: total * grid)
+    monkeypatch.setattr(
+        secret_side_module, "add_noise", lambda total, std, grid, secret: total * grid
+    )
     code, out, err = privot(
-        *AUDIT, "--set", "noise=60", "--runs", 8, "--kind", "orthogonal", "--confidence", 0.8
+        *AUDIT,
+        "--set",
+        "noise_multiplier=60",
+        "--runs",
+        8,
+        "--kind",
+        "orthogonal",
+        "--confidence",
+        0.8,
     )  # claims epsilon 0.04
     assert code == 3
     assert out.startswith("broken: ")
@@ -350,7 +372,7 @@ def test_an_audit_of_what_claims_nothing_ends_well(privot):
     [
         (
             ("merf", "--data", "digits", "--folder", "x", "--epsilon", 1, "--canaries", 10),
-            "private as to replace",
+            "private for replace neighbours",
         ),
         (("merf", "--data", "digits", "--folder", "x"), "no budget"),
         (("merf", "--data", "digits", "--epsilon", 1, "--confidence", 95), "confidence"),

@@ -29,10 +29,17 @@ COUNTED = (
 MERF = tuple(
     word
     for key, value in quick("merf").items()
-    if key != "noise"
+    if key != "noise_multiplier"
     for word in ("--set", f"{key}={value}")
 )
-SET = {"per_class": 2, "nets": 4, "trained": 2, "width": 4, "steps": 4, "lessons": 1}
+SET = {
+    "images_per_class": 2,
+    "num_random_nets": 4,
+    "nets_per_round": 2,
+    "net_width": 4,
+    "steps": 4,
+    "net_train_epochs": 1,
+}
 SMALL = tuple(word for key, value in SET.items() for word in ("--set", f"{key}={value}"))
 
 
@@ -208,7 +215,7 @@ CLIENT = (
     "--device",
     "cpu",
 )
-PAID = ("--count", 30, "--pay", 3, "--device", "cpu")
+PAID = ("--count", 30, "--accuracy-epsilon", 3, "--device", "cpu")
 PLAIN = {  # rows that need nothing but a command: what is called, and the data sets whose ledgers then hold what the table says
     "`attack`": (
         (
@@ -228,7 +235,7 @@ PLAIN = {  # rows that need nothing but a command: what is called, and the data 
             "lira",
             "real-subset",
             "--set",
-            "per_class=2",
+            "images_per_class=2",
             "--members",
             "scans.npz",
             "--nonmembers",
@@ -297,7 +304,10 @@ PLAIN = {  # rows that need nothing but a command: what is called, and the data 
         ("measure", "release", "--test", "others.npz", "--train", "scans.npz", *MEASURED),
         ("scans", "others"),
     ),
-    "`measure --pay`": (("measure", "release", "--test", "others.npz", *PAID), ("others",)),
+    "`measure --accuracy-epsilon`": (
+        ("measure", "release", "--test", "others.npz", *PAID),
+        ("others",),
+    ),
     "`methods`": (("methods",), ()),
     "`plan`": (
         ("plan", "scans.npz", "--shape", "1x8x8", "--classes", 3, "--epsilon", 1),
@@ -319,7 +329,7 @@ PLAIN = {  # rows that need nothing but a command: what is called, and the data 
     "`report`": (("report", "release"), ("scans",)),
     "`report --internal`": (("report", "release", "--internal", "--data", "scans.npz"), ("scans",)),
     "`resize`": (
-        ("resize", "release", "--per-class", 3, "--out", "larger", "--device", "cpu"),
+        ("resize", "release", "--images-per-class", 3, "--out", "larger", "--device", "cpu"),
         ("scans",),
     ),
     "`sample`": (("sample", "release", "--count", 4), ("scans",)),
@@ -338,8 +348,8 @@ def test_the_ledger_has_the_lines_that_the_table_claims(command, done, files, re
         request.getfixturevalue("release")
     if "keys" in words:
         pytest.importorskip("flwr", reason="the extra federated is not installed")
-    monkeypatch.setattr(demo, "SETTINGS", SET)
-    monkeypatch.setattr(demo, "CLASSIFIERS", ("logistic",))
+    monkeypatch.setattr(demo, "DEMO_SETTINGS", SET)
+    monkeypatch.setattr(demo, "DEMO_CLASSIFIERS", ("logistic",))
     done(*words)
     for name in charged:
         assert lines(files, f"{name}.npz") == claimed(command), name
@@ -408,23 +418,25 @@ def test_clients_are_counted_as_the_table_says(done, files, monkeypatch):
     done("federate", "client", "--data", "others.npz", *DECLARED, *CLIENT)
     assert lines(files, "others.npz") == claimed("`federate client`")
     for part in ("0/2", "1/2"):
-        done("federate", "client", "--data", "scans.npz", "--part", part, *DECLARED, *CLIENT)
-    assert lines(files, "scans.npz") == claimed("`federate client --part`", parts=2)
+        done("federate", "client", "--data", "scans.npz", "--partition", part, *DECLARED, *CLIENT)
+    assert lines(files, "scans.npz") == claimed("`federate client --partition`", parts=2)
 
 
 APART = {  # rows with tests of their own, above
     "`synthesize` of a privatized file",
     "`federate simulate`",
     "`federate client`",
-    "`federate client --part`",
+    "`federate client --partition`",
     "`federate server`",  # it is given no data set at all
 }
 
 
 def test_a_server_is_given_no_records():
-    from privot.cli import federate
+    from privot.cli import federate_server
 
-    assert not {"data", "ledger"} & set(inspect.signature(federate.serve).parameters)
+    options = inspect.signature(federate_server._server_command).parameters
+    assert not {"data", "ledger"} & set(options)
+    assert "client_keys" in options
     assert claimed("`federate server`") == {}
 
 

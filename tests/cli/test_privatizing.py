@@ -10,31 +10,34 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from privot.data import load
+from privot.components.method_base import MethodBase
+from privot.data import load_dataset
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.data.tabular import Table
+from privot.data.tabular import SensitiveTable
 from privot.errors import DataError, PlanError, PrivotError, SettingError
-from privot.local.channels import Laplace, RandomizedResponse, Space
-from privot.local.dataset import Privatized, joined
-from privot.local.privatize import channel_for, privatize
+from privot.local.channels import Laplace, Projection, RandomizedResponse
+from privot.local.dataset import PrivatizedDataset, concatenate_privatized
+from privot.local.privatize import build_image_channel, privatize
 from privot.local.server_gate import ServerGate
+from privot.methods import make_method
 from privot.privacy.gate import Gate
+from privot.privacy.guarantee import NoGuarantee
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan
-from privot.release import NoGuarantee, verify
-from privot.release.artifact import Product
-from privot.report import write
+from privot.release.artifact import Artifact
+from privot.release.verify import verify
+from privot.report import write_report
+from privot.runtime import Streams, ignore_progress
 from privot.synthesis import inputs as boxes
 from privot.synthesis import synthesize
-from privot.synthesis.preflight import preflight
+from privot.synthesis.preflight import plan_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average:
+class Average(MethodBase):
     """The least that a server can do: the mean of what was sent, as one image."""
 
-    noise: None = None
     name: ClassVar[str] = "average"
 
     def plan(self, spec):
@@ -44,22 +47,24 @@ class Average:
         return {}
 
     def fit(self, gate, streams, progress):
-        box = gate.privatized()
+        box = gate.get_privatized_dataset()
         progress("mean", 1, 1)
-        image = box.values[:, : gate.spec.pixels].mean(0).clamp(0, 1).view(1, *gate.spec.shape)
-        made = Product.set(
-            image.expand(gate.spec.classes, -1, -1, -1), torch.arange(gate.spec.classes)
+        image = (
+            box.values[:, : gate.spec.num_features].mean(0).clamp(0, 1).view(1, *gate.spec.shape)
+        )
+        made = Artifact.from_images(
+            image.expand(gate.spec.num_classes, -1, -1, -1), torch.arange(gate.spec.num_classes)
         )
         return dataclasses.replace(
-            made, facts={"diagnostics": {"meaning": "a mean is no law"}, "method": "merf"}
+            made, metadata={"diagnostics": {"meaning": "a mean is no law"}, "method": "merf"}
         )
 
 
 @pytest.fixture
 def sent(tmp_path):
     """A file of digits with labels, and its ledger."""
-    digits = load("digits")
-    channel = channel_for(digits.spec, "laplace", 20.0, labels_epsilon=2.0)
+    digits = load_dataset("digits")
+    channel = build_image_channel(digits.spec, "laplace", 20.0, labels_epsilon=2.0)
     privatize(digits, channel, out=tmp_path / "sent.safetensors", ledger=tmp_path / "book.jsonl")
     return tmp_path / "sent.safetensors"
 
@@ -83,7 +88,7 @@ def test_privatize_says_and_writes(privot, tmp_path):
         8,
         "--labels-epsilon",
         2,
-        "--space",
+        "--projection",
         "pooled:2",
         "--out",
         "sent.safetensors",
@@ -97,10 +102,10 @@ def test_privatize_says_and_writes(privot, tmp_path):
     box = privot_load(tmp_path / "sent.safetensors")
     assert box.values.shape == (1438, 17)
     assert box.spec == Spec((1, 8, 8), 10, 1438)
-    assert box.labelled
+    assert box.has_labels
     assert b"epsilon" not in (tmp_path / "sent.safetensors").read_bytes()
     code, out, err = privot(*words)
-    assert (code, "is there already" in err) == (2, True)
+    assert (code, "already exists" in err) == (2, True)
     code, out, _ = privot("ledger", "digits", "--json")
     assert json.loads(out)["spent_epsilon"] == pytest.approx(10.0)  # the refused one cost nothing
     code, out, _ = privot(*words[:-1], "again.safetensors")
@@ -111,7 +116,7 @@ def test_privatize_says_and_writes(privot, tmp_path):
 
 def privot_load(path):
     box = boxes.load(path)
-    assert isinstance(box, Privatized)
+    assert isinstance(box, PrivatizedDataset)
     return box
 
 
@@ -142,8 +147,8 @@ def test_a_table_has_a_channel_for_each_column(privot, tmp_path):
         assert box.channel.parts[0].scale == 1.0
         assert box.values[:, 2].unique().tolist() == [0, 1, 2, 3, 4]
     for columns, word in [
-        (("0-1=laplace:4:-1:1",), "none may leave as it is"),
-        (("0=laplace:4:-1:1", "2=unary:1:5"), "column 1 is next"),
+        (("0-1=laplace:4:-1:1",), "none may leave without noise"),
+        (("0=laplace:4:-1:1", "2=unary:1:5"), "the next column is 1"),
         (("0-2=laplace:-4:-1:1",), "above 0"),
         (("0-2=laplac:4:-1:1",), "did you mean 'laplace'"),
         (("0-2=laplace:4",), "write it as"),
@@ -152,7 +157,7 @@ def test_a_table_has_a_channel_for_each_column(privot, tmp_path):
         (("0-2=laplace:4:nan:1",), "two finite numbers"),
         (("0-2=unary:4:5",), "write it as"),
         (("x=laplace:4:0:1",), "write it as"),
-        (("0-2=laplace:4:1:-1",), "lower one first"),
+        (("0-2=laplace:4:1:-1",), "the lower first"),
     ]:
         given = [each for column in columns for each in ("--column", column)]
         code, _, err = privot("privatize", "people.npz", *given, "--out", "no.safetensors")
@@ -172,11 +177,11 @@ def test_a_table_has_a_channel_for_each_column(privot, tmp_path):
         (("--epsilon", 1, "--channel", "gausian"), "did you mean 'gaussian'"),
         (("--epsilon", 1, "--channel", "unary"), "for categories"),
         (("--epsilon", 1, "--channel", "gaussian", "--delta", 0), "delta=0"),
-        (("--epsilon", 1, "--space", "pooled:3"), "divides 8"),
-        (("--epsilon", 1, "--space", "poold:2"), "plain, pooled, waves"),
-        (("--epsilon", 1, "--space", "waves"), "write plain"),
+        (("--epsilon", 1, "--projection", "pooled:3"), "divides 8"),
+        (("--epsilon", 1, "--projection", "poold:2"), "identity, pooled, dct"),
+        (("--epsilon", 1, "--projection", "dct"), "Write identity"),
         (("--epsilon", 1, "--radius", -1), "radius=-1"),
-        ((), "give --epsilon"),
+        ((), "Give --epsilon"),
     ],
 )
 def test_bad_words_cost_nothing(privot, tmp_path, words, said):
@@ -201,8 +206,8 @@ def test_too_little_is_said_before(privot):
         "privatize", "digits", "--epsilon", 0.5, "--out", "sent.safetensors", "--json"
     )
     assert code == 0
-    assert "would do" in err
-    assert json.loads(out)["cautions"][0] in err
+    assert "or epsilon" in err
+    assert json.loads(out)["warnings"][0] in err
 
 
 # The file
@@ -232,66 +237,66 @@ def test_a_file_is_whole_or_refused(sent, tmp_path, privot):
         assert f"{name}.safetensors" in err
     save_file({"values": torch.zeros(3, 3)}, tmp_path / "plain.safetensors")
     code, _, err = privot("synthesize", "plain.safetensors", "--method", "merf")
-    assert "does not say by which channel" in err
+    assert "does not say which channel made it" in err
 
 
 def test_words_changed_in_the_header_are_noticed(sent):
-    box = Privatized.load(sent)
+    box = PrivatizedDataset.load(sent)
     with pytest.raises(DataError, match="digest"):
-        Privatized.load(altered(sent, spec=Spec((1, 8, 8), 9, 1438).to_json()))
+        PrivatizedDataset.load(altered(sent, spec=Spec((1, 8, 8), 9, 1438).to_json()))
     with pytest.raises(DataError, match="digest"):
-        Privatized.load(altered(sent, count=5))
+        PrivatizedDataset.load(altered(sent, count=5))
     save_file(
         {"values": box.values},
         other := sent.with_name("x.safetensors"),
         {"privot": json.dumps({"format": 1})},
     )
-    with pytest.raises(DataError, match="does not say by which channel"):
-        Privatized.load(other)
-    with pytest.raises(DataError, match="format 2"):
-        Privatized.load(altered(sent, format=2))
+    with pytest.raises(DataError, match="does not say which channel made it"):
+        PrivatizedDataset.load(other)
+    with pytest.raises(DataError, match="format 3"):
+        PrivatizedDataset.load(altered(sent, format=3))
 
 
 def test_values_that_no_channel_gave_are_refused(sent):
-    box = Privatized.load(sent)
+    box = PrivatizedDataset.load(sent)
     for place, value in ((0, 1e9), (0, float("nan")), (64, 10.0), (64, 0.5), (64, -1.0)):
         values = box.values.clone()
         values[7, place] = value
-        with pytest.raises(DataError, match="outside what the channel can give"):
-            Privatized(values, box.channel, box.spec)
+        with pytest.raises(DataError, match="The channel cannot give"):
+            PrivatizedDataset(values, box.channel, box.spec)
     with pytest.raises(DataError, match="shape"):
-        Privatized(box.values[:, :5], box.channel, box.spec)
+        PrivatizedDataset(box.values[:, :5], box.channel, box.spec)
     for classes in (9, 11, 1):  # the last part of the channel is for ten
-        with pytest.raises(DataError, match="labels of"):
-            Privatized(box.values, box.channel, Spec((1, 8, 8), classes))
-    values = Laplace.calibrated(
-        9.0, space=Space(shape=(65,))
+        with pytest.raises(DataError, match=r"categories|labels"):
+            PrivatizedDataset(box.values, box.channel, Spec((1, 8, 8), classes))
+    values = Laplace.calibrate(
+        9.0, projection=Projection(shape=(65,))
     )  # a column more than there are pixels, and no label
-    with pytest.raises(DataError, match="labels of"):
-        Privatized(torch.zeros(3, 65), values, Spec((1, 8, 8), 10))
+    with pytest.raises(DataError, match=r"categories|labels"):
+        PrivatizedDataset(torch.zeros(3, 65), values, Spec((1, 8, 8), 10))
     with pytest.raises(DataError, match="does not fit"):
-        Privatized(box.values, box.channel, Spec((1, 2, 2), 10))
+        PrivatizedDataset(box.values, box.channel, Spec((1, 2, 2), 10))
 
 
 def test_files_of_one_channel_are_joined_and_others_refused(tmp_path):
-    space = Space(shape=(2,))
+    space = Projection(shape=(2,))
     folder = tmp_path / "clients"
     folder.mkdir()
     for name in ("a", "b"):
         privatize(
-            Table(np.random.default_rng(0).random((20, 2)), name=name),
-            Laplace.calibrated(3.0, space=space),
+            SensitiveTable(np.random.default_rng(0).random((20, 2)), name=name),
+            Laplace.calibrate(3.0, projection=space),
             out=folder / f"{name}.safetensors",
             ledger=tmp_path / f"{name}.jsonl",
         )
     box = privot_load(folder)
     assert len(box) == box.spec.size == 40
-    same = Privatized.load(folder / "a.safetensors")
-    with pytest.raises(DataError, match="twice"):
-        joined([same, same])
+    same = PrivatizedDataset.load(folder / "a.safetensors")
+    with pytest.raises(DataError, match="same contents"):
+        concatenate_privatized([same, same])
     privatize(
-        Table(np.zeros((20, 2)), name="c"),
-        Laplace.calibrated(4.0, space=space),
+        SensitiveTable(np.zeros((20, 2)), name="c"),
+        Laplace.calibrate(4.0, projection=space),
         out=folder / "c.safetensors",
         ledger=tmp_path / "c.jsonl",
     )
@@ -300,10 +305,10 @@ def test_files_of_one_channel_are_joined_and_others_refused(tmp_path):
 
 
 def test_seeded_noise_makes_neither_a_file_nor_a_guarantee(tmp_path):
-    digits = load("digits")
+    digits = load_dataset("digits")
     box = privatize(
         digits,
-        channel_for(digits.spec, "laplace", 20.0),
+        build_image_channel(digits.spec, "laplace", 20.0),
         ledger=tmp_path / "book.jsonl",
         insecure_seed=1,
     )
@@ -321,13 +326,13 @@ def test_labels_that_were_not_privatized_stay(tmp_path):
         for turn in (0, 1)
     ]
     for labels_epsilon, same in ((None, True), (50.0, False)):
-        channel = channel_for(spec, "laplace", 1.0, labels_epsilon=labels_epsilon)
+        channel = build_image_channel(spec, "laplace", 1.0, labels_epsilon=labels_epsilon)
         first, second = (
             privatize(each, channel, ledger=tmp_path / "book.jsonl", insecure_seed=3)
             for each in boxes
         )
         assert torch.equal(first.values, second.values) is same
-        assert (first.spec.classes, first.spec.class_names) == (
+        assert (first.spec.num_classes, first.spec.class_names) == (
             (1, None) if same else (3, ("x", "y", "z"))
         )
         assert first.spec.class_sizes is None
@@ -350,92 +355,94 @@ def test_a_release_of_what_was_sent(sent, tmp_path, monkeypatch):
     assert release.guarantee.epsilon == pytest.approx(22.0)
     assert seen == [pytest.approx(22.0)]
     assert (
-        release.facts["method"] == "average"
+        release.metadata["method"] == "average"
     )  # what a method says of itself is no word about the run
     proved = verify(tmp_path / "release")
     assert proved["epsilon_from_events"] == pytest.approx(22.0)
     assert not list((tmp_path / "server").rglob("*"))  # no ledger on the server
     assert (tmp_path / "book.jsonl").read_bytes() == book
-    real = load("digits", public=True).records().images.mean(0)
+    real = load_dataset("digits", public=True).records().images.mean(0)
     assert (
         release.sample(1)[0][0] - real
     ).abs().mean() < 0.15  # noise of 4.5 / sqrt(1797) a pixel leaves .07 ± .01; a flat image .3
-    write(release, tmp_path / "page", name="digits")
+    write_report(release, tmp_path / "page", name="digits")
     text = (tmp_path / "page" / "report.html").read_text()
-    for words in ("before it meets others", "the word of those who sent it", "a mean is no law"):
+    for words in ("before it leaves its owner", "A server only has their word", "a mean is no law"):
         assert words in text
 
 
 def test_a_release_cannot_claim_another_channel(sent, tmp_path):
     release = synthesize(sent, Average())
     for scale in (2.0, 0.5):
-        channel = json.loads(json.dumps(release.facts["channel"]))
+        channel = json.loads(json.dumps(release.metadata["channel"]))
         channel["parts"][0]["scale"] *= scale
-        dataclasses.replace(release, facts={**release.facts, "channel": channel}).save(
+        dataclasses.replace(release, metadata={**release.metadata, "channel": channel}).save(
             tmp_path / f"lie{scale}"
         )
-        with pytest.raises(PrivotError, match="not that of its channel"):
+        with pytest.raises(PrivotError, match="does not follow from its channel"):
             verify(tmp_path / f"lie{scale}")
 
 
 def test_a_server_gate_has_no_way_to_a_record(sent):
-    box = Privatized.load(sent)
+    box = PrivatizedDataset.load(sent)
     gate = ServerGate(box)
     for ask in (
-        lambda: gate.sum("values-0", lambda image, label: image, bound=1.0),
-        lambda: gate.open("why not"),
-        lambda: gate.update(None),
-        lambda: gate.rows("values-0", lambda image, label: image, bound=1.0),
+        lambda: gate.sum("values-0", lambda image, label: image, clip_norm=1.0),
+        lambda: gate.read_without_guarantee("why not"),
+        lambda: gate.update_shards(None),
+        lambda: gate.rows("values-0", lambda image, label: image, clip_norm=1.0),
         lambda: gate.privatize(box.channel),
-        lambda: gate.split(2, {}),
-        lambda: gate.poll("x", None, bound=1.0),
-        lambda: gate.answer("x", None, bound=1.0, shape=(1,)),
+        lambda: gate.split_into_shards(2, {}),
+        lambda: gate.sum_over_shards("x", None, clip_norm=1.0),
+        lambda: gate.query_sample("x", None, clip_norm=1.0, shape=(1,)),
     ):
         with pytest.raises(PlanError):
             ask()
-    assert gate.privatized() is box
+    assert gate.get_privatized_dataset() is box
 
 
 def test_clean_records_never_reach_a_local_method(tmp_path, box):
-    channel = Laplace.calibrated(1.0, space=Space(shape=(1, 2, 2)))
+    channel = Laplace.calibrate(1.0, projection=Projection(shape=(1, 2, 2)))
     gate = Gate(box, channel.plan(), Ledger(tmp_path / "book.jsonl"), Budget(1.01))
     with pytest.raises(PlanError, match="privot privatize"):
-        gate.privatized()
+        make_method("entropic-gan").fit(gate, Streams(0), ignore_progress)
     with pytest.raises(SettingError, match="privot privatize"):
         synthesize(box, Average(), ledger=tmp_path / "book.jsonl")
     with pytest.raises(PlanError, match="not that of this channel"):
-        gate.privatize(Laplace.calibrated(2.0, space=Space(shape=(1, 2, 2))))
+        gate.privatize(Laplace.calibrate(2.0, projection=Projection(shape=(1, 2, 2))))
     assert not (tmp_path / "book.jsonl").exists()
-    with pytest.raises(SettingError, match="privatize it first"):
-        synthesize(Table(np.zeros((5, 2)), name="t"), "merf", 1.0, ledger=tmp_path / "book.jsonl")
+    with pytest.raises(SettingError, match="run privot privatize first"):
+        synthesize(
+            SensitiveTable(np.zeros((5, 2)), name="t"), "merf", 1.0, ledger=tmp_path / "book.jsonl"
+        )
 
 
 def test_what_a_method_cannot_be_given(sent, privot):
     code, _, err = privot("synthesize", sent, "--method", "merf")
     assert (code, "entropic-gan" in err) == (2, True)
     code, _, err = privot("synthesize", sent, "--method", "merf", "--classes", 10)
-    assert "leave --classes out" in err
+    assert "Leave --classes out" in err
     code, _, err = privot("measure", "digits", "--test", sent)
     assert (code, err.count("\n")) == (2, 1)
-    with pytest.raises(SettingError, match="which no budget changes"):
+    with pytest.raises(SettingError, match="which no budget can change"):
         synthesize(sent, Average(), 5.0)
 
 
 def test_a_plan_of_a_file_reads_its_channel(sent):
-    facts = preflight(Privatized.load(sent), Average(), None)
+    facts = plan_run(PrivatizedDataset.load(sent), Average(), None)
     assert facts["guarantee"]["epsilon"] == pytest.approx(22.0)
-    assert facts["cautions"] == []
-    few = Privatized(
-        torch.zeros(10, 1), RandomizedResponse.calibrated(0.1, categories=9), Spec((1, 1, 1), 1)
+    assert facts["warnings"] == []
+    few = PrivatizedDataset(
+        torch.zeros(10, 1), RandomizedResponse.calibrate(0.1, num_categories=9), Spec((1, 1, 1), 1)
     )
-    assert "would do" in preflight(few, Average(), None)["cautions"][0]
+    assert "or epsilon" in plan_run(few, Average(), None)["warnings"][0]
 
 
 def test_a_table_is_sealed():
-    sealed = Table(np.zeros((4, 2)), name="t")
+    sealed = SensitiveTable(np.zeros((4, 2)), name="t")
     assert isinstance(sealed, Sensitive)
     with pytest.raises(TypeError):
         len(sealed)
     for rows in (np.zeros(3), np.full((2, 2), np.nan), np.array([["a"]]), np.zeros((0, 3))):
         with pytest.raises(DataError):
-            Table(rows)
+            SensitiveTable(rows)

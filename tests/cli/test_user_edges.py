@@ -10,24 +10,38 @@ import pyarrow.parquet as parquet
 import pytest
 
 import privot as api
-from privot.cli.options import guarantee_lines
-from privot.data import load
+from privot.cli.console import format_guarantee_lines
+from privot.data import load_dataset
 from privot.data.spec import Spec
 from privot.data.tabular import read_table
 from privot.errors import BudgetError, PrivotError, PrivotWarning, SettingError
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.ledger import Ledger
+from privot.privacy.ledger_lookup import ledger_path
 from privot.privacy.plan import Budget
 from privot.progress import round_down, round_up
-from privot.release import Guarantee
-from privot.synthesis import ledger_path
-from privot.synthesis.preflight import preflight
+from privot.synthesis.preflight import plan_run
 
 QUICK = tuple(
     word
-    for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1")
+    for each in (
+        "images_per_class=2",
+        "num_random_nets=2",
+        "nets_per_round=2",
+        "net_width=4",
+        "steps=2",
+        "net_train_epochs=1",
+    )
     for word in ("--set", each)
 )
-SMALL = {"per_class": 2, "nets": 2, "trained": 2, "width": 4, "steps": 2, "lessons": 1}
+SMALL = {
+    "images_per_class": 2,
+    "num_random_nets": 2,
+    "nets_per_round": 2,
+    "net_width": 4,
+    "steps": 2,
+    "net_train_epochs": 1,
+}
 
 
 @pytest.fixture
@@ -132,7 +146,7 @@ def test_a_table_is_no_picture(privot, people, out):
 def test_images_are_no_csv(privot, home):
     api.synthesize("digits", budget=5.0, settings=SMALL, out="made", ledger="book.jsonl")
     code, _, err = privot("sample", "made", "--out", "a.csv")
-    assert (code, "samples are written as" in err) == (2, True)
+    assert (code, "samples can be written as" in err) == (2, True)
 
 
 def test_the_report_of_a_table_speaks_of_a_table(privot, people):
@@ -198,10 +212,10 @@ def test_a_large_delta_in_python(home):
     for delta, allowed in ((0.5, False), (1.1e-3, False), (1e-3, True)):
         wall = Budget(1.0, delta)
         if allowed:
-            preflight(Spec((1, 8, 8), 2), api.make("merf"), wall)
+            plan_run(Spec((1, 8, 8), 2), api.make_method("merf"), wall)
         else:
             with pytest.raises(SettingError, match="allow_large_delta=True"):
-                api.synthesize(load("digits"), "private-set", wall, settings=SMALL)
+                api.synthesize(load_dataset("digits"), "private-set", wall, settings=SMALL)
     assert not (home / "home").exists()
     made = api.synthesize(
         "digits", "private-set", Budget(1.0, 0.01), settings=SMALL, allow_large_delta=True
@@ -210,77 +224,85 @@ def test_a_large_delta_in_python(home):
 
 
 def test_a_delta_below_one_over_a_declared_number_needs_no_word():
-    method = api.make("merf")
+    method = api.make_method("merf")
     wall = Budget(1.0, 2e-3)
-    assert preflight(Spec((1, 8, 8), 2, 400), method, wall)["guarantee"]["delta"] == 2e-3
+    assert plan_run(Spec((1, 8, 8), 2, 400), method, wall)["guarantee"]["delta"] == 2e-3
     with pytest.raises(SettingError, match="1/600"):
-        preflight(Spec((1, 8, 8), 2, 600), method, wall)
+        plan_run(Spec((1, 8, 8), 2, 600), method, wall)
     [told] = [
         each
-        for each in preflight(Spec((1, 8, 8), 2, 600), method, wall, allow_large_delta=True)[
-            "cautions"
+        for each in plan_run(Spec((1, 8, 8), 2, 600), method, wall, allow_large_delta=True)[
+            "warnings"
         ]
         if "delta" in each
     ]
     assert "1/size" in told
     # 300 owners, each with all that it holds: as the README shows it
-    federated = api.make("federated-gs-wgan", {"noise": 5.0, "rounds": 2})
+    federated = api.make_method("federated-gs-wgan", {"noise_multiplier": 5.0, "rounds": 2})
     assert (
-        preflight(Spec((1, 8, 8), 2, owners=300), federated, Budget(math.inf, 1.15e-3))[
+        plan_run(Spec((1, 8, 8), 2, num_clients=300), federated, Budget(math.inf, 1.15e-3))[
             "guarantee"
         ]["delta"]
         == 1.15e-3
     )
     with pytest.raises(SettingError, match="1/1000"):
-        preflight(Spec((1, 8, 8), 2, owners=1000), federated, Budget(math.inf, 1.15e-3))
+        plan_run(Spec((1, 8, 8), 2, num_clients=1000), federated, Budget(math.inf, 1.15e-3))
 
 
 def test_owners_are_a_lower_bound_of_the_size():
-    method = api.make("merf")
-    spec = Spec((1, 8, 8), 2, owners=2000)
-    assert "no fewer records than owners" in " ".join(
-        preflight(spec, method, Budget(1.0, 1e-3))["cautions"]
+    method = api.make_method("merf")
+    spec = Spec((1, 8, 8), 2, num_clients=2000)
+    assert "at least as many records as clients" in " ".join(
+        plan_run(spec, method, Budget(1.0, 1e-3))["warnings"]
     )
-    assert "than owners" not in " ".join(preflight(spec, method, Budget(1.0, 1e-4))["cautions"])
+    assert "records as clients" not in " ".join(
+        plan_run(spec, method, Budget(1.0, 1e-4))["warnings"]
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "warned"), [(10, False), (11, True), (1000, True)])
 def test_a_large_epsilon_is_a_caution_in_plain_words(privot, epsilon, warned):
     code, _, err = privot("plan", "digits", "--epsilon", epsilon)
     assert code == 0
-    assert ("promises little" in err) is warned
+    assert ("is a weak guarantee" in err) is warned
     if warned:
-        power = float(re.search(r"may find ([\d.]+) % of those", err)[1])
-        claim = Guarantee.of(
-            api.make("private-set").plan(load("digits").spec).calibrated(Budget(epsilon)), 1e-5
+        power = float(re.search(r"may identify ([\d.]+) % of the", err)[1])
+        claim = Guarantee.from_plan(
+            api.make_method("private-set")
+            .plan(load_dataset("digits").spec)
+            .calibrate(Budget(epsilon)),
+            1e-5,
         )
         assert 100 * claim.max_tpr["0.01"] - 1e-6 <= power <= 100
 
 
 def test_a_large_epsilon_of_a_channel_is_a_caution(privot):
     code, _, err = privot("privatize", "digits", "--epsilon", 50, "--out", "a.safetensors")
-    assert (code, "promises little" in err) == (0, True)
+    assert (code, "is a weak guarantee" in err) == (0, True)
 
 
 # Python
 
 
 def test_cautions_reach_python(home):
-    with pytest.warns(PrivotWarning, match="promises little") as heard:
+    with pytest.warns(PrivotWarning, match="is a weak guarantee") as heard:
         api.synthesize("digits", budget=100.0, settings=SMALL, ledger=home / "book.jsonl")
     assert {Path(each.filename).name for each in heard} == {
         Path(__file__).name
     }  # of the line that called
     told = []
     api.synthesize(
-        "digits", budget=100.0, settings=SMALL, ledger=home / "book.jsonl", notice=told.append
+        "digits", budget=100.0, settings=SMALL, ledger=home / "book.jsonl", on_warning=told.append
     )
-    assert any("promises little" in each for each in told)
+    assert any("is a weak guarantee" in each for each in told)
 
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("real-subset", {"per_class": 1}), ("merf", {"noise": 0.0, "features": 50, "steps": 2})],
+    [
+        ("real-subset", {"images_per_class": 1}),
+        ("merf", {"noise_multiplier": 0.0, "num_features": 50, "steps": 2}),
+    ],
 )
 def test_a_ledger_is_not_set_to_infinity_without_a_word(home, method, settings):
     with pytest.raises(
@@ -292,12 +314,16 @@ def test_a_ledger_is_not_set_to_infinity_without_a_word(home, method, settings):
         api.synthesize("digits", method, settings=settings, ledger=ledger_path("digits"))
     assert not (home / "home").exists()
     trial = api.synthesize(
-        "digits", method, settings=settings, ledger=home / "trial.jsonl", notice=lambda text: None
+        "digits",
+        method,
+        settings=settings,
+        ledger=home / "trial.jsonl",
+        on_warning=lambda text: None,
     )
-    assert math.isinf(float(trial.facts["ledger"]["spent_epsilon"]))
+    assert math.isinf(float(trial.metadata["ledger"]["spent_epsilon"]))
     assert Ledger(ledger_path("digits")).entries() == []
-    api.synthesize("digits", method, math.inf, settings=settings, notice=lambda text: None)
-    assert math.isinf(Ledger(ledger_path("digits")).spent().epsilon(1e-5))
+    api.synthesize("digits", method, math.inf, settings=settings, on_warning=lambda text: None)
+    assert math.isinf(Ledger(ledger_path("digits")).compute_spent_cost().epsilon(1e-5))
 
 
 def test_the_command_line_asks_for_the_same_word(privot):
@@ -307,7 +333,7 @@ def test_the_command_line_asks_for_the_same_word(privot):
         "--method",
         "real-subset",
         "--set",
-        "per_class=1",
+        "images_per_class=1",
         "--out",
         "one",
     )
@@ -316,7 +342,16 @@ def test_the_command_line_asks_for_the_same_word(privot):
     assert not Path("home").exists()
     assert privot(*words, "--ledger", "trial.jsonl")[0] == 0
     assert (
-        privot("synthesize", "digits", "--method", "merf", "--set", "noise=0", "--out", "two")[0]
+        privot(
+            "synthesize",
+            "digits",
+            "--method",
+            "merf",
+            "--set",
+            "noise_multiplier=0",
+            "--out",
+            "two",
+        )[0]
         == 2
     )
 
@@ -328,8 +363,8 @@ def test_a_refused_run_leaves_nothing_and_the_next_one_goes_on(privot, people):
     """Of records that were privatized nothing is charged, so nothing of a refused run is worth keeping."""
     words = ("synthesize", "sent.safetensors", "--method", "entropic-gan", "--out", "deep/er/out")
     for _ in range(2):
-        code, _, err = privot(*words, "--set", "net=conv")
-        assert (code, "use net=records" in err) == (2, True)
+        code, _, err = privot(*words, "--set", "generator=conv")
+        assert (code, "generator=records" in err) == (2, True)
         assert not Path("deep").exists()
     assert privot(*words, "--set", "steps=2")[0] == 0
 
@@ -355,7 +390,7 @@ def test_whatever_refuses_a_run_before_it_is_charged_nothing_is_left(home, monke
 def test_a_run_past_the_limit_leaves_nothing(privot, own):
     assert privot("ledger", own, "--limit", 1)[0] == 0
     for epsilon in (5, "inf"):
-        for method in ((), ("--method", "real-subset", "--set", "per_class=1")):
+        for method in ((), ("--method", "real-subset", "--set", "images_per_class=1")):
             code, _, err = privot(
                 "synthesize", own, "--epsilon", epsilon, *(method or QUICK), "--out", "deep/out"
             )
@@ -365,12 +400,12 @@ def test_a_run_past_the_limit_leaves_nothing(privot, own):
 
 def test_a_simulation_whose_terms_are_refused_leaves_nothing(privot, monkeypatch):
     from privot.federated.flower import simulation
-    from privot.federated.flower.server_app import NotAgreedError
+    from privot.federated.flower.server_app import NoConsentError
 
     def refused(*_, **__):
-        raise NotAgreedError("no owner has agreed to the terms")
+        raise NoConsentError("No client agreed to the terms.")
 
-    monkeypatch.setattr(simulation, "simulate", refused)
+    monkeypatch.setattr(simulation, "simulate_federation", refused)
     words = (
         "federate",
         "simulate",
@@ -379,7 +414,7 @@ def test_a_simulation_whose_terms_are_refused_leaves_nothing(privot, monkeypatch
         "--clients",
         3,
         "--set",
-        "noise=8",
+        "noise_multiplier=8",
         "--rounds",
         2,
         "--out",
@@ -387,7 +422,7 @@ def test_a_simulation_whose_terms_are_refused_leaves_nothing(privot, monkeypatch
     )
     for _ in range(2):
         code, _, err = privot(*words)
-        assert (code, "no owner has agreed" in err) == (2, True), err
+        assert (code, "No client agreed" in err) == (2, True), err
         assert not Path("made.run").exists()
 
 
@@ -410,8 +445,10 @@ def test_a_simulation_whose_terms_are_refused_leaves_nothing(privot, monkeypatch
     ],
 )
 def test_the_report_says_what_is_released_without_protection(privot, home, method, lead, tags):
-    settings = {"per_class": 1} | (
-        {} if method == "real-subset" else {"steps": 2, "batch": 8, "width": 4, "nets": 2}
+    settings = {"images_per_class": 1} | (
+        {}
+        if method == "real-subset"
+        else {"steps": 2, "batch_size": 8, "net_width": 4, "num_networks": 2}
     )
     api.synthesize(
         "digits",
@@ -419,7 +456,7 @@ def test_the_report_says_what_is_released_without_protection(privot, home, metho
         settings=settings,
         out="made",
         ledger=home / "book.jsonl",
-        notice=lambda text: None,
+        on_warning=lambda text: None,
     )
     assert privot("report", "made", "--out", "report")[0] == 0
     page, card, record = (
@@ -438,21 +475,23 @@ def test_the_report_shows_the_noise_that_ran(privot, home):
         "digits", budget=3.0, settings=SMALL, out="made", ledger=home / "book.jsonl"
     )
     assert privot("report", "made", "--out", "report")[0] == 0
-    shown = json.loads(Path("report/report.json").read_text())["method"]["settings"]["noise"]
+    shown = json.loads(Path("report/report.json").read_text())["method"]["settings"][
+        "noise_multiplier"
+    ]
     assert shown.startswith("derived from the budget: means ")
-    for stage in made.facts["plan"]["stages"]:
+    for stage in made.metadata["plan"]["stages"]:
         told = float(re.search(rf"{stage['name']} ([\d.]+)", shown)[1])
-        assert stage["noise"] * (1 - 1e-3) < told <= stage["noise"]
+        assert stage["noise_multiplier"] * (1 - 1e-3) < told <= stage["noise_multiplier"]
 
 
 def test_a_sample_of_a_set_says_how_many_images_there_are(privot, said, home, tmp_path):
     made = api.synthesize(
         "digits", budget=5.0, settings=SMALL, out="made", ledger=home / "book.jsonl"
     )
-    assert len(made.product.tensors["labels"]) == 20
+    assert len(made.artifact.tensors["labels"]) == 20
     code, out, _ = privot("sample", "made", "--count", 100, "--out", "a.npz")
     assert (code, out.count("\n")) == (0, 1)
-    assert "100 images in a.npz: 20 of the 20 images of the set, and images repeat" in out
+    assert "100 images in a.npz: 20 of the 20 images of the set, with repetitions" in out
     assert said("sample", "made", "--count", 100, "--out", "b.npz") == {
         "out": "b.npz",
         "count": 100,
@@ -493,7 +532,7 @@ def test_certified_attack_power_is_rounded_up_on_the_command_line(privot, home):
         "unit": "one record",
         "max_tpr": {"0.01": 0.37225},
     }
-    text = "\n".join(guarantee_lines(claim))
+    text = "\n".join(format_guarantee_lines(claim))
     assert "epsilon 0.9997, delta 1.235e-05" in text
     assert "0.373 at 0.01" in text
     made = api.synthesize(

@@ -1,5 +1,6 @@
 """Every verb, for people and for programs: what it prints, what it writes, what it must not touch."""
 
+import importlib
 import io
 import json
 import os
@@ -17,25 +18,27 @@ from rich.console import Console
 from specimens import hand
 
 from privot import __version__
+from privot import io as files
 from privot.cli import demo, main
-from privot.data import catalogue, load, readers
+from privot.data import load_catalog, load_dataset, readers
 from privot.data.dataset import Sensitive
-from privot.measures.result import Reading, read
+from privot.measures.result import MetricResult, load_metric_results
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.progress import progress_bar
+from privot.privacy.ledger_lookup import ledger_path
+from privot.progress import show_progress_bar
 from privot.release import Release, artifact
-from privot.synthesis import ledger_path, synthesize
+from privot.synthesis import synthesize
 
-QUICK = ("--method", "merf", "--set", "features=200", "--set", "steps=20")  # a generator
+QUICK = ("--method", "merf", "--set", "num_features=200", "--set", "steps=20")  # a generator
 SMALL = {
-    "per_class": 2,
-    "nets": 4,
-    "trained": 2,
-    "width": 4,
+    "images_per_class": 2,
+    "num_random_nets": 4,
+    "nets_per_round": 2,
+    "net_width": 4,
     "steps": 4,
-    "lessons": 1,
-    "soft": 0.5,
+    "net_train_epochs": 1,
+    "soft_label_weight": 0.5,
 }  # a set, by the default method
 
 
@@ -110,20 +113,23 @@ def test_plan(privot, said):
         "plan", "digits", "--epsilon", 0.2
     )  # too little for 1,438 records, and said so before anything is spent
     assert code == 0
-    assert err.startswith("caution: signal to noise")
+    assert err.startswith("warning: the predicted signal-to-noise ratio")
     assert "a class has about 144 records" in err
     assert err.count("\n") == 1
     facts = said("plan", "digits", "--epsilon", 1)
     assert facts["method"] == "private-set"
     assert facts["guarantee"]["epsilon"] == pytest.approx(1, rel=1e-6)
-    whole = sum(stage["steps"] / stage["noise"] ** 2 for stage in facts["plan"]["stages"]) ** -0.5
+    whole = (
+        sum(stage["steps"] / stage["noise_multiplier"] ** 2 for stage in facts["plan"]["stages"])
+        ** -0.5
+    )
     assert whole == pytest.approx(
         3.7306, rel=1e-4
     )  # one Gaussian of this multiplier has epsilon 1 at delta 1e-5
     assert facts["forecast"]["predicted_seconds"] > 0
-    assert said("plan", "digits", "--set", "noise=5")["guarantee"]["epsilon"] == pytest.approx(
-        0.726, abs=1e-3
-    )
+    assert said("plan", "digits", "--set", "noise_multiplier=5")["guarantee"][
+        "epsilon"
+    ] == pytest.approx(0.726, abs=1e-3)
     powers = said("plan", "digits", "--max-tpr", "0.05@0.01")["guarantee"]["max_tpr"]
     assert 0.0499 < powers["0.01"] <= 0.05
     assert said("plan", "digits", "--epsilon", "inf")["guarantee"] == {
@@ -135,11 +141,11 @@ def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeyp
     def touched(*_, **__):
         raise AssertionError("a record was read")
 
-    for name in ("read_idx", "read_npz", "read_parquet", "read_folder", "decode"):
+    for name in ("read_idx", "read_npz", "read_parquet", "read_folder"):
         monkeypatch.setattr(readers, name, touched)
     monkeypatch.setattr("sklearn.datasets.load_digits", touched)
     monkeypatch.setattr(Sensitive, "__init__", touched)
-    for source in catalogue():
+    for source in load_catalog():
         assert said("plan", source, "--epsilon", 1)["spec"]["size"]
     (tmp_path / "scans.npz").write_bytes(b"nobody looks in here")
     (tmp_path / "photos").mkdir()
@@ -147,11 +153,11 @@ def test_plan_reads_no_record_and_spends_nothing(privot, said, tmp_path, monkeyp
         facts = said("plan", path, "--epsilon", 1, "--shape", "3x16x16", "--classes", 4)
         assert facts["spec"] == {
             "shape": [3, 16, 16],
-            "classes": 4,
+            "num_classes": 4,
             "size": None,
             "class_sizes": None,
             "class_names": None,
-            "mirror": None,
+            "flip_invariant": None,
         }
         code, _, err = privot("plan", path, "--epsilon", 1)
         assert code == 2
@@ -169,7 +175,7 @@ def test_synthesize(privot, said, tmp_path):
         "guarantee",
         "ledger",
     ]
-    lines = [line for line in err.splitlines() if not line.startswith("caution: ")]
+    lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
     assert [line.split(":")[0] for line in lines] == ["embedding the records"] * 2 + [
         "training the generator"
     ] * 4
@@ -187,27 +193,27 @@ def test_synthesize(privot, said, tmp_path):
 
 def test_the_method_is_a_private_set_unless_another_is_named(said):
     result = said("synthesize", "digits", "--epsilon", 5, *settings(), "--out", "one")
-    assert result["cautions"] == []
+    assert result["warnings"] == []
     made = Release.load("one")
-    assert made.facts["method"] == "private-set"
-    assert made.product.tensors["images"].shape == (20, 1, 8, 8)
+    assert made.metadata["method"] == "private-set"
+    assert made.artifact.tensors["images"].shape == (20, 1, 8, 8)
     assert said("ledger", "digits")["runs"][0]["method"] == "private-set"
 
 
 def test_too_little_signal_is_said_before_anything_is_spent(privot, said, monkeypatch):
     words = ("digits", "--epsilon", 0.2, *settings())
-    [told] = said("plan", *words)["cautions"]
+    [told] = said("plan", *words)["warnings"]
     with monkeypatch.context() as stopped:
         stopped.setattr(
             Ledger, "reserve", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         code, _, err = privot("synthesize", *words, "--out", "one")
-    assert (code, err.splitlines()[0]) == (130, f"caution: {told}")
+    assert (code, err.splitlines()[0]) == (130, f"warning: {told}")
     assert said("ledger", "digits")["runs"] == []
-    assert said("synthesize", *words, "--out", "two")["cautions"] == [told]
+    assert said("synthesize", *words, "--out", "two")["warnings"] == [told]
     needed = float(told.split("epsilon ")[1].split()[0])
-    assert said("plan", "digits", "--epsilon", needed, *settings())["cautions"] == []
-    assert said("plan", "digits", "--epsilon", 0.8 * needed, *settings())["cautions"] != []
+    assert said("plan", "digits", "--epsilon", needed, *settings())["warnings"] == []
+    assert said("plan", "digits", "--epsilon", 0.8 * needed, *settings())["warnings"] != []
 
 
 def test_resize(privot, said, images, tmp_path, monkeypatch):
@@ -216,15 +222,15 @@ def test_resize(privot, said, images, tmp_path, monkeypatch):
 
     for place in (Ledger, Sensitive, Gate):
         monkeypatch.setattr(place, "__init__", touched)
-    code, out, err = privot("resize", images, "--per-class", 5, "--out", "five")
+    code, out, err = privot("resize", images, "--images-per-class", 5, "--out", "five")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == [
         "release",
         "guarantee",
     ]
-    assert "50 images, at no cost" in out
+    assert "50 images, nothing spent" in out
     assert all(line.split(":")[0] for line in err.splitlines())
-    result = said("resize", images, "--per-class", 1, "--out", "one")
+    result = said("resize", images, "--images-per-class", 1, "--out", "one")
     assert (result["release"], result["images"]) == ("one", 10)
     assert result["from"] == (images / "manifest.sha256").read_text().strip()
     assert said("verify", "one")["epsilon_from_events"] == pytest.approx(5, rel=1e-6)
@@ -233,20 +239,22 @@ def test_resize(privot, said, images, tmp_path, monkeypatch):
 
 def test_settings_come_from_a_file_and_the_command_wins(said, tmp_path):
     (tmp_path / "c.toml").write_text(
-        'features = 300\nsteps = 20\nneighbours = "add-remove"\nwidths = [5, 10.5]\n'
+        'num_features = 300\nsteps = 20\nneighbours = "add-remove"\nbandwidths = [5, 10.5]\n'
     )
-    words = ("--method", "merf", "--config", "c.toml", "--set", "features=200")
+    words = ("--method", "merf", "--config", "c.toml", "--set", "num_features=200")
     settings = said("plan", "digits", "--epsilon", 1, *words)["settings"]
-    assert {key: settings[key] for key in ("features", "steps", "neighbours", "widths")} == {
-        "features": 200,
+    assert {
+        key: settings[key] for key in ("num_features", "steps", "neighbours", "bandwidths")
+    } == {
+        "num_features": 200,
         "steps": 20,
         "neighbours": "add-remove",
-        "widths": [5.0, 10.5],
+        "bandwidths": [5.0, 10.5],
     }
 
 
 def test_synthesize_from_a_path(said, tmp_path):
-    images, labels = load("digits", public=True).records()
+    images, labels = load_dataset("digits", public=True).records()
     np.savez(tmp_path / "a.npz", x=(images[:, 0] * 255).byte().numpy(), y=labels.numpy())
     said("synthesize", "a.npz", "--epsilon", 5, *QUICK, "--out", "out")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -284,12 +292,12 @@ def test_sample(privot, said, release, out, tmp_path):
     if out.endswith(".png"):
         assert Image.open(out).size[0] > 100
     else:
-        found, found_labels = load(tmp_path / out, public=True).records()
+        found, found_labels = load_dataset(tmp_path / out, public=True).records()
         order = labels.argsort(stable=True) if out == "folder" else slice(None)
         assert np.array_equal((found * 255).round().byte().numpy(), pixels[order])
         assert found_labels.tolist() == labels[order].tolist()
     code, _, err = privot("sample", release, "--count", 3, "--out", out)
-    assert (code, err) == (2, f"privot: {out} is there already: name another, or remove it\n")
+    assert (code, err) == (2, f"privot: {out} already exists. Choose another name or remove it.\n")
     assert said("sample", release, "--count", 3, "--out", "b.npz") == {"out": "b.npz", "count": 3}
 
 
@@ -299,7 +307,7 @@ def test_samples_replay_by_their_seed(said, release):
     a, b, c = (np.load(f"{name}.npz")["x"] for name in "abc")
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
-    said("sample", release, "--out", "narrow.npz", "--seed", 3, "--spread", 0.01)
+    said("sample", release, "--out", "narrow.npz", "--seed", 3, "--latent-scale", 0.01)
     assert np.load("narrow.npz")["x"].std(0).mean() < a.std(0).mean()
 
 
@@ -322,11 +330,11 @@ def test_many_samples_show_how_far_they_are(release, monkeypatch):
     told = []
     loaded = Release.load(release)
     whole = loaded.sample(25)
-    monkeypatch.setattr(artifact, "PORTION", 10)
-    parts = loaded.product.sample(
+    monkeypatch.setattr(artifact, "SAMPLE_CHUNK_SIZE", 10)
+    parts = loaded.artifact.sample(
         loaded.spec, 25, progress=lambda stage, step, of, **facts: told.append((stage, step, of))
     )
-    assert told == [("drawing", 10, 25), ("drawing", 20, 25), ("drawing", 25, 25)]
+    assert told == [("sampling", 10, 25), ("sampling", 20, 25), ("sampling", 25, 25)]
     assert torch.allclose(whole[0], parts[0], atol=1e-5)
     assert torch.equal(whole[1], parts[1])
 
@@ -334,12 +342,12 @@ def test_many_samples_show_how_far_they_are(release, monkeypatch):
 def test_nothing_is_drawn_for_a_file_that_cannot_be_written(privot, release, tmp_path, monkeypatch):
     (tmp_path / "a.npz").touch()
     monkeypatch.setattr(
-        artifact.Product, "sample", lambda *given, **more: pytest.fail("drawn for nothing")
+        artifact.Artifact, "sample", lambda *given, **more: pytest.fail("drawn for nothing")
     )
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for out, why in (
-        ("a.npz", "there already"),
-        ("a.gif", "samples are written as"),
+        ("a.npz", "already exists"),
+        ("a.gif", "samples can be written as"),
         ("a.parquet", "privot[parquet]"),
         ("a.npz/b.npz", "a.npz"),
     ):
@@ -370,17 +378,17 @@ def test_measure(privot, said, release):
     assert "internal" in out
     assert "training the classical classifiers: 1 of 1" in err
     found = said(*words)
-    assert found.keys() == {"subject", "release", "readings"}
+    assert found.keys() == {"source", "release", "results"}
     assert found["release"] == (release / "manifest.sha256").read_text().strip()
-    assert found["subject"] == "digits"
-    [reading] = found["readings"]
-    assert (reading["name"], reading["count"], reading["publishable"]) == (
+    assert found["source"] == "digits"
+    [reading] = found["results"]
+    assert (reading["name"], reading["reference_size"], reading["publishable"]) == (
         "logistic_accuracy",
         359,
         False,
     )
     assert 0 < reading["value"] < 1
-    [public] = said(*words, "--public")["readings"]
+    [public] = said(*words, "--public")["results"]
     assert public["publishable"]
     assert public["value"] == reading["value"]  # the same samples, the same classifier
 
@@ -399,18 +407,18 @@ def test_measure_writes_what_report_and_ceiling_read(said, privot, release, tmp_
     )
     found = said(*words, "--only", "gaussian_nb,exact")
     assert json.loads((tmp_path / "deep/er/r.json").read_text()) == found
-    assert [each["name"] for each in found["readings"]] == [
+    assert [each["name"] for each in found["results"]] == [
         "exact_wasserstein",
         "gaussian_nb_accuracy",
     ]
-    assert found["readings"][0]["error"] == "nan"  # JSON has no other word for it
+    assert found["results"][0]["standard_error"] == "nan"  # JSON has no other word for it
     assert [path.name for path in (tmp_path / "deep/er").iterdir()] == ["r.json"]
-    again = [Reading.from_json(each) for each in found["readings"]]
-    assert [repr(each) for each in read(tmp_path / "deep/er/r.json")] == [
+    again = [MetricResult.from_json(each) for each in found["results"]]
+    assert [repr(each) for each in load_metric_results(tmp_path / "deep/er/r.json")] == [
         repr(each) for each in again
     ]
     code, _, err = privot(*words, "--only", "lda")
-    assert (code, "deep/er/r.json is there already" in err) == (2, True)
+    assert (code, "deep/er/r.json already exists" in err) == (2, True)
     assert said(
         "measure",
         release,
@@ -420,13 +428,13 @@ def test_measure_writes_what_report_and_ceiling_read(said, privot, release, tmp_
         50,
         "--only",
         "lda",
-        "--ceiling",
+        "--real-data-results",
         "deep/er/r.json",
     )
 
 
 def test_measure_takes_foreign_output_and_features(said, privot, tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "folders", lambda: [tmp_path / "data"])
+    monkeypatch.setattr(files, "list_data_folders", lambda: [tmp_path / "data"])
     np.savez(
         tmp_path / "theirs.npz",
         x=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8),
@@ -434,14 +442,14 @@ def test_measure_takes_foreign_output_and_features(said, privot, tmp_path, monke
     )
     words = ("measure", "theirs.npz", "--test", "digits", "--only", "fid,sliced")
     found = said(*words)
-    assert found["subject"] == "theirs"
-    names = {each["name"] for each in found["readings"]}
+    assert found["source"] == "theirs"
+    names = {each["name"] for each in found["results"]}
     assert {"domain_fd", "sliced_wasserstein"} <= names
     assert "fid" not in names
     code, out, err = privot(*words, "--public")
     assert code == 0
-    assert err.count("caution: ") == 2
-    assert "the domain_ numbers of a small network are given instead" in err
+    assert err.count("warning: ") == 2
+    assert "The domain_ metrics of a small network are measured instead" in err
     assert "domain_fd: so few images (60 samples)" in err
     assert "ConvNet of width 32" in out
     code, _, err = privot(*words, "--weights", "theirs.npz")
@@ -450,11 +458,11 @@ def test_measure_takes_foreign_output_and_features(said, privot, tmp_path, monke
 
 def test_a_slip_in_a_measure_is_answered_by_the_nearest(privot, release):
     code, _, err = privot("measure", release, "--test", "digits", "--only", "cnn,precison")
-    assert (code, err) == (2, "privot: no measure 'precison'; did you mean 'precision'?\n")
+    assert (code, err) == (2, "privot: There is no metric 'precison'. Did you mean 'precision'?\n")
 
 
 def test_measure_refuses_a_test_on_the_training_data(privot, said, release, tmp_path):
-    images, labels = load("digits", public=True).records()
+    images, labels = load_dataset("digits", public=True).records()
     np.savez(tmp_path / "train.npz", x=(images[:, 0] * 16).round().numpy() / 16, y=labels.numpy())
     for words in (("--test", "train.npz"), ("--test", "train.npz", "--train", "digits")):
         code, _, err = privot("measure", release, *words, "--only", "lda", "--count", 50)
@@ -469,21 +477,21 @@ def test_a_number_can_be_bought(privot, said, release):
         "digits",
         "--count",
         60,
-        "--pay",
+        "--accuracy-epsilon",
         3,
         "--ledger",
         "paid.jsonl",
     )
-    [reading] = said(*words)["readings"]
+    [reading] = said(*words)["results"]
     assert (reading["name"], reading["publishable"]) == ("cnn_accuracy", True)
-    assert "through the gate at epsilon 3" in reading["ruler"]
+    assert "through the gate at epsilon 3" in reading["protocol"]
     assert said("ledger", "digits", "--ledger", "paid.jsonl")["spent_epsilon"] == pytest.approx(
         3, rel=1e-6
     )
     for more, name in (
-        (("--public",), "--pay"),
-        (("--only", "lda"), "of networks"),
-        (("--pay", 0), "epsilon=0"),
+        (("--public",), "--accuracy-epsilon"),
+        (("--only", "lda"), "with networks"),
+        (("--accuracy-epsilon", 0), "epsilon=0"),
     ):
         code, _, err = privot(*words, *more)
         assert (code, name in err) == (2, True)
@@ -491,11 +499,11 @@ def test_a_number_can_be_bought(privot, said, release):
 
 
 def test_networks_that_are_paid_for_learn_soft_labels_too(said, images):
-    [reading] = said("measure", images, "--test", "digits", "--pay", 3, "--ledger", "paid.jsonl")[
-        "readings"
-    ]
-    assert "; soft labels;" in reading["ruler"]
-    assert reading["samples"] == 20  # the set as it is
+    [reading] = said(
+        "measure", images, "--test", "digits", "--accuracy-epsilon", 3, "--ledger", "paid.jsonl"
+    )["results"]
+    assert "; soft labels;" in reading["protocol"]
+    assert reading["num_samples"] == 20  # the set as it is
 
 
 def test_what_was_paid_for_is_not_lost(privot, release, tmp_path):
@@ -507,7 +515,7 @@ def test_what_was_paid_for_is_not_lost(privot, release, tmp_path):
         "digits",
         "--count",
         60,
-        "--pay",
+        "--accuracy-epsilon",
         3,
         "--ledger",
         "paid.jsonl",
@@ -524,11 +532,13 @@ def test_what_was_paid_for_is_not_lost(privot, release, tmp_path):
 
 
 def test_the_ledger_of_a_test_split_can_be_seen_and_limited(privot, said, release):
-    privot("measure", release, "--test", "digits", "--count", 60, "--pay", 3)
+    privot("measure", release, "--test", "digits", "--count", 60, "--accuracy-epsilon", 3)
     assert said("ledger", "digits/test")["spent_epsilon"] == pytest.approx(3, rel=1e-6)
     assert said("ledger", "digits")["spent_epsilon"] != pytest.approx(3, rel=1e-6)
     said("ledger", "digits/test", "--limit", 4)
-    code, _, err = privot("measure", release, "--test", "digits", "--count", 60, "--pay", 3)
+    code, _, err = privot(
+        "measure", release, "--test", "digits", "--count", 60, "--accuracy-epsilon", 3
+    )
     assert (code, "does not allow" in err, "training" in err) == (2, True, False)  # before the work
 
 
@@ -550,7 +560,7 @@ def test_compare(privot, said, release, tmp_path):
         60,
     )
     found = said(*words)
-    assert [each["subject"] for each in found["subjects"]] == ["digits", "theirs"]
+    assert [each["source"] for each in found["outputs"]] == ["digits", "theirs"]
     assert Path(found["page"]).name == "comparison.html"
     page = Path(found["page"]).read_text()
     assert "theirs" in page
@@ -596,14 +606,14 @@ def test_report(privot, said, release, tmp_path):
         0o004,
         0o600,
     )
-    words = ("report", release, "--readings", "public.json", "--readings", "internal.json")
+    words = ("report", release, "--results", "public.json", "--results", "internal.json")
     code, out, err = privot(*words)
     assert code == 0
     assert [Path(line).name for line in out.splitlines()[:4]] == PUBLIC
     assert "guarantee  epsilon 5" in out
-    assert "caution: 1 numbers are not publishable and were left out" in err
+    assert "warning: Left out 1 result(s) that are not publishable" in err
     facts = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert [each["name"] for each in facts["utility"]["readings"]] == ["lda_accuracy"]
+    assert [each["name"] for each in facts["utility"]["results"]] == ["lda_accuracy"]
     found = said(*words)  # an earlier report is replaced
     assert [Path(each).name for each in found["files"]] == PUBLIC
     assert (found["broken"], found["left_out"]) == (False, 1)
@@ -614,17 +624,17 @@ def test_a_report_takes_nothing_of_another_release(privot, said, release, images
     said("measure", release, *words, "--out", "one.json")
     said("sample", release, "--count", 50, "--out", "foreign.npz")
     said("measure", "foreign.npz", *words, "--out", "foreign.json")
-    assert privot("report", release, "--readings", "one.json")[0] == 0
+    assert privot("report", release, "--results", "one.json")[0] == 0
     for target, file in ((images, "one.json"), (release, "foreign.json")):
-        code, _, err = privot("report", target, "--readings", file, "--out", "page")
-        assert (code, f"{file}: this is of another release" in err, err.count("\n")) == (2, True, 1)
+        code, _, err = privot("report", target, "--results", file, "--out", "page")
+        assert (code, f"{file} belongs to another release" in err, err.count("\n")) == (2, True, 1)
     shutil.copytree(release, "mine")
     Path("mine.attacks").mkdir()
     attack = {
         "name": "a",
         "fpr": [0.01],
         "tpr": [0.01],
-        "lower": [0.0],
+        "tpr_lower": [0.0],
         "confidence": 0.95,
         "publishable": True,
     }
@@ -660,7 +670,7 @@ def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
         "digits",
         "--ledger",
         book,
-        "--readings",
+        "--results",
         "internal.json",
         "--out",
         "both",
@@ -672,8 +682,8 @@ def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
     ]
     assert found["left_out"] == 0
     facts = json.loads((tmp_path / "both-internal" / "internal.json").read_text())
-    assert [each["name"] for each in facts["utility"]["readings"]] == ["gaussian_nb_accuracy"]
-    assert facts["history"]["holds_head"]
+    assert [each["name"] for each in facts["utility"]["results"]] == ["gaussian_nb_accuracy"]
+    assert facts["history"]["contains_head"]
     assert "gaussian_nb" not in (tmp_path / "both" / "report.json").read_text()
     for words in (("--data", "digits"), ("--ledger", book)):
         code, _, err = privot("report", release, *words, "--out", "none")
@@ -681,7 +691,7 @@ def test_the_internal_report_is_for_the_owner(privot, said, release, tmp_path):
     code, _, err = privot(
         "report", release, "--internal", "--ledger", "nothing.jsonl", "--out", "none"
     )
-    assert (code, err) == (2, "privot: nothing.jsonl: no such ledger\n")
+    assert (code, err) == (2, "privot: The ledger nothing.jsonl does not exist.\n")
     assert not (tmp_path / "none").exists()
     assert not (tmp_path / "nothing.jsonl").exists()
 
@@ -693,7 +703,7 @@ def test_an_attack_above_the_certificate_ends_with_3(privot, release, tmp_path):
             "name": name,
             "fpr": [0.01],
             "tpr": [power],
-            "lower": [power],
+            "tpr_lower": [power],
             "confidence": 0.95,
             "publishable": True,
         }
@@ -710,12 +720,12 @@ def test_an_attack_above_the_certificate_ends_with_3(privot, release, tmp_path):
         assert (tmp_path / name / "report.html").exists()  # the page says so too
 
 
-@pytest.mark.parametrize("option", ["--readings", "--attacks"])
+@pytest.mark.parametrize("option", ["--results", "--attacks"])
 def test_report_refuses_files_of_another_kind(privot, release, tmp_path, option):
-    for text in ("", "{}", '{"readings": [3], "attacks": 3}'):
+    for text in ("", "{}", '{"results": [3], "attacks": 3}'):
         (tmp_path / "a.json").write_text(text)
         code, _, err = privot("report", release, option, "a.json")
-        assert (code, err.startswith("privot: a.json: not a file of"), err.count("\n")) == (
+        assert (code, err.startswith("privot: a.json") and " file of " in err, err.count("\n")) == (
             2,
             True,
             1,
@@ -744,10 +754,10 @@ def test_ledger(privot, said, tmp_path):
         "spent_epsilon": 0.0,
         "delta": 1e-5,
         "runs": [],
-        "vaults": [],
+        "checkpoints": [],
         "neighbours": None,
-        "unit": None,
-        "own": False,
+        "privacy_unit": None,
+        "is_dataset_ledger": False,
         "internal": [],
     }
     assert not (tmp_path / "book.jsonl").exists()  # looking writes nothing
@@ -760,10 +770,10 @@ def test_ledger(privot, said, tmp_path):
     code, out, err = privot("ledger", "digits", *book)
     assert code == 0
     assert "of 3" in out
-    assert "caution" not in err
-    assert Ledger(tmp_path / "book.jsonl").wall().epsilon == 3
+    assert "warning" not in err
+    assert Ledger(tmp_path / "book.jsonl").limit().epsilon == 3
     code, out, err = privot("ledger", "digits", *book, "--limit", 0.5)
-    assert (code, "of 0.5" in out, "spent already" in err) == (0, True, True)
+    assert (code, "of 0.5" in out, "spent more than the limit" in err) == (0, True, True)
     assert "embedding" in out  # answers are named
     facts = said("ledger", "digits", *book, "--limit", 3, "--delta", 1e-7)
     assert said("ledger", "digits", *book) == facts  # spent at the delta of the limit
@@ -791,8 +801,8 @@ def test_cite(privot, said):
 @pytest.fixture
 def quick_demo(monkeypatch):
     """The demo itself, with less training, and one classifier."""
-    monkeypatch.setattr(demo, "SETTINGS", SMALL)
-    monkeypatch.setattr(demo, "CLASSIFIERS", ("logistic",))
+    monkeypatch.setattr(demo, "DEMO_SETTINGS", SMALL)
+    monkeypatch.setattr(demo, "DEMO_CLASSIFIERS", ("logistic",))
 
 
 def test_demo(privot, said, quick_demo, tmp_path):
@@ -811,7 +821,7 @@ def test_demo(privot, said, quick_demo, tmp_path):
     result = said("demo", "--epsilon", 2)  # what the demo made, the demo may replace
     assert result["verified_epsilon"] == pytest.approx(2, rel=1e-6)
     assert all(Path(where).exists() for where in result["files"].values())
-    assert result["readings"][0]["samples"] == 20  # the set itself
+    assert result["results"][0]["num_samples"] == 20  # the set itself
     assert "guarantee  none" in privot("demo", "--epsilon", "inf")[1]
     for wrong, name in (("0", "epsilon=0"), ("-1", "epsilon=-1")):
         code, out, err = privot("demo", "--epsilon", wrong)
@@ -834,16 +844,16 @@ REFUSED = {
     "sample an unknown ending": ("sample", "{release}", "--out", "a.gif"),
     "sample with a wild seed": ("sample", "{release}", "--seed", str(2**70), "--out", "a.npz"),
     "sample under a file": ("sample", "{release}", "--out", "{release}/manifest.json/a.npz"),
-    "resize nothing": ("resize", "nothing", "--per-class", "3", "--out", "b"),
-    "resize a generator": ("resize", "{release}", "--per-class", "3", "--out", "b"),
-    "resize to nothing": ("resize", "{images}", "--per-class", "0", "--out", "b"),
+    "resize nothing": ("resize", "nothing", "--images-per-class", "3", "--out", "b"),
+    "resize a generator": ("resize", "{release}", "--images-per-class", "3", "--out", "b"),
+    "resize to nothing": ("resize", "{images}", "--images-per-class", "0", "--out", "b"),
     "resize to no number": ("resize", "{images}", "--out", "b"),
-    "resize to nowhere": ("resize", "{images}", "--per-class", "3"),
-    "resize onto something": ("resize", "{images}", "--per-class", "3", "--out", "a.npz"),
+    "resize to nowhere": ("resize", "{images}", "--images-per-class", "3"),
+    "resize onto something": ("resize", "{images}", "--images-per-class", "3", "--out", "a.npz"),
     "resize on no device": (
         "resize",
         "{images}",
-        "--per-class",
+        "--images-per-class",
         "3",
         "--out",
         "b",
@@ -887,7 +897,7 @@ REFUSED = {
         "{release}",
         "--test",
         "digits",
-        "--ceiling",
+        "--real-data-results",
         "a.npz",
     ),
     "measure the score without training data": (
@@ -905,7 +915,7 @@ REFUSED = {
     "compare with nothing": ("compare", "{release}", "nothing.npz", "--test", "digits"),
     "report on nothing": ("report", "nothing"),
     "report without --internal": ("report", "{release}", "--data", "digits"),
-    "report with other readings": ("report", "{release}", "--readings", "a.npz"),
+    "report with other readings": ("report", "{release}", "--results", "a.npz"),
     "report into something else": ("report", "{release}", "--out", "{release}"),
     "measure with a wild seed": ("measure", "{release}", "--test", "digits", "--seed", "-1"),
     "ledger of nothing": ("ledger", "nothing.npz"),
@@ -966,12 +976,12 @@ def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
     ):
         monkeypatch.setattr(
-            artifact.Product, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
+            artifact.Artifact, "sample", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
         )
         code, _, err = privot("sample", release, "--out", "a.npz")
         assert (code, err.count("\n"), "memory" in err) == (2, 1, True)
     monkeypatch.setattr(
-        artifact.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug"))
+        artifact.Artifact, "sample", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug"))
     )
     with pytest.raises(
         RuntimeError, match="a bug"
@@ -980,7 +990,7 @@ def test_not_enough_memory_is_said_in_one_line(privot, release, monkeypatch):
 
 
 LONG = [
-    ("resize", "{images}", "--per-class", "3"),
+    ("resize", "{images}", "--images-per-class", "3"),
     ("compare", "{release}", "--test", "digits"),
     ("invert", "--data", "digits"),
 ]
@@ -999,16 +1009,19 @@ def test_classes_are_known_by_their_names(privot, said, tmp_path):
             for place, each in enumerate(own):
                 Image.fromarray(each).save(Path(folder, name, f"{place}.png"))
     words = ("measure", "ours", "--only", "lda", "--test")
-    assert said(*words, "test")["readings"][0]["count"] == 12
-    for folder, what in (("wrong", "'ant' is none of those"), ("few", "'dog' has no records")):
+    assert said(*words, "test")["results"][0]["reference_size"] == 12
+    for folder, what in (
+        ("wrong", "'ant' is not one of the known classes"),
+        ("few", "'dog' has no records"),
+    ):
         code, _, err = privot(*words, folder)
         assert (code, f"class {what}" in err, err.count("\n")) == (2, True, 1), err
     code, _, err = privot(
         "attack", "nearest-pixels", "ours", "--members", "test", "--nonmembers", "wrong"
     )
-    assert (code, "class 'ant' is none of those" in err) == (2, True)
+    assert (code, "class 'ant' is not one of the known classes" in err) == (2, True)
     code, _, err = privot("compare", "ours", "test", "--test", "wrong", "--only", "lda")
-    assert (code, "class 'ant' is none of those" in err) == (2, True)
+    assert (code, "class 'ant' is not one of the known classes" in err) == (2, True)
     said("sample", "ours", "--count", 6, "--out", "drawn")
     assert sorted(each.name for each in Path("drawn").iterdir()) == ["cat", "dog", "ship"]
     said("compare", "ours", "drawn", "--test", "test", "--only", "lda", "--out", "page")
@@ -1019,15 +1032,18 @@ def test_classes_are_known_by_their_names(privot, said, tmp_path):
 
 def test_foreign_folders_are_known_by_the_names_of_a_built_in(privot, said, monkeypatch):
     """Whose order is not that of the alphabet."""
-    entry = {**catalogue()["digits"], "class_names": [f"{10 - each} units" for each in range(10)]}
-    monkeypatch.setitem(catalogue(), "digits", entry)
-    images, labels = load("digits", public=True).records()
+    entry = {
+        **load_catalog()["digits"],
+        "class_names": [f"{10 - each} units" for each in range(10)],
+    }
+    monkeypatch.setitem(load_catalog(), "digits", entry)
+    images, labels = load_dataset("digits", public=True).records()
     for place in range(200):
         folder = Path("theirs", entry["class_names"][labels[place]])
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((images[place, 0] * 255).byte().numpy()).save(folder / f"{place}.png")
     assert (
-        said("measure", "theirs", "--test", "digits", "--only", "lda")["readings"][0]["value"] > 0.5
+        said("measure", "theirs", "--test", "digits", "--only", "lda")["results"][0]["value"] > 0.5
     )
 
 
@@ -1038,7 +1054,7 @@ def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
         "--method",
         "real-subset",
         "--set",
-        "per_class=1",
+        "images_per_class=1",
         "--out",
         "one",
     )
@@ -1046,12 +1062,12 @@ def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
         code, _, err = privot(*words, *wall)
         assert (
             code,
-            "real-subset adds no noise, so it keeps to no budget" in err,
+            "real-subset adds no noise, so it cannot stay within a budget" in err,
             err.count("\n"),
         ) == (2, True, 1)
     assert (said("ledger", "digits")["runs"], Path("one.run").exists()) == ([], False)
     assert [
-        "epsilon inf from now on" in each for each in said(*words, "--epsilon", "inf")["cautions"]
+        "infinite epsilon for good" in each for each in said(*words, "--epsilon", "inf")["warnings"]
     ] == [True]
 
 
@@ -1074,7 +1090,7 @@ def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
     )
     for _ in range(2):
         code, _, err = privot(*words, "--set", "steps=100")
-        assert (code, "set fewer critics" in err.splitlines()[-1]) == (2, True), err
+        assert (code, "Set fewer critics" in err.splitlines()[-1]) == (2, True), err
     assert (
         said("ledger", "digits", "--ledger", "book.jsonl")["runs"],
         Path("one.run").exists(),
@@ -1083,15 +1099,20 @@ def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
 
 def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
     said("synthesize", "digits", "--epsilon", 5, *QUICK, "--out", "one", "--ledger", "book.jsonl")
-    for name in ("vault0.safetensors", "vault3.part", "vault0 (copy).safetensors", "vaulted"):
+    for name in (
+        "vault0.safetensors",
+        "vault3.safetensors.7.part",
+        "vault0 (copy).safetensors",
+        "vaulted",
+    ):
         Path(f"book.jsonl.{name}").touch()
     assert (
-        f"{tmp_path}/book.jsonl.vault3.part holds"
+        f"{tmp_path}/book.jsonl.vault3.safetensors.7.part holds"
         in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
     )
-    told = f"{tmp_path}/book.jsonl.vault0.safetensors holds what critics know"
+    told = f"{tmp_path}/book.jsonl.vault0.safetensors holds shard states"
     assert told in privot("ledger", "digits", "--ledger", tmp_path / "book.jsonl")[2]
-    assert said("ledger", "digits", "--ledger", "book.jsonl")["vaults"] == [
+    assert said("ledger", "digits", "--ledger", "book.jsonl")["checkpoints"] == [
         "book.jsonl.vault0.safetensors"
     ]
     found = said(
@@ -1105,7 +1126,7 @@ def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
         "--ledger",
         tmp_path / "book.jsonl",
     )
-    assert any(each.startswith(told) for each in found["cautions"])
+    assert any(each.startswith(told) for each in found["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -1117,17 +1138,17 @@ def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
                 "--method",
                 "gs-wgan",
                 "--set",
-                "critics=200",
+                "num_critics=200",
                 "--set",
-                "noise=9",
+                "noise_multiplier=9",
                 "--set",
                 "steps=9",
             ),
-            "would know 7 records",
+            "would have 7 records",
         ),
         (
-            ("digits", "--method", "merf", "--owners", "3", "--epsilon", 10),
-            "not for all that one of the 3 owners holds",
+            ("digits", "--method", "merf", "--clients", "3", "--epsilon", 10),
+            "not for all records of one of the 3 clients",
         ),
         (
             ("here.npz", "--shape", "1x8x8", "--classes", "10", "--epsilon", 10),
@@ -1137,11 +1158,11 @@ def test_critics_that_a_crash_left_behind_are_named(privot, said, tmp_path):
 )
 def test_a_plan_says_what_a_careful_colleague_would(words, told, said):
     Path("here.npz").touch()
-    cautions = said("plan", *words)["cautions"]
+    cautions = said("plan", *words)["warnings"]
     assert sum(told in each for each in cautions) == 1, cautions
     assert not any(
         told in each
-        for each in said("plan", "mnist", "--method", "merf", "--epsilon", 10)["cautions"]
+        for each in said("plan", "mnist", "--method", "merf", "--epsilon", 10)["warnings"]
     )
 
 
@@ -1149,12 +1170,16 @@ def test_a_plan_says_what_a_careful_colleague_would(words, told, said):
 def test_what_cannot_be_written_is_said_before_the_work(
     words, privot, release, images, monkeypatch
 ):
-    for name in (
-        "privot.synthesis._again",
-        "privot.measures.Workbench.measure",
-        "privot.attacks.inversion.experiment.invert",
+    for place, name in (
+        ("privot.synthesis.resize", "_regenerate_artifact"),
+        ("privot.measures.evaluator", "Evaluator.measure"),
+        ("privot.attacks.inversion.experiment", "invert"),
     ):
-        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("the work began"))
+        owner = importlib.import_module(place)
+        *outer, name = name.split(".")
+        for each in outer:
+            owner = getattr(owner, each)
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("the work began"))
     Path("file").touch()
     code, _, err = privot(
         *(each.format(release=release, images=images) for each in words), "--out", "file/deeper"
@@ -1171,7 +1196,7 @@ def test_once_records_are_open_epsilon_is_not_0(privot):
         "--epsilon",
         "inf",
         "--set",
-        "per_class=1",
+        "images_per_class=1",
         "--out",
         "one",
     )
@@ -1180,22 +1205,22 @@ def test_once_records_are_open_epsilon_is_not_0(privot):
 
 def test_an_interrupt_ends_with_130(privot, release, monkeypatch):
     monkeypatch.setattr(
-        artifact.Product, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        artifact.Artifact, "sample", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     code, out, err = privot("sample", release, "--out", "a.npz")
     assert (code, out, err) == (
         130,
         "",
-        "privot: stopped\n",
+        "privot: Stopped.\n",
     )  # nothing was charged, and there is nothing to resume
     code, out, _ = privot("sample", release, "--out", "a.npz", "--json")
-    assert (code, json.loads(out)) == (130, {"error": "stopped"})
+    assert (code, json.loads(out)) == (130, {"error": "Stopped."})
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines():
     def shown(terminal):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-        with progress_bar(console) as progress:
+        with show_progress_bar(console) as progress:
             for step in range(1, 101):
                 progress("training", step, 100, epsilon=1.23456, note="on")
             progress("measuring", 1, 1)
@@ -1258,7 +1283,7 @@ def test_a_ledger_that_would_move_with_the_folder_is_refused(privot, monkeypatch
     monkeypatch.setenv("PRIVOT_HOME", "state")
     code, out, err = privot("ledger", "digits")
     assert (code, out) == (2, "")
-    assert "PRIVOT_HOME=state: a whole path is needed" in err
+    assert "PRIVOT_HOME=state: an absolute path is needed" in err
     monkeypatch.delenv("PRIVOT_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     for state, folder in (

@@ -24,17 +24,19 @@ import torch
 from filedata import CHANGES, coupled_orders, entries_of, read, write
 from quick import CLASSES, COUNT, OWNERS, SHAPE, is_local, sealed
 
-from privot import synthesis
 from privot.data.spec import Spec
 from privot.local import privatize
-from privot.local.channels import Mixed
-from privot.privacy import accounting, gate
+from privot.local.channels import Composite
+from privot.privacy import accounting, secret_side
 from privot.privacy.accounting import Neighbours
+from privot.privacy.gate import Gate
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import Secret
+from privot.privacy.noise import SecretRandom
 from privot.privacy.sampling import Shards
-from privot.release import Guarantee
+from privot.privacy.sensitivity import SENSITIVITY
 from privot.runtime import Runtime
+from privot.synthesis import execution, synthesize
 
 RUNTIME = Runtime("cpu", 16)  # portions of 16, of which no data set here is a whole number
 
@@ -118,7 +120,7 @@ def pair(kind, images, labels, spec):
         marks = np.concatenate([marks, labels[-1:]])
     other, marks = (other[: spec.size], marks[: spec.size]) if spec.size else (other, marks)
     if spec.class_sizes and not np.array_equal(
-        np.bincount(marks, minlength=spec.classes), spec.class_sizes
+        np.bincount(marks, minlength=spec.num_classes), spec.class_sizes
     ):
         marks = labels
     return other, marks
@@ -226,10 +228,10 @@ def tree(root):
 
 @dataclasses.dataclass
 class Trace:
-    """One run: ``seen`` is everything that must not depend on the data; ``answers`` and ``true`` are of each ask."""
+    """One run: ``seen`` is everything that must not depend on the data; ``results`` and ``true`` are of each query."""
 
     seen: list
-    answers: list
+    results: list
     true: list
     reach: list  # the declared sensitivity of each ask
     drawn: list  # the shards that its rows drew, or None
@@ -239,8 +241,8 @@ class Trace:
 
 
 # Prices depend on plans alone, and a sampled plan takes seconds to price: each is priced once.
-_cost = accounting.cost
-_of = Guarantee.of
+_cost = accounting.compute_privacy_cost
+_of = Guarantee.from_plan
 
 
 _prices: dict = {}
@@ -259,20 +261,20 @@ def _guaranteed(plan, delta):
 
 
 def _seeded(insecure_seed=None):
-    return Secret(5)
+    return SecretRandom(5)
 
 
 CLIENTS = Spec(SHAPE, CLASSES, COUNT)  # how many there are is public where each sends a record
-CHANNEL = privatize.channel_for(CLIENTS, "laplace", 40.0, labels_epsilon=5.0)
+CHANNEL = privatize.build_image_channel(CLIENTS, "laplace", 40.0, labels_epsilon=5.0)
 
 
-def run(method, images, labels, spec, root, kept=None, coupled=False, owners=None, order=None):
+def run(method, images, labels, spec, root, results=None, coupled=False, owners=None, order=None):
     """`watch` a run on arrays."""
-    return watch(method, sealed(images, labels, spec, owners), spec, root, kept, coupled, order)
+    return watch(method, sealed(images, labels, spec, owners), spec, root, results, coupled, order)
 
 
-def watch(method, box, spec, root, kept=None, coupled=False, order=None):
-    """Run ``method`` in the folder ``root``, with the gate's answers replaced by ``kept``; ``coupled`` runs draw the same records.
+def watch(method, box, spec, root, results=None, coupled=False, order=None):
+    """Run ``method`` in the folder ``root``, with the gate's results replaced by ``results``; ``coupled`` runs draw the same records.
 
     Their secret order is ``order``, or that of the arrays, so that neighbours differ at one position; all other runs have orders of
     their own.
@@ -282,34 +284,35 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
     trace = Trace([], [], [], [], [], [], [])
     from_clients = spec is CLIENTS
     here = os.getcwd()
-    noisy = gate.noisy
+    add_noise = secret_side.add_noise
     rmtree = shutil.rmtree
     draw = Shards.draw
-    through = Mixed.privatize
+    through = Composite.privatize
 
     def look():
         trace.seen.append(("files", tree(root)))
 
-    class Watching(gate.Gate):
-        def _ask(self, stage, bound, *more, **others):
-            trace.seen.append(("ask", stage.name, float(bound)))
-            trace.reach.append(gate.SENSITIVITY[stage.verb, self.plan.neighbours] * bound)
+    class Watching(Gate):
+        def _run_query(self, stage, clip_norm, *more, **others):
+            trace.seen.append(("ask", stage.name, float(clip_norm)))
+            trace.reach.append(SENSITIVITY[stage.operation, self.plan.neighbours] * clip_norm)
             trace.drawn.append(None)
-            trace.shards.append(getattr(stage.sampling, "count", 1))
-            trace.dealt.append(self.asked if stage.verb == "deal" else None)
+            trace.shards.append(getattr(stage.sampling, "num_shards", 1))
+            trace.dealt.append(self.asked if stage.operation == "query_clients" else None)
             look()
-            return super()._ask(stage, bound, *more, **others)
+            return super()._run_query(stage, clip_norm, *more, **others)
 
-        def deal(self, *given, some=None, **more):
-            self.asked = list(range(spec.owners)) if some is None else some.tolist()
+        def query_clients(self, *given, client_indices=None, **more):
+            everyone = range(spec.num_clients)
+            self.asked = list(everyone) if client_indices is None else client_indices.tolist()
             trace.seen.append(("deal", self.asked))  # so is whom a server asks
-            return super().deal(*given, some=some, **more)
+            return super().query_clients(*given, client_indices=client_indices, **more)
 
-        def update(self, query, *public, some=None, **more):
+        def update_shards(self, query, *public, shard_indices=None, **more):
             trace.seen.append(
-                ("update", None if some is None else some.tolist())
+                ("update", None if shard_indices is None else shard_indices.tolist())
             )  # the schedule is public
-            super().update(query, *public, some=some, **more)
+            super().update_shards(query, *public, shard_indices=shard_indices, **more)
 
     def drawing(self, count, secret):
         trace.drawn[-1] = draw(self, count, secret)
@@ -317,21 +320,23 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
 
     def answer(steps, noise_std, grid, secret):
         # drawn in any case, so that the streams stay in step
-        value = noisy(steps, noise_std, grid, secret)
+        value = add_noise(steps, noise_std, grid, secret)
         number = len(trace.true)
         trace.seen.append(
             ("noise", tuple(steps.shape), str(steps.dtype), float(noise_std), float(grid))
         )
         trace.true.append(steps * grid)
-        trace.answers.append(value if kept is None or number >= len(kept) else kept[number].clone())
-        return trace.answers[-1].clone()
+        trace.results.append(
+            value if results is None or number >= len(results) else results[number].clone()
+        )
+        return trace.results[-1].clone()
 
     def sent(channel, parts, secret):
         value = through(channel, parts, secret)
-        number = len(trace.answers)
+        number = len(trace.results)
         trace.seen.append(("sent", tuple(value.shape), str(value.dtype)))
-        trace.answers.append(value if kept is None else kept[number].clone())
-        return trace.answers[-1].clone()
+        trace.results.append(value if results is None else results[number].clone())
+        return trace.results[-1].clone()
 
     def progress(stage, step, of, **facts):
         trace.seen.append(("progress", repr((stage, step, of, sorted(facts.items())))))
@@ -342,19 +347,19 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
         rmtree(path, *more, **others)
 
     patches = [
-        mock.patch.object(synthesis, "Gate", Watching),
-        mock.patch.object(Mixed, "privatize", sent),
-        mock.patch.object(gate, "noisy", answer),
+        mock.patch.object(execution, "Gate", Watching),
+        mock.patch.object(Composite, "privatize", sent),
+        mock.patch.object(secret_side, "add_noise", answer),
         mock.patch.object(Shards, "draw", drawing),
         mock.patch.object(shutil, "rmtree", removed),
-        mock.patch.object(accounting, "cost", _priced),
-        mock.patch.object(Guarantee, "of", _guaranteed),
+        mock.patch.object(accounting, "compute_privacy_cost", _priced),
+        mock.patch.object(Guarantee, "from_plan", _guaranteed),
     ]
     if coupled:
-        patches.append(mock.patch.object(gate, "Secret", _seeded))
-        given = np.arange(box._count()) if order is None else order
+        patches.append(mock.patch.object(secret_side, "SecretRandom", _seeded))
+        given = np.arange(box._count_records()) if order is None else order
         patches.append(
-            mock.patch.object(gate.Gate, "_permutation", return_value=torch.from_numpy(given))
+            mock.patch.object(Gate, "_get_secret_order", return_value=torch.from_numpy(given))
         )
     environment = dict(os.environ)
     os.chdir(root)
@@ -368,7 +373,7 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
             notice = functools.partial(lambda text: trace.seen.append(("notice", text)))
             budget = (
                 None
-                if getattr(method, "noise", None) is not None or not method.plan(box.spec).stages
+                if method.noise_multiplier is not None or not method.plan(box.spec).stages
                 else 5.0
             )
             try:
@@ -376,7 +381,7 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
                     box = privatize.privatize(
                         box, CHANNEL, out=root / "sent.safetensors", ledger=ledger
                     )
-                made = synthesis.synthesize(
+                made = synthesize(
                     box,
                     method,
                     budget,
@@ -385,9 +390,9 @@ def watch(method, box, spec, root, kept=None, coupled=False, order=None):
                     seed=3,
                     runtime=RUNTIME,
                     progress=progress,
-                    notice=notice,
+                    on_warning=notice,
                 )
-                trace.seen.append(("release", repr(made.guarantee), made.product.kind))
+                trace.seen.append(("release", repr(made.guarantee), made.artifact.kind))
             except Exception as error:
                 trace.seen.append(
                     ("error", type(error).__name__, str(error), repr(error.__cause__))
@@ -437,7 +442,7 @@ def leaks(method, records, spec, root, kinds=KINDS):
             labels,
             spec,
             root,
-            kept=one.answers,
+            results=one.results,
             coupled=near,
             owners=owners[0] if owners else None,
         )
@@ -478,7 +483,7 @@ def file_leaks(method, records, spec, root, reader, kinds=CHANGES):
         for near in (True, False)[: 2 if kind == next(iter(kinds)) else 1]:
             one = watch(method, boxes[0], spec, root, coupled=near, order=first_order)
             two = watch(
-                method, boxes[1], spec, root, kept=one.answers, coupled=near, order=second_order
+                method, boxes[1], spec, root, results=one.results, coupled=near, order=second_order
             )
             close = near and way in (
                 "same",
@@ -498,8 +503,8 @@ def file_leaks(method, records, spec, root, reader, kinds=CHANGES):
 
 def consistent(box, spec):
     """Whether records are as many as declared, of each class too."""
-    sizes = tuple(np.bincount(box._labels, minlength=spec.classes).tolist())
-    return spec.size in (None, box._count()) and spec.class_sizes in (None, sizes)
+    sizes = tuple(np.bincount(box._labels, minlength=spec.num_classes).tolist())
+    return spec.size in (None, box._count_records()) and spec.class_sizes in (None, sizes)
 
 
 def _changed(boxes, first, second):

@@ -6,15 +6,16 @@ from elsewhere import Away, Mixed, elsewhere
 from quick import CLASSES, SHAPE, given, quick, records, sealed, spec_for
 
 from privot import synthesize
-from privot.attacks.inversion.attacks import ATTACKS, invert
-from privot.attacks.inversion.defenses import Noise
-from privot.attacks.inversion.models import NETS, drawn
+from privot.attacks.inversion.attacks import INVERSION_ATTACKS, invert
+from privot.attacks.inversion.defenses import NoiseDefense
+from privot.attacks.inversion.models import INVERSION_MODELS, sample_initial_weights
 from privot.attacks.inversion.problem import Problem
-from privot.attacks.inversion.scoring import judge
-from privot.attacks.shadows.config import Shadows
+from privot.attacks.inversion.scoring import score_reconstruction
+from privot.attacks.shadows.config import ShadowConfig
+from privot.attacks.shadows.runner import prepare_shadows
 from privot.data import Public, Spec
-from privot.measures import Subject, Workbench
-from privot.methods import make, methods
+from privot.measures import Evaluator, Samples
+from privot.methods import list_methods, make_method
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
@@ -22,27 +23,27 @@ pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 MORE = {  # settings that take another way through a method
     "sliced-flow": (
         {"mode": "records"},
-        {"mode": "resampled", "drawn": 12},
+        {"mode": "resampled", "sample_size": 12},
         {"space": "public"},
         {"space": "private"},
     ),
     "sliced-generator": (
-        {"net": "conv"},
+        {"generator": "conv"},
         {"mode": "records"},
         {"space": "public"},
         {"space": "private"},
     ),
-    "gs-wgan": ({"routing": "step"}, {"full": True}),
-    "merf": ({"net": "conv"},),
+    "gs-wgan": ({"routing": "step"}, {"normalize_gradients": True}),
+    "merf": ({"generator": "conv"},),
     "kernel-points": ({"zca": True}, {"init": "real"}),
     "distribution-matching": ({"init": "real"},),
     "entropic-gan": ({"loss": "nll"},),
 }
 LESS = {
-    "gradient-matching": {"iterations": 1, "outer": 1, "inner": 1},
+    "gradient-matching": {"num_networks": 1, "outer_steps": 1, "inner_steps": 1},
     "conditional-gan": {"steps": 2},
 }
-WAYS = [pytest.param(name, {}, id=name) for name in sorted(methods())] + [
+WAYS = [pytest.param(name, {}, id=name) for name in sorted(list_methods())] + [
     pytest.param(name, more, id="-".join([name, *map(str, more.values())]), marks=pytest.mark.slow)
     for name in MORE
     for more in MORE[name]
@@ -51,7 +52,7 @@ WAYS = [pytest.param(name, {}, id=name) for name in sorted(methods())] + [
 
 @pytest.mark.parametrize(("name", "more"), WAYS)
 def test_a_method_does_not_mix_devices(name, more, tmp_path, monkeypatch):
-    method = make(name, {**quick(name), **LESS.get(name, {}), **more})
+    method = make_method(name, {**quick(name), **LESS.get(name, {}), **more})
     images, labels = records()
     box = given(method, images, labels, spec_for(method))
     with elsewhere(monkeypatch):
@@ -85,11 +86,24 @@ def test_what_is_mixed_is_seen(monkeypatch):
 def test_shadows_do_not_mix_devices(tmp_path, monkeypatch):
     images, labels = records()
     box = sealed(images, labels, Spec(SHAPE, CLASSES))
-    small = {"per_class": 2, "iterations": 2, "batch": 4, "width": 4, "rate": 1.0}
+    small = {
+        "images_per_class": 2,
+        "steps": 2,
+        "batch_per_class": 4,
+        "net_width": 4,
+        "learning_rate": 1.0,
+    }
     with elsewhere(monkeypatch):
-        Shadows(
-            folder=tmp_path / "shadows", box=box, settings=small, count=4, at_once=2, epochs=1
-        ).prepare()
+        prepare_shadows(
+            ShadowConfig(
+                folder=tmp_path / "shadows",
+                dataset=box,
+                settings=small,
+                num_shadows=4,
+                shadows_per_batch=2,
+                epochs=1,
+            )
+        )
     assert len(list((tmp_path / "shadows").glob("shadow-*.npz"))) == 4
 
 
@@ -97,26 +111,28 @@ def test_shadows_do_not_mix_devices(tmp_path, monkeypatch):
 def test_inversion_does_not_mix_devices(attack, monkeypatch):
     with elsewhere(monkeypatch):
         here = torch.device("meta")
-        make_net, loss, reach = NETS["lenet"]
+        make_net, loss, reach = INVERSION_MODELS["lenet"]
         net = make_net((1, 8, 8), 3).to(here)
         images = torch.rand(2, 1, 1, 8, 8).to(here)
         labels = torch.tensor([[0], [2]], device=here)
         weights = {
             name: each.to(here)
-            for name, each in drawn(net, 2, torch.Generator().manual_seed(0), reach).items()
+            for name, each in sample_initial_weights(
+                net, 2, torch.Generator().manual_seed(0), reach
+            ).items()
         }
-        problem = Problem.of(
+        problem = Problem.from_images(
             net,
             loss,
             images,
             labels,
             weights,
-            Noise(1e-3),
+            NoiseDefense(1e-3),
             generator=torch.Generator().manual_seed(0),
         )
-        chosen = ATTACKS[attack]
-        found = invert(problem, chosen.under(chosen.phases[0].optimiser, 2), restarts=1)
-        assert judge(found, images, labels, 1e-2).mse.shape == (2, 1)
+        chosen = INVERSION_ATTACKS[attack]
+        found = invert(problem, chosen.replace_optimizer(chosen.phases[0].optimizer, 2), restarts=1)
+        assert score_reconstruction(found, images, labels, 1e-2).mse.shape == (2, 1)
 
 
 def test_measures_do_not_mix_devices(monkeypatch):
@@ -127,9 +143,10 @@ def test_measures_do_not_mix_devices(monkeypatch):
         for which in (slice(8), slice(8, None))
     )
     with elsewhere(monkeypatch):
-        bench = Workbench(test, train, runtime=Runtime("auto"), notice=lambda text: None)
+        bench = Evaluator(test, train, runtime=Runtime("auto"), on_warning=lambda text: None)
         found = bench.measure(
-            Subject("drawn", images.flip(2), labels, CLASSES, public=True), ["sliced", "precision"]
+            Samples("drawn", images.flip(2), labels, CLASSES, publishable=True),
+            ["sliced", "precision"],
         )
     # Without the weights of a standard network, features are of the domain.
     assert {each.name.removeprefix("domain_") for each in found} >= {"precision", "recall"}

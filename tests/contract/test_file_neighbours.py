@@ -15,18 +15,18 @@ from filedata import CHANGES, READERS, coupled_orders, entries_of, read, write
 from trust.planting import Bug, changed
 from unwritten import Unpriced, Unwritten
 
-from privot.data import partition
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.local.channels import Mixed
-from privot.local.privatize import channel_for
-from privot.privacy import gate as gate_module
+from privot.local.channels import Composite
+from privot.local.privatize import build_image_channel
+from privot.privacy import client_partition as partition
 from privot.privacy.accounting import Neighbours
-from privot.privacy.gate import SENSITIVITY, Gate
+from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import Secret
+from privot.privacy.noise import SecretRandom
 from privot.privacy.plan import Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.privacy.sensitivity import SENSITIVITY
 from privot.runtime import Runtime
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
@@ -57,9 +57,11 @@ def tell(state, row):
 
 def give_order(gate, order):
     """Let the gate draw this secret order; what it draws after it comes of its own stream."""
-    secret = gate._secret
+    secret = gate._rng
     waiting = [torch.from_numpy(order.copy())]
-    secret.order = lambda count: waiting.pop() if waiting else Secret.order(secret, count)
+    secret.permutation = lambda count: (
+        waiting.pop() if waiting else SecretRandom.permutation(secret, count)
+    )
 
 
 class Asked:
@@ -77,35 +79,37 @@ class Asked:
         """What the verb answers; of a channel, what it is given."""
         gate = self.gate
         verb = self.verb
-        if verb == "answer":
-            return gate.answer(
+        if verb == "query_sample":
+            return gate.query_sample(
                 "it",
                 lambda records: records.images.flatten(1).cumsum(0)[-1],
-                bound=BOUND,
+                clip_norm=BOUND,
                 shape=(DIM,),
             )
         if verb == "sorted_blocks":
             frame = torch.linalg.qr(
                 torch.randn(DIM, DIM, generator=torch.Generator().manual_seed(0))
             ).Q
-            return gate.sorted_blocks("it", pixels, frame=frame, blocks=2, radius=BOUND)
-        if verb in ("route", "poll", "deal"):
-            self.split(SHARDS * OWNERS if verb == "deal" else SHARDS)
-            if verb == "poll":
-                return gate.poll("it", lambda state: state["it"], bound=BOUND)
+            return gate.sorted_blocks("it", pixels, frame=frame, num_blocks=2, clip_norm=BOUND)
+        if verb in ("query_random_shards", "sum_over_shards", "query_clients"):
+            self.split(SHARDS * OWNERS if verb == "query_clients" else SHARDS)
+            if verb == "sum_over_shards":
+                return gate.sum_over_shards("it", lambda state: state["it"], clip_norm=BOUND)
             rows = (
                 torch.zeros(OWNERS, 9, device=gate._device)
-                if verb == "deal"
+                if verb == "query_clients"
                 else torch.zeros(40, device=gate._device)
             )
-            return getattr(gate, verb)("it", tell, rows, bound=BOUND)
+            return getattr(gate, verb)("it", tell, rows, clip_norm=BOUND)
         return getattr(gate, verb)(
-            "it", pixels, bound=BOUND, **({"per_class": True} if verb == "sum" else {})
+            "it", pixels, clip_norm=BOUND, **({"per_class": True} if verb == "sum" else {})
         )
 
     def split(self, count):
-        self.gate.split(count, {"it": torch.zeros(count, DIM)}, 4 if self.verb == "deal" else 0)
-        self.gate.update(learn)
+        self.gate.split_into_shards(
+            count, {"it": torch.zeros(count, DIM)}, 4 if self.verb == "query_clients" else 0
+        )
+        self.gate.update_shards(learn)
 
 
 CASES = {  # verb, relation, draws
@@ -113,13 +117,13 @@ CASES = {  # verb, relation, draws
     "sum of some": ("sum", REPLACE, Fixed(9, COUNT)),
     "sum, add-remove": ("sum", ADD_REMOVE, Full()),
     "sum of some, add-remove": ("sum", ADD_REMOVE, Poisson(0.5)),
-    "answer": ("answer", REPLACE, Full()),
-    "answer of some": ("answer", REPLACE, Fixed(9, COUNT)),
+    "query_sample": ("query_sample", REPLACE, Full()),
+    "query_sample of some": ("query_sample", REPLACE, Fixed(9, COUNT)),
     "rows": ("rows", REPLACE, Full()),
     "sorted_blocks": ("sorted_blocks", REPLACE, Full()),
-    "route": ("route", REPLACE, Shards(SHARDS)),
-    "poll": ("poll", REPLACE, Full()),
-    "deal": ("deal", REPLACE, Shards(SHARDS)),
+    "query_random_shards": ("query_random_shards", REPLACE, Shards(SHARDS)),
+    "sum_over_shards": ("sum_over_shards", REPLACE, Full()),
+    "query_clients": ("query_clients", REPLACE, Shards(SHARDS)),
 }
 
 
@@ -133,7 +137,7 @@ def boxes(reader, folder, kind):
 
 
 def sealed(source):
-    return read(source, Spec(SHAPE, CLASSES, owners=OWNERS))
+    return read(source, Spec(SHAPE, CLASSES, num_clients=OWNERS))
 
 
 def declared(box, verb):
@@ -143,7 +147,9 @@ def declared(box, verb):
         if verb == "sorted_blocks"
         else None
     )
-    box.spec = Spec(SHAPE, CLASSES, COUNT, sizes, owners=OWNERS if verb == "deal" else None)
+    box.spec = Spec(
+        SHAPE, CLASSES, COUNT, sizes, num_clients=OWNERS if verb == "query_clients" else None
+    )
     return box
 
 
@@ -154,8 +160,12 @@ def moved(case, pair, orders, device="cpu"):
         Asked(declared(box, verb), verb, relation, sampling, order, device).value().cpu()
         for box, order in zip(pair, orders, strict=True)
     )
-    rows = (left - right).flatten(0, 1) if verb == "deal" else left - right
-    far = rows.flatten(1).norm(dim=1) if verb in ("rows", "route", "deal") else rows.norm()[None]
+    rows = (left - right).flatten(0, 1) if verb == "query_clients" else left - right
+    far = (
+        rows.flatten(1).norm(dim=1)
+        if verb in ("rows", "query_random_shards", "query_clients")
+        else rows.norm()[None]
+    )
     return float(far.max()) / (SENSITIVITY[verb, relation] * BOUND), int((far > 0).sum())
 
 
@@ -202,7 +212,13 @@ def test_one_file_moves_no_answer_beyond_its_bound(reader, tmp_path, trust):
 def shards_that_differ(pair, orders, count=SHARDS):
     found = []
     for box, order in zip(pair, orders, strict=True):
-        asked = Asked(declared(box, "route"), "route", REPLACE, Shards(count), order)
+        asked = Asked(
+            declared(box, "query_random_shards"),
+            "query_random_shards",
+            REPLACE,
+            Shards(count),
+            order,
+        )
         asked.split(count)
         found.append(asked.gate._shards[0])
     same = [
@@ -229,7 +245,7 @@ def test_one_file_changes_one_shard(reader, kind, tmp_path, trust):
 )
 def test_one_file_changes_one_row_that_is_sent(reader, kind, tmp_path):
     pair = boxes(reader, tmp_path, kind)
-    channel = channel_for(Spec(SHAPE, CLASSES, COUNT), "laplace", 1.0, labels_epsilon=1.0)
+    channel = build_image_channel(Spec(SHAPE, CLASSES, COUNT), "laplace", 1.0, labels_epsilon=1.0)
     found = []
     for box, order in zip(pair, coupled_orders(*pair), strict=True):
         gate = Gate(
@@ -241,7 +257,7 @@ def test_one_file_changes_one_row_that_is_sent(reader, kind, tmp_path):
             insecure_seed=1,
         )
         give_order(gate, order)
-        with mock.patch.object(Mixed, "privatize", lambda self, records, secret: records):
+        with mock.patch.object(Composite, "privatize", lambda self, records, secret: records):
             found.append(gate.privatize(channel))
     assert int((found[0] != found[1]).any(1).sum()) <= (CHANGES[kind][0] == "replace")
 
@@ -258,10 +274,10 @@ def test_one_file_changes_what_one_client_holds(reader, kind, tmp_path, monkeypa
         for box, order in zip(pair, coupled_orders(*pair), strict=True):
             monkeypatch.setattr(
                 partition,
-                "dealing_order",
+                "load_client_order",
                 lambda ledger, count, order=order: torch.from_numpy(order),
             )
-            part = partition.held_by(box, client, Ledger(tmp_path / "ledger.jsonl"))
+            part = partition.client_partition(box, client, Ledger(tmp_path / "ledger.jsonl"))
             parts.append(
                 sorted(
                     image.tobytes() + bytes([label])
@@ -277,52 +293,54 @@ def test_one_file_changes_what_one_client_holds(reader, kind, tmp_path, monkeypa
 
 def sorted_by_label(gate):
     """A secret order that follows the records: those of a class lie together."""
-    return torch.from_numpy(np.argsort(gate._data._labels, kind="stable"))
+    return torch.from_numpy(np.argsort(gate._dataset._labels, kind="stable"))
 
 
-def rebuilt(place, old, new):
+def rebuilt(name, old, new):
     """A function of the gate with one place of its source changed."""
-    space = dict(vars(gate_module))
+    function = getattr(Gate, name)
+    place = f"{function.__module__}:{function.__qualname__}"
+    space = dict(function.__globals__)
     exec(
         "from __future__ import annotations\n"
-        + changed(Bug("order", "planted", f"privot.privacy.gate:Gate.{place}", old, new, ())),
+        + changed(Bug("order", "planted", place, old, new, ())),
         space,
     )
-    return space[place]
+    return space[name]
 
 
 PLANTED = {
     "the order of the files is kept": lambda patch: patch.setattr(
-        Gate, "_permutation", lambda gate: torch.arange(gate._data._count())
+        Gate, "_get_secret_order", lambda gate: torch.arange(gate._dataset._count_records())
     ),
     "the order follows the labels": lambda patch: patch.setattr(
-        Gate, "_permutation", sorted_by_label
+        Gate, "_get_secret_order", sorted_by_label
     ),
     "draws come in the order of the files": lambda patch: patch.setattr(
         Gate,
-        "_taken",
+        "_load_records",
         rebuilt(
-            "_taken",
-            "self._data._take(self._permutation()[where], self._device)",
-            "self._data._take(where, self._device)",
+            "_load_records",
+            "self._dataset._read_records(self._get_secret_order()[positions], self._device)",
+            "self._dataset._read_records(positions, self._device)",
         ),
     ),
     "shards by position in the files": lambda patch: patch.setattr(
         Gate,
-        "split",
-        rebuilt(
-            "split",
-            "order[here[:, None] + count * torch.arange(size)]",
-            "here[:, None] + count * torch.arange(size)",
-        ),
+        "_load_shard_records",
+        rebuilt("_load_shard_records", "indices = order[positions]", "indices = positions"),
     ),
     "owners by position in the files": lambda patch: patch.setattr(
-        Sensitive, "_owners_by", lambda box, order: np.arange(box._count()) % (box.spec.owners or 1)
+        Sensitive,
+        "_assign_clients",
+        lambda box, order: np.arange(box._count_records()) % (box.spec.num_clients or 1),
     ),
     "parts of an owner in the order of the files": lambda patch: patch.setattr(
         Sensitive,
-        "_laid",
-        lambda box, *given, laid=Sensitive._laid: laid(box, *given[:3], np.arange(box._count())),
+        "_shard_record_indices",
+        lambda box, *given, laid=Sensitive._shard_record_indices: laid(
+            box, *given[:3], np.arange(box._count_records())
+        ),
     ),
 }
 
@@ -356,7 +374,7 @@ def test_a_record_has_every_position_equally_often(reader, tmp_path):
     runs = 2000
     for _ in range(runs):
         gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"))
-        seen[np.arange(COUNT), gate._permutation().numpy()] += 1
+        seen[np.arange(COUNT), gate._get_secret_order().numpy()] += 1
     wanted = runs / COUNT
     square = ((seen - wanted) ** 2 / wanted).sum()  # (COUNT - 1)^2 degrees of freedom
     freedom = (COUNT - 1) ** 2
@@ -377,5 +395,5 @@ def test_the_order_depends_on_the_number_of_records_alone(tmp_path):
         )
         for box in (one, other)
     ]
-    assert torch.equal(*(gate._permutation() for gate in gates))
-    assert not torch.equal(gates[0]._permutation(), Secret(5).order(COUNT))
+    assert torch.equal(*(gate._get_secret_order() for gate in gates))
+    assert not torch.equal(gates[0]._get_secret_order(), SecretRandom(5).permutation(COUNT))

@@ -12,8 +12,8 @@ from sidedoor import file_leaks
 from test_file_neighbours import CASES, Asked, boxes, declared, problems
 
 from privot.data.dataset import Sensitive
-from privot.methods import make, methods
-from privot.privacy import gate as gate_module
+from privot.methods import list_methods, make_method
+from privot.privacy import clipping as clipping_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Stage
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU here: its answers cannot be compared with a CPU's"
 )
 
-WITH_A_MECHANISM = [name for name in sorted(methods()) if not is_open(make(name, quick(name)))]
+WITH_A_MECHANISM = [
+    name for name in sorted(list_methods()) if not is_open(make_method(name, quick(name)))
+]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -53,7 +55,7 @@ def test_a_gpu_answers_as_a_cpu_does(case, tmp_path):
 def test_whole_methods_keep_to_their_bounds(name, tmp_path, monkeypatch):
     """What is made of the answers may be rounded in another way at each run of a GPU; the answers themselves may not move too far."""
     monkeypatch.setattr(sidedoor, "RUNTIME", Runtime("cuda", 16))
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     changes = {kind: CHANGES[kind] for kind in ("one renamed", "one replaced", "one removed")}
     found = file_leaks(method, records(), spec_for(method), tmp_path / "run", "npz", changes)
     assert [what for _, what in found if "moves" in str(what)] == []
@@ -75,7 +77,7 @@ def test_a_part_does_not_depend_on_its_place_or_its_company(portion, monkeypatch
     ]
     record = torch.rand(1, 28, 28, device="cuda", generator=generator)
     gate = object.__new__(Gate)
-    gate._portion = portion
+    gate._chunk_size = portion
     gate._stages = {"it": None}
     gate._device = torch.device("cuda")
     gate.plan = type("", (), {"neighbours": Neighbours.REPLACE, "stages": (None,)})()
@@ -86,7 +88,7 @@ def test_a_part_does_not_depend_on_its_place_or_its_company(portion, monkeypatch
             images = company(portion, 1, 28, 28, device="cuda")
             images[place] = record
             labels = torch.zeros(portion, dtype=torch.int64, device="cuda")
-            part = gate._map(wide, images, labels, (weights,), stage)[place]
+            part = gate._map_query(wide, images, labels, (weights,), stage)[place]
             parts.add(part.cpu().numpy().tobytes())
     assert len(parts) == 1
 
@@ -94,17 +96,17 @@ def test_a_part_does_not_depend_on_its_place_or_its_company(portion, monkeypatch
 def test_the_kernel_adds_up_as_plain_code_does():
     parts = torch.randn(4000, 777, device="cuda")
     parts[17] = float("nan")
-    plain = gate_module._steps(parts, 0.7, 2.0**-20).sum(0)
-    assert torch.equal(gate_module._total(parts, 0.7, 2.0**-20), plain)
-    assert torch.equal(gate_module._total(parts.cpu(), 0.7, 2.0**-20), plain.cpu())
+    plain = clipping_module.clip_to_grid(parts, 0.7, 2.0**-20).sum(0)
+    assert torch.equal(clipping_module.sum_clipped_rows(parts, 0.7, 2.0**-20), plain)
+    assert torch.equal(clipping_module.sum_clipped_rows(parts.cpu(), 0.7, 2.0**-20), plain.cpu())
 
 
 def test_records_near_a_gpu_come_in_the_secret_order(tmp_path):
     pair = boxes("folder", tmp_path, "one changed")
     order = coupled_orders(*pair)[0]
     asked = Asked(declared(pair[0], "rows"), "rows", Neighbours.REPLACE, Full(), order, "cuda")
-    near = asked.gate._taken(slice(0, 7))
-    far = Sensitive._take(pair[0], torch.from_numpy(order[:7]))
+    near = asked.gate._load_records(slice(0, 7))
+    far = Sensitive._read_records(pair[0], torch.from_numpy(order[:7]))
     torch.testing.assert_close(
         near.images.cpu(), far.images, rtol=1e-6, atol=0
     )  # bytes become floats by another division there

@@ -24,13 +24,14 @@ from unwritten import clipping
 
 from privot.errors import PlanError
 from privot.local import privatize
-from privot.local.dataset import Privatized
-from privot.methods import make, methods
+from privot.local.dataset import PrivatizedDataset
+from privot.methods import MethodBase, list_methods, make_method
+from privot.privacy import clipping as clipping_module
 from privot.privacy import gate as gate_module
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson, Shards
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
@@ -42,15 +43,15 @@ def pixels(image, label):
 
 
 @dataclass(frozen=True)
-class Means:
+class Means(MethodBase):
     """Noisy class means by `sum`: the frame of most leaks below."""
 
-    noise: float = 1.0
+    noise_multiplier: float = 1.0
     name: ClassVar[str] = "miniature"
     steps: ClassVar[int] = 1
 
     def plan(self, spec):
-        return Plan((Stage("means", "sum", self.noise, self.steps),), Neighbours.REPLACE)
+        return Plan((Stage("means", "sum", self.noise_multiplier, self.steps),), Neighbours.REPLACE)
 
     def forecast(self, spec, plan):
         return {}
@@ -60,12 +61,12 @@ class Means:
         return self.product(gate, self.means(gate))
 
     def means(self, gate, query=pixels):
-        return gate.sum("means", query, bound=4.0, per_class=True)
+        return gate.sum("means", query, clip_norm=4.0, per_class=True)
 
     def product(self, gate, sums, extra=0.0):
         """``extra`` is where a leak goes in."""
         images = torch.sigmoid(sums.float().view(-1, *gate.spec.shape) + extra)
-        return Product.set(images, torch.arange(gate.spec.classes))
+        return Artifact.from_images(images, torch.arange(gate.spec.num_classes))
 
 
 class Descent(Means):
@@ -75,18 +76,19 @@ class Descent(Means):
 
     def plan(self, spec):
         return Plan(
-            (Stage("means", "sum", self.noise, self.steps, Poisson(0.5)),), Neighbours.ADD_REMOVE
+            (Stage("means", "sum", self.noise_multiplier, self.steps, Poisson(0.5)),),
+            Neighbours.ADD_REMOVE,
         )
 
     def fit(self, gate, streams, progress):
-        point = torch.rand(gate.spec.pixels, generator=streams.generator("start"))
+        point = torch.rand(gate.spec.num_features, generator=streams.make_rng("start"))
         for step in range(self.steps):
             toward = gate.sum(
-                "means", lambda image, label, point: image.flatten() - point, point, bound=1.0
+                "means", lambda image, label, point: image.flatten() - point, point, clip_norm=1.0
             )
             point = point + toward.float() / 10
             progress("walking", step + 1, self.steps, length=float(point.norm()))
-        return self.product(gate, point.expand(gate.spec.classes, -1))
+        return self.product(gate, point.expand(gate.spec.num_classes, -1))
 
 
 class Critic(Means):
@@ -97,27 +99,40 @@ class Critic(Means):
 
     def plan(self, spec):
         return Plan(
-            (Stage("means", "route", self.noise, self.steps, Shards(self.shards)),),
+            (
+                Stage(
+                    "means",
+                    "query_random_shards",
+                    self.noise_multiplier,
+                    self.steps,
+                    Shards(self.shards),
+                ),
+            ),
             Neighbours.REPLACE,
         )
 
     def fit(self, gate, streams, progress):
-        gate.split(
+        gate.split_into_shards(
             self.shards,
-            {"net": torch.zeros(self.shards, gate.spec.pixels), "own": torch.arange(self.shards)},
+            {
+                "net": torch.zeros(self.shards, gate.spec.num_features),
+                "own": torch.arange(self.shards),
+            },
         )
-        point = torch.rand(10, gate.spec.pixels, generator=streams.generator("start"))
+        point = torch.rand(10, gate.spec.num_features, generator=streams.make_rng("start"))
         for step in range(self.steps // len(point)):
             self.learn(gate, point, step)
             toward = self.ask(gate, point)
             point = point + toward.float() / 10
-            gate.store()
+            gate.save_shard_states()
             progress("walking", step + 1, self.steps // len(point))
-        return self.product(gate, point[: gate.spec.classes])
+        return self.product(gate, point[: gate.spec.num_classes])
 
     def learn(self, gate, point, step):
-        gate.update(
-            self.lesson, point, some=torch.tensor([step % self.shards, (step + 1) % self.shards])
+        gate.update_shards(
+            self.lesson,
+            point,
+            shard_indices=torch.tensor([step % self.shards, (step + 1) % self.shards]),
         )
 
     @staticmethod
@@ -128,18 +143,23 @@ class Critic(Means):
         }
 
     def ask(self, gate, point):
-        return gate.route("means", lambda state, row: state["net"] * (1 + row), point, bound=1.0)
+        return gate.query_random_shards(
+            "means", lambda state, row: state["net"] * (1 + row), point, clip_norm=1.0
+        )
 
 
 class Polled(Critic):
     """The sum over all critics."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "poll", self.noise, self.steps),), Neighbours.REPLACE)
+        return Plan(
+            (Stage("means", "sum_over_shards", self.noise_multiplier, self.steps),),
+            Neighbours.REPLACE,
+        )
 
     def ask(self, gate, point):
-        return gate.poll(
-            "means", lambda state, point: state["net"] * (1 + point.mean(0)), point, bound=1.0
+        return gate.sum_over_shards(
+            "means", lambda state, point: state["net"] * (1 + point.mean(0)), point, clip_norm=1.0
         )
 
 
@@ -149,39 +169,43 @@ class Dealt(Critic):
     critics: ClassVar[int] = 1
 
     def plan(self, spec):
-        if spec.owners is None:
+        if spec.num_clients is None:
             raise PlanError("owners must be declared")
-        return Plan((Stage("means", "deal", self.noise, self.steps),), Neighbours.CLIENT)
+        return Plan(
+            (Stage("means", "query_clients", self.noise_multiplier, self.steps),), Neighbours.CLIENT
+        )
 
     def fit(self, gate, streams, progress):
-        count = gate.spec.owners * self.critics
-        gate.split(
+        count = gate.spec.num_clients * self.critics
+        gate.split_into_shards(
             count,
-            {"net": torch.zeros(count, gate.spec.pixels), "own": torch.arange(count)},
+            {"net": torch.zeros(count, gate.spec.num_features), "own": torch.arange(count)},
             self.most(gate),
         )
-        point = torch.rand(10, gate.spec.pixels, generator=streams.generator("start"))
+        point = torch.rand(10, gate.spec.num_features, generator=streams.make_rng("start"))
         for step in range(6):
             some = self.some(gate, step)
             self.learn(gate, point, step)
-            said = gate.deal(
+            said = gate.query_clients(
                 "means",
                 lambda state, row: state["net"] * (1 + row),
                 point.expand(len(some), -1, -1),
-                bound=1.0,
-                some=some,
+                clip_norm=1.0,
+                client_indices=some,
             )
             point = point + said.float().mean(0) / 10
-            gate.store()
+            gate.save_shard_states()
             progress("walking", step + 1, 6)
-        return self.product(gate, point[: gate.spec.classes])
+        return self.product(gate, point[: gate.spec.num_classes])
 
     def learn(self, gate, point, step):
-        gate.update(self.lesson, point)
+        gate.update_shards(self.lesson, point)
 
     def some(self, gate, step):
         return (
-            torch.arange(step % 2, gate.spec.owners, 2) if step else torch.arange(gate.spec.owners)
+            torch.arange(step % 2, gate.spec.num_clients, 2)
+            if step
+            else torch.arange(gate.spec.num_clients)
         )
 
     def most(self, gate):
@@ -205,38 +229,46 @@ class Chosen(Means):
         if spec.size is None:
             raise PlanError("the size must be declared")
         return Plan(
-            (Stage("means", "answer", self.noise, 1, Fixed(spec.size // 3, spec.size)),),
+            (
+                Stage(
+                    "means",
+                    "query_sample",
+                    self.noise_multiplier,
+                    1,
+                    Fixed(spec.size // 3, spec.size),
+                ),
+            ),
             Neighbours.REPLACE,
         )
 
     def means(self, gate):
-        value = gate.answer(
-            "means", lambda records: records.images.mean(0), bound=1.0, shape=gate.spec.shape
+        value = gate.query_sample(
+            "means", lambda records: records.images.mean(0), clip_norm=1.0, shape=gate.spec.shape
         )
-        return value.view(1, -1).expand(gate.spec.classes, -1)
+        return value.view(1, -1).expand(gate.spec.num_classes, -1)
 
 
 class Rows(Means):
     """One noisy row a record; the size is declared."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "rows", self.noise),), Neighbours.REPLACE)
+        return Plan((Stage("means", "rows", self.noise_multiplier),), Neighbours.REPLACE)
 
     def means(self, gate):
-        rows = gate.rows("means", pixels, bound=4.0)
-        return rows[: gate.spec.classes]
+        rows = gate.rows("means", pixels, clip_norm=4.0)
+        return rows[: gate.spec.num_classes]
 
 
 class Sorted(Means):
     """Block means of sorted projections; the class sizes are declared."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "sorted_blocks", self.noise),), Neighbours.REPLACE)
+        return Plan((Stage("means", "sorted_blocks", self.noise_multiplier),), Neighbours.REPLACE)
 
     def means(self, gate):
-        frame = torch.eye(gate.spec.pixels)[:8]
-        blocks = gate.sorted_blocks("means", pixels, frame=frame, blocks=5, radius=4.0)
-        return blocks.mean((1, 2), keepdim=True).expand(-1, gate.spec.pixels, 1)
+        frame = torch.eye(gate.spec.num_features)[:8]
+        blocks = gate.sorted_blocks("means", pixels, frame=frame, num_blocks=5, clip_norm=4.0)
+        return blocks.mean((1, 2), keepdim=True).expand(-1, gate.spec.num_features, 1)
 
 
 HONEST = (Means, Descent, Critic, Polled, Dealt, DealtByRecord, Chosen, Rows, Sorted)
@@ -249,7 +281,7 @@ class CountInSteps(Means):
     """The number of records sets the number of steps."""
 
     def fit(self, gate, streams, progress):
-        for step in range(gate._data._count()):
+        for step in range(gate._dataset._count_records()):
             progress("training", step, 0)
         return self.product(gate, self.means(gate))
 
@@ -259,21 +291,21 @@ class CountInSettings(Means):
 
     def fit(self, gate, streams, progress):
         made = self.product(gate, self.means(gate))
-        return Product(made.kind, made.tensors, "", {"records": gate._data._count()})
+        return Artifact(made.kind, made.tensors, "", {"records": gate._dataset._count_records()})
 
 
 class CoarseCount(Means):
     """Epochs of so many steps: a coarse count is one too."""
 
     def fit(self, gate, streams, progress):
-        return self.product(gate, self.means(gate), gate._data._count() // 30)
+        return self.product(gate, self.means(gate), gate._dataset._count_records() // 30)
 
 
 class ClosurePeek(Means):
     """The query hands a statistic out through its closure."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+        return Plan((Stage("means", "query_sample", self.noise_multiplier),), Neighbours.REPLACE)
 
     def fit(self, gate, streams, progress):
         held = []
@@ -282,8 +314,8 @@ class ClosurePeek(Means):
             held.append(records.images.mean())
             return records.images.mean(0)
 
-        value = gate.answer("means", query, bound=1.0, shape=gate.spec.shape)
-        return self.product(gate, value.view(1, -1).expand(gate.spec.classes, -1), held[0])
+        value = gate.query_sample("means", query, clip_norm=1.0, shape=gate.spec.shape)
+        return self.product(gate, value.view(1, -1).expand(gate.spec.num_classes, -1), held[0])
 
 
 class UpdatePeek(Critic):
@@ -296,9 +328,11 @@ class UpdatePeek(Critic):
             held.append(torch._C._functorch.get_unwrapped(images).std())
             return state
 
-        gate.split(self.shards, {"net": torch.zeros(self.shards, 1)})
-        gate.update(lesson)
-        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels), held[0])
+        gate.split_into_shards(self.shards, {"net": torch.zeros(self.shards, 1)})
+        gate.update_shards(lesson)
+        return self.product(
+            gate, torch.zeros(gate.spec.num_classes, gate.spec.num_features), held[0]
+        )
 
 
 class UnwrappedPeek(Means):
@@ -328,7 +362,7 @@ class PortionCount(Means):
         return self.product(gate, sums, len(calls) / 1000)
 
     def means(self, gate, query=pixels):
-        object.__setattr__(gate, "_portion", 1)  # as with portions of one record
+        object.__setattr__(gate, "_chunk_size", 1)  # as with portions of one record
         return super().means(gate, query)
 
 
@@ -338,7 +372,7 @@ class EarlyStop(Means):
     steps = 5
 
     def fit(self, gate, streams, progress):
-        level = float(gate._data._take(slice(None)).images.mean())
+        level = float(gate._dataset._read_records(slice(None)).images.mean())
         sums = self.means(gate)
         for step in range(1, self.steps):
             if level > 0.1 * step + 0.15:
@@ -353,37 +387,39 @@ class UnequalAsks(Means):
 
     def fit(self, gate, streams, progress):
         self.means(gate)
-        if (gate._data._labels == 2).any():
+        if (gate._dataset._labels == 2).any():
             self.means(gate)
-        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+        return self.product(gate, torch.zeros(gate.spec.num_classes, gate.spec.num_features))
 
 
 class RaggedShape(Means):
     """The answer is as long as there are records."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+        return Plan((Stage("means", "query_sample", self.noise_multiplier),), Neighbours.REPLACE)
 
     def fit(self, gate, streams, progress):
-        shape = (gate._data._count(),)
-        gate.answer(
-            "means", lambda records: records.images.flatten(1).mean(1), bound=1.0, shape=shape
+        shape = (gate._dataset._count_records(),)
+        gate.query_sample(
+            "means", lambda records: records.images.flatten(1).mean(1), clip_norm=1.0, shape=shape
         )
-        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+        return self.product(gate, torch.zeros(gate.spec.num_classes, gate.spec.num_features))
 
 
 class DataInError(Means):
     """An exception's text carries data."""
 
     def fit(self, gate, streams, progress):
-        raise ValueError(f"cannot train at mean {gate._data._take(slice(None)).images.mean():.6f}")
+        raise ValueError(
+            f"cannot train at mean {gate._dataset._read_records(slice(None)).images.mean():.6f}"
+        )
 
 
 class FailingQuery(Means):
     """A query fails on some records and not on others: that it fails is a bit."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "answer", self.noise),), Neighbours.REPLACE)
+        return Plan((Stage("means", "query_sample", self.noise_multiplier),), Neighbours.REPLACE)
 
     def fit(self, gate, streams, progress):
         def query(records):
@@ -391,21 +427,26 @@ class FailingQuery(Means):
                 raise ValueError("no convergence")
             return records.images.mean(0)
 
-        gate.answer("means", query, bound=1.0, shape=gate.spec.shape)
-        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+        gate.query_sample("means", query, clip_norm=1.0, shape=gate.spec.shape)
+        return self.product(gate, torch.zeros(gate.spec.num_classes, gate.spec.num_features))
 
 
 class LossInProgress(Means):
     """The progress bar shows a private loss."""
 
     def fit(self, gate, streams, progress):
-        progress("training", 1, 1, loss=float(gate._data._take(slice(None)).images.square().mean()))
+        progress(
+            "training",
+            1,
+            1,
+            loss=float(gate._dataset._read_records(slice(None)).images.square().mean()),
+        )
         return self.product(gate, self.means(gate))
 
 
 class Printing(Means):
     def fit(self, gate, streams, progress):
-        print("mean", float(gate._data._take(slice(None)).images.mean()))
+        print("mean", float(gate._dataset._read_records(slice(None)).images.mean()))
         return self.product(gate, self.means(gate))
 
 
@@ -413,20 +454,20 @@ class RawWrite(Means):
     """Past Python's streams, to the descriptor."""
 
     def fit(self, gate, streams, progress):
-        os.write(2, b"%d" % gate._data._count())
-        print(gate._data._count(), file=sys.__stderr__)
+        os.write(2, b"%d" % gate._dataset._count_records())
+        print(gate._dataset._count_records(), file=sys.__stderr__)
         return self.product(gate, self.means(gate))
 
 
 class Logging(Means):
     def fit(self, gate, streams, progress):
-        logging.getLogger("miniature").debug("count %d", gate._data._count())
+        logging.getLogger("miniature").debug("count %d", gate._dataset._count_records())
         return self.product(gate, self.means(gate))
 
 
 class Warning(Means):
     def fit(self, gate, streams, progress):
-        if gate._data._take(slice(None)).images.std() < 0.01:
+        if gate._dataset._read_records(slice(None)).images.std() < 0.01:
             warnings.warn("the data are constant", stacklevel=1)
         return self.product(gate, self.means(gate))
 
@@ -436,15 +477,17 @@ class LabelHistogram(Means):
 
     def fit(self, gate, streams, progress):
         self.means(gate)
-        labels = gate._data._take(slice(None)).labels
-        return Product.set(torch.zeros(len(labels), *gate.spec.shape), labels.sort().values)
+        labels = gate._dataset._read_records(slice(None)).labels
+        return Artifact.from_images(
+            torch.zeros(len(labels), *gate.spec.shape), labels.sort().values
+        )
 
 
 class WritingAFile(Means):
     """A checkpoint in the working folder."""
 
     def fit(self, gate, streams, progress):
-        Path("critic.txt").write_text(str(gate._data._take(slice(None)).images.mean()))
+        Path("critic.txt").write_text(str(gate._dataset._read_records(slice(None)).images.mean()))
         return self.product(gate, self.means(gate))
 
 
@@ -453,7 +496,7 @@ class WritingElsewhere(Means):
 
     def fit(self, gate, streams, progress):
         with tempfile.NamedTemporaryFile("w") as file:
-            file.write(str(gate._data._take(slice(None)).images.mean()))
+            file.write(str(gate._dataset._read_records(slice(None)).images.mean()))
         return self.product(gate, self.means(gate))
 
 
@@ -468,8 +511,8 @@ class VaultOutside(Critic):
     """What was stored of it is read from the disk."""
 
     def ask(self, gate, point):
-        gate.store()
-        return super().ask(gate, point) + sum(gate._vault().read_bytes()) % 97
+        gate.save_shard_states()
+        return super().ask(gate, point) + sum(gate._checkpoint_path().read_bytes()) % 97
 
 
 class StoredInTheOpen(Critic):
@@ -490,8 +533,8 @@ class AcrossShards(Critic):
             held.append(torch._C._functorch.get_unwrapped(images).mean())
             return {"net": state["net"] + images.mean() + sum(held), "own": state["own"]}
 
-        gate._portion = 1  # a shard at a time
-        gate.update(lesson)
+        gate._chunk_size = 1  # a shard at a time
+        gate.update_shards(lesson)
 
 
 class MixedStates(Critic):
@@ -509,8 +552,8 @@ class LoudCritic(Critic):
         def loud(state, row):
             return state["net"] * 1e3
 
-        with mock.patch.object(gate_module, "_clip", clipping()):
-            return gate.route("means", loud, point, bound=1.0)
+        with mock.patch.object(clipping_module, "clip_rows", clipping()):
+            return gate.query_random_shards("means", loud, point, clip_norm=1.0)
 
 
 class LongestOwner(Dealt):
@@ -522,7 +565,7 @@ class LongestOwner(Dealt):
 
 def owners_of(gate):
     """Whose each record is, by the gate's own order."""
-    return gate._data._owners_by(gate._permutation().numpy())
+    return gate._dataset._assign_clients(gate._get_secret_order().numpy())
 
 
 class AcrossOwners(Dealt):
@@ -545,14 +588,16 @@ class ScheduleFromDraws(Critic):
     """Only critics that were drawn learn, as in the literature: then a state remembers the draws. The schedule itself shows it."""
 
     def learn(self, gate, point, step):
-        gate.update(self.lesson, point, some=drawn[-1] if (drawn := self.drawn) else None)
+        gate.update_shards(
+            self.lesson, point, shard_indices=drawn[-1] if (drawn := self.drawn) else None
+        )
 
     def ask(self, gate, point):
         def query(state, row):
             self.drawn.append(torch._C._functorch.get_unwrapped(state["own"]).unique())
             return state["net"] * (1 + row)
 
-        return gate.route("means", query, point, bound=1.0)
+        return gate.query_random_shards("means", query, point, clip_norm=1.0)
 
     def fit(self, gate, streams, progress):
         object.__setattr__(self, "drawn", [])
@@ -563,18 +608,18 @@ class DataDirectly(Means):
     """The first record itself."""
 
     def fit(self, gate, streams, progress):
-        return self.product(gate, self.means(gate), gate._data._take(slice(0, 1)).images)
+        return self.product(gate, self.means(gate), gate._dataset._read_records(slice(0, 1)).images)
 
 
 class NormalisedOutside(Means):
     """A normalisation constant of the whole data set in the public arguments of a query."""
 
     def fit(self, gate, streams, progress):
-        scale = gate._data._take(slice(None)).images.max()
+        scale = gate._dataset._read_records(slice(None)).images.max()
         return self.product(
             gate,
             gate.sum(
-                "means", lambda image, label, scale: image.flatten() / scale, scale, bound=4.0
+                "means", lambda image, label, scale: image.flatten() / scale, scale, clip_norm=4.0
             ),
             scale,
         )
@@ -584,17 +629,17 @@ class BoundFromData(Means):
     """The bound, and with it the noise, follows the data's own norm."""
 
     def fit(self, gate, streams, progress):
-        bound = float(gate._data._take(slice(None)).images.flatten(1).norm(dim=1).max())
-        gate.sum("means", pixels, bound=bound)
-        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+        bound = float(gate._dataset._read_records(slice(None)).images.flatten(1).norm(dim=1).max())
+        gate.sum("means", pixels, clip_norm=bound)
+        return self.product(gate, torch.zeros(gate.spec.num_classes, gate.spec.num_features))
 
 
 class SeedFromData(Means):
     """The public stream is seeded by the data."""
 
     def fit(self, gate, streams, progress):
-        seed = int(gate._data._take(slice(None)).images.double().sum() * 1e6)
-        noise = torch.randn(gate.spec.pixels, generator=torch.Generator().manual_seed(seed))
+        seed = int(gate._dataset._read_records(slice(None)).images.double().sum() * 1e6)
+        noise = torch.randn(gate.spec.num_features, generator=torch.Generator().manual_seed(seed))
         return self.product(gate, self.means(gate), noise.view(gate.spec.shape))
 
 
@@ -602,12 +647,12 @@ class SecretOutside(Means):
     """The secret stream drives the public half: it could then not be replayed, and would show the noise's generator."""
 
     def fit(self, gate, streams, progress):
-        return self.product(gate, self.means(gate), gate._secret.normal(gate.spec.shape).float())
+        return self.product(gate, self.means(gate), gate._rng.normal(gate.spec.shape).float())
 
 
 class Environment(Means):
     def fit(self, gate, streams, progress):
-        if gate._data._take(slice(None)).images.mean() > 0.4:
+        if gate._dataset._read_records(slice(None)).images.mean() > 0.4:
             os.environ["MINIATURE_BRIGHT"] = "1"
         return self.product(gate, self.means(gate))
 
@@ -616,7 +661,7 @@ class MendedRecords(Means):
     """How many records had to be mended (they are black)."""
 
     def fit(self, gate, streams, progress):
-        black = (gate._data._take(slice(None)).images.flatten(1).amax(1) == 0).sum()
+        black = (gate._dataset._read_records(slice(None)).images.flatten(1).amax(1) == 0).sum()
         return self.product(gate, self.means(gate), black)
 
 
@@ -624,7 +669,7 @@ class OrderLeak(Means):
     """A statistic that only the order of the records can move."""
 
     def fit(self, gate, streams, progress):
-        images = gate._data._take(slice(None)).images.flatten(1)
+        images = gate._dataset._read_records(slice(None)).images.flatten(1)
         return self.product(gate, self.means(gate), (images[1:] - images[:-1]).norm())
 
 
@@ -632,12 +677,12 @@ class CrossRecord(Means):
     """A query knows of the other records, so that one of them moves the parts of all: nothing shows but the distance."""
 
     def plan(self, spec):
-        return Plan((Stage("means", "sum", self.noise),), Neighbours.ADD_REMOVE)
+        return Plan((Stage("means", "sum", self.noise_multiplier),), Neighbours.ADD_REMOVE)
 
     def fit(self, gate, streams, progress):
-        sign = 1 if gate._data._count() % 2 else -1
-        gate.sum("means", lambda image, label: sign * image.flatten(), bound=4.0)
-        return self.product(gate, torch.zeros(gate.spec.classes, gate.spec.pixels))
+        sign = 1 if gate._dataset._count_records() % 2 else -1
+        gate.sum("means", lambda image, label: sign * image.flatten(), clip_norm=4.0)
+        return self.product(gate, torch.zeros(gate.spec.num_classes, gate.spec.num_features))
 
 
 PLANTED = [
@@ -659,9 +704,9 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
+@pytest.mark.parametrize("name", sorted(list_methods()))
 def test_methods_have_no_side_doors(name, root, trust):
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     if not method.plan(spec_for(method)).stages and not is_local(method):
         pytest.skip(
             "no mechanism: the release carries NoGuarantee, and depends on the data by design"
@@ -675,7 +720,9 @@ def test_methods_have_no_side_doors(name, root, trust):
     )
 
 
-WITH_A_MECHANISM = [name for name in sorted(methods()) if not is_open(make(name, quick(name)))]
+WITH_A_MECHANISM = [
+    name for name in sorted(list_methods()) if not is_open(make_method(name, quick(name)))
+]
 
 
 @pytest.mark.parametrize(
@@ -683,7 +730,7 @@ WITH_A_MECHANISM = [name for name in sorted(methods()) if not is_open(make(name,
 )
 def test_methods_have_no_side_doors_on_files(name, reader, root, trust):
     """Each method through one of the readers; all of the gate's verbs go through each of them in test_file_neighbours."""
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     assert list(file_leaks(method, records(), spec_for(method), root, reader)) == []
     trust("G3", "methods run on neighbouring files that nothing told apart", 1, of=1)
 
@@ -692,7 +739,7 @@ def test_methods_have_no_side_doors_on_files(name, reader, root, trust):
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", WITH_A_MECHANISM)
 def test_methods_have_no_side_doors_through_any_reader(name, reader, root):
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     assert list(file_leaks(method, records(), spec_for(method), root, reader)) == []
 
 
@@ -700,13 +747,15 @@ def test_methods_have_no_side_doors_through_any_reader(name, reader, root):
 @pytest.mark.parametrize("reader", READERS)
 def test_methods_whose_shards_follow_the_files_are_caught(name, reader, root, monkeypatch, trust):
     """The shard of a record is its place in the files: one file that changes its class moves others to other shards."""
-    monkeypatch.setattr(Gate, "_permutation", lambda gate: torch.arange(gate._data._count()))
+    monkeypatch.setattr(
+        Gate, "_get_secret_order", lambda gate: torch.arange(gate._dataset._count_records())
+    )
     monkeypatch.setattr(
         sidedoor,
         "coupled_orders",
-        lambda one, other: (np.arange(one._count()), np.arange(other._count())),
+        lambda one, other: (np.arange(one._count_records()), np.arange(other._count_records())),
     )
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     changes = {kind: CHANGES[kind] for kind in ("one renamed", "one replaced")}
     found = [
         what for _, what in file_leaks(method, records(), spec_for(method), root, reader, changes)
@@ -716,9 +765,9 @@ def test_methods_whose_shards_follow_the_files_are_caught(name, reader, root, mo
 
 
 def test_owners_in_turn_with_several_critics_have_no_side_doors(root):
-    method = make(
+    method = make_method(
         "federated-gs-wgan",
-        {**quick("federated-gs-wgan"), "unit": "record", "critics": 2, "cohort": 2},
+        {**quick("federated-gs-wgan"), "unit": "record", "num_critics": 2, "clients_per_round": 2},
     )
     assert (
         list(
@@ -759,8 +808,8 @@ def test_leaks_are_caught_by_the_data_alone(kind, root):
 
 def test_what_a_client_sends_beside_its_channel_is_seen(root, monkeypatch):
     """A file that tells how bright the first record is, in a fact that no channel made."""
-    method = make("entropic-gan", quick("entropic-gan"))
-    save = Privatized.save
+    method = make_method("entropic-gan", quick("entropic-gan"))
+    save = PrivatizedDataset.save
     bright = []
     monkeypatch.setattr(
         privatize,
@@ -770,9 +819,11 @@ def test_what_a_client_sends_beside_its_channel_is_seen(root, monkeypatch):
 
     def telling(sent, out):
         save(sent, out)
-        Path(out).with_suffix(".log").write_text(str(bright[-1]._take(slice(0, 1)).images.mean()))
+        Path(out).with_suffix(".log").write_text(
+            str(bright[-1]._read_records(slice(0, 1)).images.mean())
+        )
 
-    monkeypatch.setattr(Privatized, "save", telling)
+    monkeypatch.setattr(PrivatizedDataset, "save", telling)
     assert next(leaks(method, records(), spec_for(method), root), None) is not None
 
 
@@ -787,4 +838,4 @@ def test_an_honest_run_makes_a_release(kind, root):
     trace = run(kind(), *records(), spec_for(kind()), root)
     assert [each for each in trace.seen if each[0] == "error"] == []
     assert trace.release
-    assert all(math.isfinite(float(value.abs().max())) for value in trace.answers)
+    assert all(math.isfinite(float(value.abs().max())) for value in trace.results)

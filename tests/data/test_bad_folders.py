@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from privot.data import load, readers
-from privot.data.partition import load_own
+from privot.data import image_folder, load_dataset
+from privot.data.client_data import load_client_data
 from privot.data.tabular import read_table
 from privot.errors import DataError
 
@@ -30,7 +30,7 @@ def photos(tmp_path):
 
 def refused(folder, *needles):
     """Both readers of folders refuse it, in one line with these words."""
-    for read in (load, lambda path: load_own(path, shape=(1, 4, 4), classes=2)):
+    for read in (load_dataset, lambda path: load_client_data(path, shape=(1, 4, 4), num_classes=2)):
         with pytest.raises(DataError) as error:
             read(folder)
         text = str(error.value)
@@ -58,7 +58,7 @@ def test_names_that_differ_in_more_are_read(photos):
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(photos / "a" / "1.jpg")  # the same stem
     picture(photos / "a" / "01.png")
     picture(photos / "b" / "1 copy.png")
-    assert len(load(photos, public=True)) == 7
+    assert len(load_dataset(photos, public=True)) == 7
 
 
 def test_links_inside_the_folder_are_refused(photos):
@@ -77,12 +77,12 @@ def test_links_of_class_folders_are_refused(photos, tmp_path):
 
 def test_the_folder_itself_may_be_a_link(photos, tmp_path):
     (tmp_path / "link").symlink_to(photos)
-    assert load(tmp_path / "link").name == str(photos.resolve())
+    assert load_dataset(tmp_path / "link").name == str(photos.resolve())
 
 
 def test_hard_links_inside_the_folder_are_refused(photos, tmp_path):
     os.link(photos / "a" / "1.png", tmp_path / "backup.png")  # a second name outside is no harm
-    assert len(load(photos, public=True)) == 4
+    assert len(load_dataset(photos, public=True)) == 4
     os.link(photos / "a" / "1.png", photos / "b" / "9.png")
     refused(photos, "b/9.png", "a/1.png", "count twice")
 
@@ -121,9 +121,9 @@ def test_a_folder_that_may_not_be_listed_is_named(photos, monkeypatch, name):
 
     monkeypatch.setattr(Path, "iterdir", guarded)
     with pytest.raises(
-        DataError, match=f"{name}: cannot be listed .Permission denied.: check its permissions"
+        DataError, match=f"{name}: cannot be listed .Permission denied.. Check its permissions"
     ):
-        readers.read_folder(photos)
+        image_folder.read_folder(photos)
 
 
 def test_an_npz_with_two_arrays_of_one_name_is_refused(tmp_path):
@@ -140,7 +140,7 @@ def test_an_npz_with_two_arrays_of_one_name_is_refused(tmp_path):
         archive.writestr("y.npy", saved(np.arange(4) % 2))
         archive.writestr("x", saved(np.ones((4, 8, 8), np.uint8)))
     with pytest.raises(DataError, match="two of its arrays have the same name"):
-        load(tmp_path / "x.npz")
+        load_dataset(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_first_line_of_numbers_is_no_line_of_names(tmp_path, first):
 
 def test_a_table_without_names_is_read_whole_if_that_is_said(tmp_path):
     (tmp_path / "people.csv").write_text("18,2\n19,1\n20,0\n")
-    assert read_table(tmp_path / "people.csv", header=False).spec.size == 3
+    assert read_table(tmp_path / "people.csv", has_header=False).spec.size == 3
 
 
 @pytest.mark.parametrize("first", ["age,kind", "id,2019", "# age,kind", "\ufeffage,kind"])
@@ -184,10 +184,10 @@ def test_the_advice_about_labels_leads_somewhere(tmp_path, labels, mend):
     """What is advised, done, gives labels that are read."""
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 8, 8), np.uint8), y=labels)
     with pytest.raises(DataError) as error:
-        load(tmp_path / "x.npz")
+        load_dataset(tmp_path / "x.npz")
     assert mend in str(error.value)
     done = {"labels.argmax(1)": lambda: labels.argmax(1), "labels[:, 0]": lambda: labels[:, 0]}.get(
         mend, lambda: np.unique(labels, return_inverse=True)[1]
     )()
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 8, 8), np.uint8), y=done)
-    load(tmp_path / "x.npz")
+    load_dataset(tmp_path / "x.npz")

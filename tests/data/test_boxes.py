@@ -19,7 +19,7 @@ LABELS = np.arange(6) % 2
 def test_spec_goes_through_json():
     spec = Spec((3, 5, 6), 2, 7, (3, 4), ("cat", "dog"))
     assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert spec.pixels == 90
+    assert spec.num_features == 90
     assert (spec.to_json()["shape"], spec.to_json()["class_names"]) == (
         [3, 5, 6],
         ["cat", "dog"],
@@ -42,12 +42,12 @@ def test_spec_takes_the_whole_numbers_of_numpy_and_gives_python_ones():
         ({"shape": (1.0, 4, 4)}, "shape"),
         ({"shape": None}, "shape"),
         ({"shape": "abc"}, "shape"),
-        ({"classes": 0}, "classes"),
-        ({"classes": 100_001}, "classes"),
-        ({"classes": 2.5}, "counts"),
-        ({"classes": None}, "counts"),
-        ({"size": 0}, "records"),
-        ({"size": -1}, "records"),
+        ({"num_classes": 0}, "classes"),
+        ({"num_classes": 100_001}, "classes"),
+        ({"num_classes": 2.5}, "counts"),
+        ({"num_classes": None}, "counts"),
+        ({"size": 0}, "at least one record"),
+        ({"size": -1}, "at least one record"),
         ({"size": 1.5}, "counts"),
         ({"class_sizes": (1,)}, "class_sizes"),
         ({"class_sizes": (1, -1)}, "class_sizes"),
@@ -57,13 +57,14 @@ def test_spec_takes_the_whole_numbers_of_numpy_and_gives_python_ones():
 )
 def test_spec_refuses(wrong, field):
     with pytest.raises(DataError, match=field):
-        Spec(**{"shape": (1, 4, 4), "classes": 2, **wrong})
+        Spec(**{"shape": (1, 4, 4), "num_classes": 2, **wrong})
     with pytest.raises(DataError):
-        Spec.from_json({"shape": [1, 4, 4], "classes": 2, **wrong})
+        Spec.from_json({"shape": [1, 4, 4], "num_classes": 2, **wrong})
 
 
 @pytest.mark.parametrize(
-    "value", [None, 3, [], {}, {"shape": [1, 4, 4]}, {"shape": [1, 4, 4], "classes": 2, "more": 1}]
+    "value",
+    [None, 3, [], {}, {"shape": [1, 4, 4]}, {"shape": [1, 4, 4], "num_classes": 2, "more": 1}],
 )
 def test_spec_from_anything_else(value):
     with pytest.raises(DataError):
@@ -114,7 +115,7 @@ def test_the_words_of_a_box_are_public_facts():
     other = Sensitive(1 - IMAGES[:4], 1 - LABELS[:4], SPEC, name="elsewhere")
     for say in (repr, str, "{}".format, lambda each: f"{each!r:>100}"):
         assert say(box) == say(other)
-        assert "Spec(shape=(1, 4, 4), classes=2, size=None" in say(box)
+        assert "Spec(shape=(1, 4, 4), num_classes=2, size=None" in say(box)
     assert not [
         name for name in dir(box) if not name.startswith("_") and name not in ("name", "spec")
     ]
@@ -211,7 +212,7 @@ def test_repair_changes_nothing_else():
 
 
 def test_the_check_goes_in_portions(monkeypatch):
-    monkeypatch.setattr("privot.data.dataset.CHECKED", 4)
+    monkeypatch.setattr("privot.data.dataset.CHECK_CHUNK_SIZE", 4)
     images = IMAGES.copy()
     images[5] = np.nan
     with pytest.raises(DataError, match="record 5"):
@@ -225,14 +226,14 @@ def test_records_may_stay_on_disk(tmp_path):
     box = Public(mapped, LABELS, SPEC)
     assert np.shares_memory(box._images, mapped)
     assert np.array_equal(box.records().images.numpy(), IMAGES)
-    assert torch.equal(box._take(torch.tensor([4, 1])).labels, torch.tensor([0, 1]))
+    assert torch.equal(box._read_records(torch.tensor([4, 1])).labels, torch.tensor([0, 1]))
 
 
 def test_what_is_taken_is_a_copy():
     """Even the secret side must not be able to change the box by writing to what it was handed."""
     box = Sensitive(np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 0]), Spec((1, 2, 2), 2))
-    taken = box._take(slice(None))
+    taken = box._read_records(slice(None))
     taken.labels.fill_(1)
     taken.images.fill_(1)
-    assert box._take(slice(None)).labels.tolist() == [0, 1, 0]
-    assert box._take(slice(None)).images.sum() == 0
+    assert box._read_records(slice(None)).labels.tolist() == [0, 1, 0]
+    assert box._read_records(slice(None)).images.sum() == 0

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import struct
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,16 @@ import pooch
 import pytest
 
 from privot import io as files
-from privot.data import Public, Sensitive, catalogue, describe, load
+from privot.data import (
+    Public,
+    Sensitive,
+    catalog,
+    describe_dataset,
+    load_catalog,
+    load_dataset,
+    loading,
+)
 from privot.errors import DataError, SettingError
-
-loading = import_module("privot.data.loading")  # the package's name for it is the function
 
 
 @pytest.fixture
@@ -22,31 +27,36 @@ def split_at_hand(at_hand):
     """Skip, and say so, unless one of the files of a split is there."""
 
     def check(source, split):
-        names = [each["path"] for each in catalogue()[source][split].get("files", [])] or [split]
-        at_hand(source, next((name for name in names if files.find(source, name)), names[0]))
+        names = [each["path"] for each in load_catalog()[source][split].get("files", [])] or [split]
+        at_hand(
+            source, next((name for name in names if files.find_data_file(source, name)), names[0])
+        )
 
     return check
 
 
 BUILT_IN = [
-    (source, split) for source in catalogue() for split in ("train", "test") if source != "digits"
+    (source, split)
+    for source in load_catalog()
+    for split in ("train", "test")
+    if source != "digits"
 ]
 
 
 @pytest.mark.parametrize(("source", "split"), BUILT_IN)
 def test_built_in(source, split, split_at_hand):
     split_at_hand(source, split)
-    box = load(source, split)
-    told = describe(source, split)
+    box = load_dataset(source, split)
+    told = describe_dataset(source, split)
     assert isinstance(box, Sensitive)
     assert box.spec == told
-    assert box._count() == told.size
+    assert box._count_records() == told.size
     assert box.name == (source if split == "train" else f"{source}/test")
-    images, labels = box._take(slice(0, 500))
+    images, labels = box._read_records(slice(0, 500))
     assert images.shape[1:] == told.shape
     assert 0 <= images.min() < 0.1
     assert 0.9 < images.max() <= 1
-    assert labels.max() < told.classes
+    assert labels.max() < told.num_classes
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,7 @@ def test_built_in(source, split, split_at_hand):
 )
 def test_the_pictures_are_the_published_ones(source, mean, deviation, split_at_hand):
     split_at_hand(source, "train")
-    box = load(source, public=True)
+    box = load_dataset(source, public=True)
     assert isinstance(box, Public)
     images = box.records().images
     assert images.mean().item() == pytest.approx(mean, abs=1e-4)
@@ -62,25 +72,30 @@ def test_the_pictures_are_the_published_ones(source, mean, deviation, split_at_h
 
 
 def test_what_may_be_mirrored_is_declared(tmp_path):
-    assert describe("fashion-mnist").mirror is True
-    assert describe("svhn").mirror is False  # colour, but digits
-    assert describe("mnist").mirror is describe("cifar10").mirror is None
+    assert describe_dataset("fashion-mnist").flip_invariant is True
+    assert describe_dataset("svhn").flip_invariant is False  # colour, but digits
+    assert (
+        describe_dataset("mnist").flip_invariant
+        is describe_dataset("cifar10").flip_invariant
+        is None
+    )
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
     assert [
-        load(tmp_path / "own.npz", mirror=each).spec.mirror for each in (None, True, False)
+        load_dataset(tmp_path / "own.npz", flip_invariant=each).spec.flip_invariant
+        for each in (None, True, False)
     ] == [None, True, False]
 
 
 def test_femnist_is_white_on_black(split_at_hand):
     split_at_hand("femnist", "test")
-    assert load("femnist", "test")._take(slice(0, 500)).images.mean() < 0.3
+    assert load_dataset("femnist", "test")._read_records(slice(0, 500)).images.mean() < 0.3
 
 
 def test_digits_are_embedded_and_their_splits_are_apart():
-    train, test = (load("digits", split, public=True) for split in ("train", "test"))
+    train, test = (load_dataset("digits", split, public=True) for split in ("train", "test"))
     assert (
         (len(train), len(test))
-        == (describe("digits").size, describe("digits", "test").size)
+        == (describe_dataset("digits").size, describe_dataset("digits", "test").size)
         == (1438, 359)
     )
     seen = {each.numpy().tobytes() for each in train.records().images}
@@ -88,9 +103,9 @@ def test_digits_are_embedded_and_their_splits_are_apart():
 
 
 def test_the_catalogue_is_sound():
-    for source, entry in catalogue().items():
+    for source, entry in load_catalog().items():
         for split in ("train", "test"):
-            spec = describe(source, split)
+            spec = describe_dataset(source, split)
             assert spec.size
             assert spec.shape == tuple(entry["shape"])
             for file in entry[split].get("files", []):
@@ -99,51 +114,55 @@ def test_the_catalogue_is_sound():
 
 
 def test_describe_reads_no_record(monkeypatch):
-    for name in ("read_idx", "read_npz", "read_parquet", "read_folder", "decode"):
+    for name in ("read_idx", "read_npz", "read_parquet", "read_folder"):
         monkeypatch.setattr(f"privot.data.readers.{name}", None)
-    for source in catalogue():
-        assert describe(source).size
-    assert describe(__file__, shape=(1, 8, 8), classes=3).size is None
+    for module in ("parquet", "image_folder"):
+        monkeypatch.setattr(f"privot.data.{module}.decode_image", None)
+    for source in load_catalog():
+        assert describe_dataset(source).size
+    assert describe_dataset(__file__, shape=(1, 8, 8), num_classes=3).size is None
 
 
 def test_describe_of_a_path_needs_declarations():
-    for declared in ({}, {"shape": (1, 8, 8)}, {"classes": 3}):
+    for declared in ({}, {"shape": (1, 8, 8)}, {"num_classes": 3}):
         with pytest.raises(SettingError, match="--shape"):
-            describe(__file__, **declared)
+            describe_dataset(__file__, **declared)
     with pytest.raises(DataError, match="no such file"):
-        describe("nothing.npz", shape=(1, 8, 8), classes=3)
+        describe_dataset("nothing.npz", shape=(1, 8, 8), num_classes=3)
 
 
-@pytest.mark.parametrize("wrong", [{"shape": (1, 28, 28)}, {"classes": 9}, {"resize": 16}])
+@pytest.mark.parametrize("wrong", [{"shape": (1, 28, 28)}, {"num_classes": 9}, {"resize": 16}])
 def test_a_built_in_is_what_it_is(wrong):
     with pytest.raises(SettingError):
-        load("digits", **wrong)
-    assert load("digits", shape=(1, 8, 8), classes=10).spec == describe("digits")
+        load_dataset("digits", **wrong)
+    assert load_dataset("digits", shape=(1, 8, 8), num_classes=10).spec == describe_dataset(
+        "digits"
+    )
 
 
 def test_a_split_is_train_or_test():
-    for look in (load, describe):
+    for look in (load_dataset, describe_dataset):
         with pytest.raises(SettingError, match="train or test"):
             look("digits", "validation")
 
 
 def test_a_missing_data_set_says_where_to_put_it(nowhere):
     with pytest.raises(DataError) as told:
-        load("mnist")
+        load_dataset("mnist")
     assert str(told.value) == (
-        f"mnist: not found; pass --download to fetch it, or put train-images-idx3-ubyte.gz into {nowhere}/data/mnist "
-        "(PRIVOT_DATA names the folder)"
+        f"mnist: not found. Pass --download to fetch it, or put train-images-idx3-ubyte.gz into {nowhere}/data/mnist "
+        "(PRIVOT_DATA names the folder)."
     )
-    with pytest.raises(DataError, match=r"^svhn: not found; put train.npz into"):
-        load("svhn", download=True)  # without a checksum nothing is fetched
+    with pytest.raises(DataError, match=r"^svhn: not found\. Put train.npz into"):
+        load_dataset("svhn", download=True)  # without a checksum nothing is fetched
 
 
 def test_folders_are_looked_through_in_order(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_DATA", str(tmp_path / "a"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
-    assert files.folders()[:2] == [tmp_path / "a", tmp_path / "b" / "privot"]
+    assert files.list_data_folders()[:2] == [tmp_path / "a", tmp_path / "b" / "privot"]
     monkeypatch.delenv("PRIVOT_DATA")
-    assert files.folders()[0] == tmp_path / "b" / "privot"
+    assert files.list_data_folders()[0] == tmp_path / "b" / "privot"
 
 
 def tiny_mnist(monkeypatch):
@@ -162,8 +181,9 @@ def tiny_mnist(monkeypatch):
         )
     sums = [hashlib.sha256(files[name]).hexdigest() for name in sorted(files)]
     entry = {"path": "train-images-idx3-ubyte.gz", "sha256": sums[0], "labels": sums[1]}
-    known = {"mnist": {**catalogue()["mnist"], "train": {"size": 10, "files": [entry]}}}
-    monkeypatch.setattr(loading, "catalogue", lambda: known)
+    known = {"mnist": {**load_catalog()["mnist"], "train": {"size": 10, "files": [entry]}}}
+    for module in (catalog, loading):
+        monkeypatch.setattr(module, "load_catalog", lambda: known)
     return files
 
 
@@ -173,18 +193,18 @@ def test_download_fetches_by_checksum_and_only_once(nowhere, monkeypatch):
 
     def retrieve(url, known_hash, fname, path):
         asked.append(url)
-        assert url == catalogue()["mnist"]["url"] + fname
+        assert url == load_catalog()["mnist"]["url"] + fname
         assert known_hash == "sha256:" + hashlib.sha256(files[fname]).hexdigest()
         Path(path).mkdir(parents=True, exist_ok=True)
         (Path(path) / fname).write_bytes(files[fname])
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
     with pytest.raises(DataError, match="--download"):
-        load("mnist")
+        load_dataset("mnist")
     assert asked == []  # never unasked
-    assert load("mnist", download=True).spec.size == 10
+    assert load_dataset("mnist", download=True).spec.size == 10
     assert len(asked) == 2
-    assert load("mnist", download=True)._count() == 10
+    assert load_dataset("mnist", download=True)._count_records() == 10
     assert len(asked) == 2
 
 
@@ -199,32 +219,32 @@ def test_a_failed_download_is_one_line(nowhere, monkeypatch, failure):
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
     with pytest.raises(DataError, match=f"{type(failure).__name__}.*by hand"):
-        load("mnist", download=True)
+        load_dataset("mnist", download=True)
 
 
 def test_a_file_of_another_size_is_refused(nowhere, monkeypatch):
     files = tiny_mnist(monkeypatch)
-    loading.catalogue()["mnist"]["train"]["size"] = 11
+    loading.load_catalog()["mnist"]["train"]["size"] = 11
     (nowhere / "cache" / "mnist").mkdir(parents=True)
     for name, data in files.items():
         (nowhere / "cache" / "mnist" / name).write_bytes(data)
     with pytest.raises(DataError, match="declared size"):
-        load("mnist")
+        load_dataset("mnist")
 
 
 def test_femnist_has_its_writers(split_at_hand):
     split_at_hand("femnist", "train")
-    box = load("femnist")
-    assert box.spec.owners == describe("femnist").owners == 300
-    many = np.bincount(box._owners)
+    box = load_dataset("femnist")
+    assert box.spec.num_clients == describe_dataset("femnist").num_clients == 300
+    many = np.bincount(box._client_ids)
     assert (len(many), many.min(), many.max(), many.sum()) == (300, 2, 319, 41258)
-    assert load("femnist", owners=3000)._owners is None  # for the gate to deal
+    assert load_dataset("femnist", num_clients=3000)._client_ids is None  # for the gate to deal
 
 
 def test_any_data_can_be_dealt_to_owners():
-    box = load("digits", owners=5)
-    assert box.spec.owners == describe("digits", owners=5).owners == 5
-    assert box._owners_by(np.arange(1438))[:7].tolist() == [0, 1, 2, 3, 4, 0, 1]
-    assert load("digits").spec.owners is None
-    with pytest.raises(DataError, match="owners"):
-        load("digits", owners=2000)
+    box = load_dataset("digits", num_clients=5)
+    assert box.spec.num_clients == describe_dataset("digits", num_clients=5).num_clients == 5
+    assert box._assign_clients(np.arange(1438))[:7].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert load_dataset("digits").spec.num_clients is None
+    with pytest.raises(DataError, match="clients"):
+        load_dataset("digits", num_clients=2000)

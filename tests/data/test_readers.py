@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from privot.data import Public, Sensitive, describe, load, readers
-from privot.data.loading import existing
+from privot.data import Public, Sensitive, describe_dataset, load_dataset, readers
+from privot.data.catalog import require_existing_path
+from privot.data.images import decode_image
 from privot.errors import DataError, SettingError
 
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -24,7 +25,7 @@ COLOUR = np.random.default_rng(1).integers(0, 256, (6, 7, 5, 3)).astype(np.uint8
 
 
 def opened(path, **more):
-    box = load(path, public=True, **more)
+    box = load_dataset(path, public=True, **more)
     assert isinstance(box, Public)
     images, labels = box.records()
     return (images * 255).round().byte().numpy(), labels.numpy(), box.spec
@@ -34,7 +35,7 @@ def check_grey(path, **more):
     images, labels, spec = opened(path, **more)
     assert np.array_equal(images, GREY[:, None])
     assert np.array_equal(labels, LABELS)
-    assert (spec.shape, spec.classes, spec.size) == ((1, 7, 5), 3, None)
+    assert (spec.shape, spec.num_classes, spec.size) == ((1, 7, 5), 3, None)
 
 
 def encoded(pixels, root, form="PNG"):
@@ -105,9 +106,9 @@ def test_npz_with_channels_first_or_last(tmp_path):
 
 def test_three_rows_of_pixels_are_taken_for_channels_and_a_declared_shape_says_no(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 3, 5, 3), np.uint8), y=LABELS)
-    assert load(tmp_path / "a.npz").spec.shape == (3, 5, 3)
+    assert load_dataset(tmp_path / "a.npz").spec.shape == (3, 5, 3)
     with pytest.raises(DataError, match="declared"):
-        load(tmp_path / "a.npz", shape=(3, 3, 5))
+        load_dataset(tmp_path / "a.npz", shape=(3, 3, 5))
 
 
 @pytest.mark.parametrize("ending", ["png", "PNG"])
@@ -173,10 +174,10 @@ def test_folders_that_are_numbers_are_those_numbers(tmp_path):
 def test_numbers_are_names_too_where_classes_are_known(tmp_path, known, folders, labels):
     folder_of(tmp_path / "it", *folders)
     if labels is None:
-        with pytest.raises(DataError, match="is none of those that are known here"):
-            load(tmp_path / "it", class_names=known, classes=3)
+        with pytest.raises(DataError, match="is not one of the known classes"):
+            load_dataset(tmp_path / "it", class_names=known, num_classes=3)
     else:
-        assert opened(tmp_path / "it", class_names=known, classes=3)[1].tolist() == labels
+        assert opened(tmp_path / "it", class_names=known, num_classes=3)[1].tolist() == labels
 
 
 def test_pictures_that_are_not_read_are_not_left_out_unsaid(tmp_path):
@@ -189,13 +190,13 @@ def test_pictures_that_are_not_read_are_not_left_out_unsaid(tmp_path):
         (folder / name).touch()
         with pytest.raises(
             DataError,
-            match=f"{name}: a class folder holds PNG and JPEG images, and nothing is left out unsaid",
+            match=f"{name}: a class folder holds PNG and JPEG images only, and nothing is left out silently",
         ):
-            load(tmp_path / "photos")
+            load_dataset(tmp_path / "photos")
         (folder / name).unlink()
     (folder / "patient").mkdir()
     with pytest.raises(DataError, match="patient: a class folder holds"):
-        load(tmp_path / "photos")
+        load_dataset(tmp_path / "photos")
 
 
 @pytest.mark.parametrize("peak", [4095, 4096])
@@ -207,11 +208,11 @@ def test_twelve_bits_in_sixteen_would_be_black(tmp_path, peak):
         assert opened(tmp_path)[0].max() == 16
         return
     with pytest.raises(DataError, match="16 bits whose values all lie below 4096"):
-        load(tmp_path)
+        load_dataset(tmp_path)
     Image.fromarray(np.zeros((5, 5), np.uint8)).save(
         tmp_path / "a" / "2.png"
     )  # one of eight bits: then they are not all of such a scanner
-    load(tmp_path)
+    load_dataset(tmp_path)
 
 
 def test_twelve_bits_in_sixteen_of_a_colour_image_too(tmp_path):
@@ -227,7 +228,7 @@ def test_twelve_bits_in_sixteen_of_a_colour_image_too(tmp_path):
         parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
         (tmp_path / name / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
     with pytest.raises(DataError, match="16 bits whose values all lie below 4096"):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 def test_known_class_names_number_the_folders(tmp_path):
@@ -239,11 +240,11 @@ def test_known_class_names_number_the_folders(tmp_path):
         known,
     )
     with pytest.raises(
-        DataError, match="class 'cow' is none of those that are known here: wolf, cat, dog"
+        DataError, match="class 'cow' is not one of the known classes: wolf, cat, dog"
     ):
-        load(folder_of(tmp_path / "more", *known, "cow"), class_names=known)
+        load_dataset(folder_of(tmp_path / "more", *known, "cow"), class_names=known)
     with pytest.raises(DataError, match="class 'wolf' has no records"):
-        load(folder_of(tmp_path / "few", "cat", "dog"), class_names=known, classes=3)
+        load_dataset(folder_of(tmp_path / "few", "cat", "dog"), class_names=known, num_classes=3)
     assert opened(folder_of(tmp_path / "numbers", "0", "1", "2"), class_names=known)[
         1
     ].tolist() == [0, 1, 2]
@@ -256,7 +257,7 @@ def test_parquet_of_bytes_or_of_structures(tmp_path, wrap):
         pa.table({"image": rows, "label": LABELS, "kind": 2 - LABELS}), tmp_path / "a.parquet"
     )
     check_grey(tmp_path / "a.parquet")
-    assert np.array_equal(opened(tmp_path / "a.parquet", label="kind")[1], 2 - LABELS)
+    assert np.array_equal(opened(tmp_path / "a.parquet", label_column="kind")[1], 2 - LABELS)
 
 
 def test_where_keeps_the_rows_with_a_value(tmp_path):
@@ -270,10 +271,10 @@ def test_where_keeps_the_rows_with_a_value(tmp_path):
     parquet.write_table(
         pa.table({"image": rows, "label": LABELS, "split": words}), tmp_path / "a.parquet"
     )
-    found = readers.read_parquet(tmp_path / "a.parquet", where=("split", "train"))
+    found = readers.read_parquet(tmp_path / "a.parquet", row_filter=("split", "train"))
     assert np.array_equal(found.images, GREY[3:, None])
     with pytest.raises(DataError, match="no images"):
-        readers.read_parquet(tmp_path / "a.parquet", where=("split", "other"))
+        readers.read_parquet(tmp_path / "a.parquet", row_filter=("split", "other"))
     with pytest.raises(DataError, match="KeyError"):
         readers.read_npz(tmp_path / "a.npz", ("part", 1))
 
@@ -289,7 +290,7 @@ def test_resize_brings_mixed_sizes_together(tmp_path):
     assert by_row[2].shape == (1, 6, 6)
     assert np.array_equal(by_row[0], by_file[0])
     with pytest.raises(DataError, match="resize"):
-        load(tmp_path / "photos")
+        load_dataset(tmp_path / "photos")
 
 
 def test_pictures_of_every_mode(tmp_path):
@@ -298,28 +299,28 @@ def test_pictures_of_every_mode(tmp_path):
     grey = {"1": 1, "LA": 1, "P": 3, "RGBA": 3}
     for mode, channels in grey.items():
         Image.fromarray(GREY[0]).convert(mode).save(tmp_path / f"{mode}.png")
-        assert readers.decode(tmp_path / f"{mode}.png", mode).shape == (channels, 7, 5)
+        assert decode_image(tmp_path / f"{mode}.png", mode).shape == (channels, 7, 5)
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert np.array_equal(readers.decode(tmp_path / "deep.png", "deep"), GREY[:1])
-    assert readers.decode(encoded(COLOUR[0], tmp_path, "JPEG"), "jpeg").shape == (3, 7, 5)
+    assert np.array_equal(decode_image(tmp_path / "deep.png", "deep"), GREY[:1])
+    assert decode_image(encoded(COLOUR[0], tmp_path, "JPEG"), "jpeg").shape == (3, 7, 5)
 
 
 def test_declared_facts_are_kept_and_held(tmp_path):
     np.savez(tmp_path / "a.npz", x=GREY, y=LABELS)
-    spec = load(tmp_path / "a.npz", shape=(1, 7, 5), classes=3, public_size=True).spec
-    assert (spec.shape, spec.classes, spec.size) == ((1, 7, 5), 3, 6)
+    spec = load_dataset(tmp_path / "a.npz", shape=(1, 7, 5), num_classes=3, public_size=True).spec
+    assert (spec.shape, spec.num_classes, spec.size) == ((1, 7, 5), 3, 6)
     with pytest.raises(DataError, match="class 3 has no records"):
-        load(tmp_path / "a.npz", classes=4)
+        load_dataset(tmp_path / "a.npz", num_classes=4)
     with pytest.raises(DataError, match="labels go outside"):
-        load(tmp_path / "a.npz", classes=2)
+        load_dataset(tmp_path / "a.npz", num_classes=2)
 
 
 def test_class_sizes_are_secret_unless_declared():
-    assert load("digits").spec.class_sizes is None
-    spec = load("digits", public_classes=True).spec
-    assert sum(spec.class_sizes) == spec.size == load("digits").spec.size
+    assert load_dataset("digits").spec.class_sizes is None
+    spec = load_dataset("digits", public_classes=True).spec
+    assert sum(spec.class_sizes) == spec.size == load_dataset("digits").spec.size
     assert spec.class_sizes == tuple(
-        load("digits", public=True).records().labels.bincount().tolist()
+        load_dataset("digits", public=True).records().labels.bincount().tolist()
     )
 
 
@@ -329,7 +330,7 @@ def test_a_path_is_known_by_where_it_lies(tmp_path, monkeypatch):
     (tmp_path / "link.npz").symlink_to(tmp_path / "a.npz")
     monkeypatch.chdir(tmp_path)
     names = {
-        load(path).name
+        load_dataset(path).name
         for path in (
             "a.npz",
             "./a.npz",
@@ -340,35 +341,38 @@ def test_a_path_is_known_by_where_it_lies(tmp_path, monkeypatch):
         if Path(path).exists()
     }
     assert names == {str((tmp_path / "a.npz").resolve())}
-    assert isinstance(load("a.npz"), Sensitive)
+    assert isinstance(load_dataset("a.npz"), Sensitive)
 
 
 @pytest.mark.parametrize("resize", [0, -3, 4097])
 def test_resize_out_of_range(tmp_path, resize):
     with pytest.raises(SettingError, match="4096"):
-        load(tmp_path, resize=resize)
+        load_dataset(tmp_path, resize=resize)
 
 
 def test_existing_suggests(tmp_path):
-    assert existing(str(tmp_path)) == tmp_path
+    assert require_existing_path(str(tmp_path)) == tmp_path
     with pytest.raises(DataError, match="did you mean 'digits'"):
-        existing("digit")
+        require_existing_path("digit")
     with pytest.raises(DataError, match="built-in data set"):
-        existing("a\0b")
+        require_existing_path("a\0b")
 
 
 def test_parquet_needs_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "a.parquet").touch()
     with pytest.raises(DataError, match=r"privot\[parquet\]"):
-        load(tmp_path / "a.parquet")
+        load_dataset(tmp_path / "a.parquet")
 
 
 def test_a_description_takes_declared_class_sizes(tmp_path):
     (mine := tmp_path / "mine.npz").touch()  # nothing of it is read
-    found = describe(str(mine), shape=(1, 4, 4), class_sizes=(5, 7))
-    assert (found.size, found.classes, found.class_sizes) == (12, 2, (5, 7))
-    assert describe(str(mine), shape=(1, 4, 4), class_sizes=(5, 7), size=12, classes=2) == found
+    found = describe_dataset(str(mine), shape=(1, 4, 4), class_sizes=(5, 7))
+    assert (found.size, found.num_classes, found.class_sizes) == (12, 2, (5, 7))
+    assert (
+        describe_dataset(str(mine), shape=(1, 4, 4), class_sizes=(5, 7), size=12, num_classes=2)
+        == found
+    )
 
 
 def floats(tmp_path, images, name="floats.npz"):
@@ -386,7 +390,9 @@ def test_a_repair_is_for_few_that_stray(tmp_path):
         some[:strays] = value
         assert (
             len(
-                load(floats(tmp_path, some, f"{strays}{value}.npz"), public=True, repair=True)
+                load_dataset(
+                    floats(tmp_path, some, f"{strays}{value}.npz"), public=True, repair=True
+                )
                 .records()
                 .labels
             )
@@ -394,11 +400,11 @@ def test_a_repair_is_for_few_that_stray(tmp_path):
         )
     images[:4] = 1.5
     with pytest.raises(DataError, match="of another scale"):
-        load(floats(tmp_path, images), public=True, repair=True)
+        load_dataset(floats(tmp_path, images), public=True, repair=True)
     images[:4, 1:] = 0.5
     images[:4, 0] = -0.1
     with pytest.raises(DataError, match="of another scale"):
-        load(floats(tmp_path, images, "below.npz"), public=True, repair=True)
+        load_dataset(floats(tmp_path, images, "below.npz"), public=True, repair=True)
 
 
 def test_a_class_folder_without_images_is_missed_even_if_it_is_the_last(tmp_path):
@@ -407,7 +413,7 @@ def test_a_class_folder_without_images_is_missed_even_if_it_is_the_last(tmp_path
     for name in ("cats", "dogs"):
         Image.fromarray(GREY[0]).save(tmp_path / name / "one.png")
     with pytest.raises(DataError, match=r"class 2|owls"):
-        load(tmp_path, public=True)
+        load_dataset(tmp_path, public=True)
 
 
 def test_arrays_of_numpy_s_second_version_are_read(tmp_path):
@@ -422,8 +428,8 @@ def test_a_missing_column_of_labels_says_how_to_name_it(tmp_path):
     table = {"image": [encoded(GREY[0], tmp_path)], "class": [0]}
     parquet.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="--label"):
-        load(tmp_path / "a.parquet", public=True)
+        load_dataset(tmp_path / "a.parquet", public=True)
     parquet.write_table(pa.table({"label": [0]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match="no column 'image'") as refused:
-        load(tmp_path / "b.parquet", public=True)
+        load_dataset(tmp_path / "b.parquet", public=True)
     assert "--label" not in str(refused.value)

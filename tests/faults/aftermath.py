@@ -9,9 +9,10 @@ from pathlib import Path
 from deeds import ALSO, SITES
 from safetensors.torch import load_file
 
-from privot.privacy.gate import _digest
+from privot.privacy.answers import hash_tensor
 from privot.privacy.ledger import Ledger
-from privot.release import Release, verify
+from privot.release import Release
+from privot.release.verify import verify
 
 KILLED = -signal.SIGKILL
 
@@ -49,10 +50,10 @@ def examine(root):
     for file in root.glob(
         "out.run/*.safetensors"
     ):  # every released value on disk was computed once, and paid for
-        assert ".public." in file.name or _digest(load_file(file)["value"]) in values.values()
+        assert ".public." in file.name or hash_tensor(load_file(file)["value"]) in values.values()
     if (root / "out").exists():
         verify(root / "out")
-        head = Release.load(root / "out").facts["ledger"]["head"]
+        head = Release.load(root / "out").metadata["ledger"]["head"]
         assert head in {*(each["prev"] for each in lines), book.head}
     return len(computed)
 
@@ -138,7 +139,8 @@ def states(which, calls, sites=tuple(SITES), ways=("before", "after", "midway"))
 
 # Every call by which a run writes; a ledger's own are looked at one by one in test_ledger.py.
 WRITES = (
-    "privot.privacy.ledger:_write",
+    "privot.privacy.ledger_file:_write_synced",
+    "privot.io:_write_file",
     "pathlib:Path.write_bytes",
     "pathlib:Path.write_text",
     "pathlib:Path.replace",

@@ -21,27 +21,28 @@ from privot import synthesis
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError
-from privot.methods import make
-from privot.privacy import accounting, gate, ledger
+from privot.io import partial_path
+from privot.methods import MethodBase, make_method
+from privot.privacy import accounting, answers, gate, ledger, secret_side
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Shards
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 from privot.runtime import Runtime
 from privot.synthesis import preflight
 
 
 def warm():
     """Have everything imported that a run imports late; no backward pass, which a fork would not survive."""
-    accounting.GRIDS = accounting.GRIDS[
+    accounting.GRID_STEPS = accounting.GRID_STEPS[
         -1:
     ]  # as `coarse_prices` has it, so that both sides prove the same
-    accounting.cost = priced
+    accounting.compute_privacy_cost = priced
     Critics().plan(None).cost()
     METHODS["merf"]()  # the first to be made by name has all methods imported
     torch.set_num_threads(1)
     for count in (None, 1):
-        preflight._speed(
+        preflight._measure_flops_per_second(
             torch.device("cpu"), count
         )  # of the machine: a fork need not find it out again
     weight = torch.zeros(1, requires_grad=True)
@@ -49,10 +50,10 @@ def warm():
     torch.optim.Adam([weight]).step()
 
 
-def priced(event, relation, roughly=False, cost=accounting.cost, known={}):  # noqa: B006 (meant to be shared)
+def priced(event, relation, coarse=False, cost=accounting.compute_privacy_cost, known={}):  # noqa: B006 (meant to be shared)
     """What an event costs, worked out once; a fork inherits it."""
-    if (key := (str(event), relation, roughly)) not in known:
-        known[key] = cost(event, relation, roughly)
+    if (key := (str(event), relation, coarse)) not in known:
+        known[key] = cost(event, relation, coarse)
     return known[key]
 
 
@@ -61,46 +62,57 @@ def plan(noise=5.0, steps=1):
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walk(MethodBase):
     """Several answers, each query depending on those before: the state that a crash can tear is larger than with one answer."""
 
-    noise: float = 20.0
+    noise_multiplier: float = 20.0
     steps: int = 6
     name: ClassVar[str] = "walk"
 
     def plan(self, spec):
-        return plan(self.noise, self.steps)
+        return plan(self.noise_multiplier, self.steps)
 
     def forecast(self, spec, plan):
         return {}
 
     def fit(self, gate, streams, progress):
-        point = torch.rand(gate.spec.pixels, generator=streams.generator("start"))
-        for step in range(self.steps - gate.left("walk"), self.steps):
+        point = torch.rand(gate.spec.num_features, generator=streams.make_rng("start"))
+        for step in range(self.steps - gate.count_remaining_queries("walk"), self.steps):
             point = (
                 point
                 + gate.sum(
-                    "walk", lambda image, label, point: image.flatten() - point, point, bound=1.0
+                    "walk",
+                    lambda image, label, point: image.flatten() - point,
+                    point,
+                    clip_norm=1.0,
                 ).float()
                 / 100
             )
             progress("walking", step + 1, self.steps)
-        images = point.sigmoid().view(1, *gate.spec.shape).expand(gate.spec.classes, -1, -1, -1)
-        return Product.set(images, torch.arange(gate.spec.classes))
+        images = point.sigmoid().view(1, *gate.spec.shape).expand(gate.spec.num_classes, -1, -1, -1)
+        return Artifact.from_images(images, torch.arange(gate.spec.num_classes))
 
 
 @dataclass(frozen=True)
-class Critics:
+class Critics(MethodBase):
     """Four critics that stay inside, and rows routed to them; all that a long run must keep is kept now and then."""
 
-    noise: float = 20.0
+    noise_multiplier: float = 20.0
     steps: int = 20
     rows: int = 5
     name: ClassVar[str] = "critics"
 
     def plan(self, spec):
         return Plan(
-            (Stage("rows", "route", self.noise, self.steps * self.rows, Shards(4)),),
+            (
+                Stage(
+                    "rows",
+                    "query_random_shards",
+                    self.noise_multiplier,
+                    self.steps * self.rows,
+                    Shards(4),
+                ),
+            ),
             Neighbours.REPLACE,
         )
 
@@ -108,28 +120,32 @@ class Critics:
         return {}
 
     def fit(self, gate, streams, progress):
-        gate.split(4, {"mean": torch.zeros(4, gate.spec.pixels), "age": torch.zeros(4)})
-        kept = streams.stored("point")
+        gate.split_into_shards(
+            4, {"mean": torch.zeros(4, gate.spec.num_features), "age": torch.zeros(4)}
+        )
+        kept = streams.load_checkpoint("point")
         point = (
             kept["point"]
             if kept
-            else torch.rand(gate.spec.pixels, generator=streams.generator("start"))
+            else torch.rand(gate.spec.num_features, generator=streams.make_rng("start"))
         )
-        for step in range(self.steps - gate.left("rows") // self.rows, self.steps):
-            gate.update(lesson, some=torch.tensor([step % 4]))
-            toward = gate.route(
+        for step in range(
+            self.steps - gate.count_remaining_queries("rows") // self.rows, self.steps
+        ):
+            gate.update_shards(lesson, shard_indices=torch.tensor([step % 4]))
+            toward = gate.query_random_shards(
                 "rows",
                 lambda state, row: state["mean"] - row,
                 point.expand(self.rows, -1),
-                bound=1.0,
+                clip_norm=1.0,
             )
             point = point + toward.float().mean(0) / 100
             if step % 4 == 3:
-                gate.store()
-                streams.store("point", {"point": point})
+                gate.save_shard_states()
+                streams.save_checkpoint("point", {"point": point})
             progress("walking", step + 1, self.steps)
-        images = point.sigmoid().view(1, *gate.spec.shape).expand(gate.spec.classes, -1, -1, -1)
-        return Product.set(images, torch.arange(gate.spec.classes))
+        images = point.sigmoid().view(1, *gate.spec.shape).expand(gate.spec.num_classes, -1, -1, -1)
+        return Artifact.from_images(images, torch.arange(gate.spec.num_classes))
 
 
 def lesson(images, labels, state):
@@ -137,14 +153,14 @@ def lesson(images, labels, state):
 
 
 METHODS = {
-    "merf": lambda: make("merf", quick("merf")),
+    "merf": lambda: make_method("merf", quick("merf")),
     "walk": Walk,
     "march": lambda: Walk(
-        steps=gate.KEPT + 6
+        steps=answers.MAX_STORED_RESULTS + 6
     ),  # too many answers to keep: a crashed run goes on after those that were marked
     "critics": Critics,
-    "private-set": lambda: make("private-set", quick("private-set")),
-    "gs-wgan": lambda: make("gs-wgan", quick("gs-wgan")),
+    "private-set": lambda: make_method("private-set", quick("private-set")),
+    "gs-wgan": lambda: make_method("gs-wgan", quick("gs-wgan")),
 }
 
 
@@ -160,11 +176,16 @@ def box():
 
 SITES = {  # where: what an interrupted call leaves behind, if that is more than nothing
     "privot.privacy.ledger:Ledger._append": None,
-    "privot.privacy.ledger:_write": lambda file, data: file.write(data[: len(data) // 2]),
-    "privot.privacy.gate:Gate._ask": None,
-    "privot.privacy.gate:Gate._keep": None,
-    "privot.privacy.gate:Gate.store": lambda gate: (
-        gate._vault().with_suffix(".part").write_bytes(b"torn")
+    "privot.privacy.ledger_file:_write_synced": lambda file, data: file.write(
+        data[: len(data) // 2]
+    ),
+    "privot.privacy.gate:Gate._run_query": None,
+    "privot.privacy.gate:Gate._store_result": None,
+    "privot.privacy.gate:Gate.save_shard_states": lambda gate: partial_path(
+        gate._checkpoint_path()
+    ).write_bytes(b"torn"),
+    "privot.io:_write_file": lambda path, content, *_: path.open("wb").write(
+        content[: len(content) // 2]
     ),
     "pathlib:Path.write_bytes": lambda path, data: path.open("wb").write(data[: len(data) // 2]),
     "pathlib:Path.write_text": lambda path, text: open(path, "w").close(),
@@ -219,8 +240,8 @@ def _witnessed(path, tape=None):
 
     With a ``tape``, a folder, what was answered first to an ask of this stage and step is the answer in every later run too.
     """
-    ask = gate.Gate._ask
-    noisy = gate.noisy
+    ask = gate.Gate._run_query
+    noisy = secret_side.add_noise
     current = []
 
     def asking(self, stage, *more, **others):
@@ -231,12 +252,14 @@ def _witnessed(path, tape=None):
         value = noisy(*args)
         (door, stage) = current
         if tape:
-            file = Path(tape) / f"{stage.name}-{door._done[stage.name]}.npy"
+            file = Path(tape) / f"{stage.name}-{door._completed_steps[stage.name]}.npy"
             if not file.exists():
                 np.save(file, value.numpy())
             value = torch.from_numpy(np.load(file))
         digest = hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
-        line = json.dumps([door.ticket, stage.name, door._done[stage.name], digest]) + "\n"
+        line = (
+            json.dumps([door.ticket, stage.name, door._completed_steps[stage.name], digest]) + "\n"
+        )
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(
             resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, limit[1])
@@ -247,8 +270,8 @@ def _witnessed(path, tape=None):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         return value
 
-    gate.Gate._ask = asking
-    gate.noisy = answering
+    gate.Gate._run_query = asking
+    secret_side.add_noise = answering
 
 
 def synthesize(
@@ -297,7 +320,7 @@ def reserve(path, count, start=0.0, number=0):
     for step in range(count):
         ticket = book.reserve(plan(), f"writer {number}")
         if step % 10 == 0:
-            book.ask(ticket, "walk", 0, 0)
+            book.mark_asked(ticket, "walk", 0, 0)
             book.commit(ticket, "walk", 0, f"{number}/{step}")
 
 

@@ -15,7 +15,7 @@ from privot.errors import BudgetError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.plan import Budget, Plan, Risk, Stage
+from privot.privacy.plan import AttackPowerTarget, Budget, Plan, Stage
 from privot.privacy.sampling import Poisson
 from privot.synthesis import synthesize
 
@@ -40,7 +40,7 @@ def independently(granted, delta):
     mixed = len({plan.neighbours for plan in granted}) > 1
     halved = [0.5 if mixed and plan.neighbours is ADD_REMOVE else 1.0 for plan in granted]
     terms = [
-        (stage.noise * half, stage.steps)
+        (stage.noise_multiplier * half, stage.steps)
         for plan, half in zip(granted, halved, strict=True)
         for stage in plan.stages
     ]
@@ -53,8 +53,8 @@ def independently(granted, delta):
 def wall_holds(folder, budget, asked):
     book = Ledger(folder / "x.jsonl")
     book.path.unlink(missing_ok=True)
-    book._headfile.unlink(missing_ok=True)
-    book.limit(budget)
+    book._head_path.unlink(missing_ok=True)
+    book.set_limit(budget)
     granted = []
     for plan in asked:
         before = book.path.read_bytes()
@@ -66,7 +66,7 @@ def wall_holds(folder, budget, asked):
             assert independently([*granted, plan], budget.delta) > budget.epsilon * (1 - 1e-9), (
                 "refused although it would have fitted"
             )
-        assert book.spent().epsilon(budget.delta) <= budget.epsilon
+        assert book.compute_spent_cost().epsilon(budget.delta) <= budget.epsilon
     assert independently(granted, budget.delta) <= budget.epsilon * (1 + 1e-9)
     assert len(Ledger(book.path).entries()) == 1 + len(granted)
 
@@ -106,23 +106,25 @@ def test_a_calibrated_plan_fits_and_a_little_less_noise_does_not(budget, parts, 
             for n, (noise, steps) in enumerate(parts)
         ),
         relation,
-    ).calibrated(budget)
+    ).calibrate(budget)
     assert budget.allows(plan.cost())
-    assert not budget.allows(plan.scaled(1 - 1e-6).cost())
+    assert not budget.allows(plan.scale_noise(1 - 1e-6).cost())
 
 
 def test_the_last_ask_is_refused_not_rounded(ledger):
     # The wall is exactly what two runs cost: both go, and no third one, however cheap.
     plan = Plan((Stage("s", "sum", 7.0),), REPLACE)
     both = dpa.get_epsilon_gaussian(7.0 / math.sqrt(2), 1e-5)
-    ledger.limit(
+    ledger.set_limit(
         Budget(
-            ledger.spent(also=Plan((*plan.stages, Stage("t", "sum", 7.0)), REPLACE)).epsilon(1e-5)
+            ledger.compute_spent_cost(
+                extra_plan=Plan((*plan.stages, Stage("t", "sum", 7.0)), REPLACE)
+            ).epsilon(1e-5)
         )
     )
     ledger.reserve(plan, "one")
     ledger.reserve(plan, "two")
-    assert ledger.spent().epsilon(1e-5) == pytest.approx(both, rel=1e-9)
+    assert ledger.compute_spent_cost().epsilon(1e-5) == pytest.approx(both, rel=1e-9)
     with pytest.raises(BudgetError):
         ledger.reserve(Plan((Stage("s", "sum", 1e5),), REPLACE), "three")
     assert len(ledger.entries()) == 3
@@ -130,7 +132,7 @@ def test_the_last_ask_is_refused_not_rounded(ledger):
 
 def test_a_sampled_run_meets_the_same_wall(ledger):
     plan = Plan((Stage("s", "sum", 2.0, 20, Poisson(0.1)),), ADD_REMOVE)
-    ledger.limit(Budget(plan.cost().epsilon(1e-5) * 1.05))
+    ledger.set_limit(Budget(plan.cost().epsilon(1e-5) * 1.05))
     ledger.reserve(plan, "one")
     with pytest.raises(BudgetError):
         ledger.reserve(plan, "two")
@@ -144,7 +146,7 @@ def never(*args):
     raise AssertionError("a record was read")
 
 
-@pytest.mark.parametrize("wall", [Budget(0.5), Risk(0.02, 0.01)])
+@pytest.mark.parametrize("wall", [Budget(0.5), AttackPowerTarget(0.02, 0.01)])
 def test_a_plan_above_its_budget_opens_no_gate(wall, ledger):
     plan = Plan((Stage("s", "sum", 1.0),), REPLACE)
     with pytest.raises(BudgetError, match="costs more"):
@@ -153,9 +155,9 @@ def test_a_plan_above_its_budget_opens_no_gate(wall, ledger):
 
 
 def test_a_refused_run_leaves_nothing(tmp_path, ledger, monkeypatch):
-    ledger.limit(Budget(0.1))
+    ledger.set_limit(Budget(0.1))
     lines = ledger.path.read_bytes()
-    monkeypatch.setattr(Sensitive, "_take", never)
+    monkeypatch.setattr(Sensitive, "_read_records", never)
     with pytest.raises(BudgetError):
         synthesize(box(), Walk(), out=tmp_path / "out", ledger=ledger)
     assert ledger.path.read_bytes() == lines
@@ -167,22 +169,22 @@ def test_the_wall_is_asked_again_at_the_gate(tmp_path, ledger, monkeypatch):
     door = Gate(
         box(), Walk().plan(None), ledger, Budget(5.0), method="walk", folder=tmp_path / "run"
     )
-    ledger.limit(Budget(0.1))
-    monkeypatch.setattr(Sensitive, "_take", never)
+    ledger.set_limit(Budget(0.1))
+    monkeypatch.setattr(Sensitive, "_read_records", never)
     with pytest.raises(BudgetError):
-        door.sum("walk", lambda image, label: image.flatten(), bound=1.0)
+        door.sum("walk", lambda image, label: image.flatten(), clip_norm=1.0)
     assert [each["kind"] for each in ledger.entries()] == ["budget"]
     assert not (tmp_path / "run").exists()
 
 
 def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
     door = Gate(box(), Walk(steps=2).plan(None), ledger, Budget(5.0), method="walk")
-    ask = {"query": lambda image, label: image.flatten(), "bound": 1.0}
+    ask = {"query": lambda image, label: image.flatten(), "clip_norm": 1.0}
     first = door.sum("walk", **ask)
     second = door.sum("walk", **ask)
     assert not np.array_equal(first, second)
     lines = ledger.entries()
-    monkeypatch.setattr(Sensitive, "_take", never)
+    monkeypatch.setattr(Sensitive, "_read_records", never)
     with pytest.raises(BudgetError, match="used up"):
         door.sum("walk", **ask)
     assert ledger.entries() == lines
@@ -191,8 +193,8 @@ def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
 def test_a_sweep_is_the_sum_of_its_runs(ledger):
     for _ in range(4):
         synthesize(box(), Walk(), ledger=ledger)
-    noise = Walk().noise
+    noise = Walk().noise_multiplier
     steps = Walk().steps
-    assert ledger.spent().epsilon(1e-5) == pytest.approx(
+    assert ledger.compute_spent_cost().epsilon(1e-5) == pytest.approx(
         dpa.get_epsilon_gaussian(noise / math.sqrt(4 * steps), 1e-5), rel=1e-6
     )

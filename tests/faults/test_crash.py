@@ -8,18 +8,21 @@ from deeds import METHODS, Critics, Walk, box
 
 from privot.data.dataset import Sensitive
 from privot.errors import LedgerError, ReleaseError
-from privot.privacy.gate import KEPT, Gate
+from privot.privacy.answers import MAX_STORED_RESULTS
+from privot.privacy.gate import Gate
+from privot.privacy.guarantee import NoGuarantee
 from privot.privacy.ledger import Ledger
-from privot.release import NoGuarantee, verify
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
+from privot.release.verify import verify
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
 LEDGER = (  # and the small files beside it: the ticket and the name of the run
     "privot.privacy.ledger:Ledger._append",
-    "privot.privacy.ledger:_write",
-    "privot.privacy.gate:Gate._keep",
+    "privot.privacy.ledger_file:_write_synced",
+    "privot.privacy.gate:Gate._store_result",
+    "privot.io:_write_file",
     "pathlib:Path.write_text",
 )
 
@@ -121,16 +124,16 @@ def reservations(root):
 @pytest.mark.parametrize(
     ("site", "when", "lost"),
     [
-        ("privot.privacy.gate:Gate._ask", "before", 0),
-        ("privot.privacy.gate:Gate._ask", "after", 0),
-        ("privot.privacy.gate:Gate._keep", "before", 0),
+        ("privot.privacy.gate:Gate._run_query", "before", 0),
+        ("privot.privacy.gate:Gate._run_query", "after", 0),
+        ("privot.privacy.gate:Gate._store_result", "before", 0),
         ("privot.privacy.ledger:Ledger._append", "after", 1),
     ],
 )
 def test_too_many_answers_to_keep(forks, tmp_path, site, when, lost):
     # Nothing of a long stage lies on disk: it goes on after the last mark, and an answer that was marked and not computed is gone.
     steps = METHODS["march"]().steps
-    assert steps > KEPT
+    assert steps > MAX_STORED_RESULTS
     root = tmp_path / "run"
     assert killed_and_resumed(forks, root, "march", site=site, fatal=30, when=when) == (
         KILLED,
@@ -143,14 +146,14 @@ def test_too_many_answers_to_keep(forks, tmp_path, site, when, lost):
 @pytest.mark.parametrize(
     ("site", "fatal", "when"),
     [
-        ("privot.privacy.gate:Gate._ask", 0, "after"),
-        ("privot.privacy.gate:Gate._ask", 9, "after"),
-        ("privot.privacy.gate:Gate._ask", 19, "after"),
+        ("privot.privacy.gate:Gate._run_query", 0, "after"),
+        ("privot.privacy.gate:Gate._run_query", 9, "after"),
+        ("privot.privacy.gate:Gate._run_query", 19, "after"),
         ("privot.privacy.ledger:Ledger._append", 6, "after"),
-        ("privot.privacy.ledger:_write", 12, "midway"),
-        ("privot.privacy.gate:Gate.store", 0, "midway"),
-        ("privot.privacy.gate:Gate.store", 1, "before"),
-        ("privot.privacy.gate:Gate.store", 2, "after"),
+        ("privot.privacy.ledger_file:_write_synced", 12, "midway"),
+        ("privot.privacy.gate:Gate.save_shard_states", 0, "midway"),
+        ("privot.privacy.gate:Gate.save_shard_states", 1, "before"),
+        ("privot.privacy.gate:Gate.save_shard_states", 2, "after"),
     ],
 )
 def test_critics_go_on_with_what_they_learned(forks, tmp_path, site, fatal, when):
@@ -174,13 +177,13 @@ def interrupted(at):
 def test_critics_are_taken_up_as_they_were_stored(tmp_path, ledger, monkeypatch, at):
     way = {"method": Critics(), "out": tmp_path / "out", "ledger": ledger}
     ages = []
-    split = Gate.split
+    split = Gate.split_into_shards
     with pytest.raises(KeyboardInterrupt):
         synthesize(box(), **way, progress=interrupted(at))
     assert len(list(tmp_path.glob("*.vault?.*"))) == (at >= 4)
     monkeypatch.setattr(
         Gate,
-        "split",
+        "split_into_shards",
         lambda self, *rest: (split(self, *rest), ages.append(self._shards[1]["age"].tolist()))[0],
     )
     synthesize(box(), **way, resume=True)
@@ -207,7 +210,7 @@ def test_a_kept_run_goes_on_where_it_was(forks, tmp_path):
     # Four of six answers are on disk: the resume computes two, under the same ticket.
     root = tmp_path / "run"
     steps = Walk().steps
-    death = {"site": "privot.privacy.gate:Gate._keep", "fatal": 3, "when": "after"}
+    death = {"site": "privot.privacy.gate:Gate._store_result", "fatal": 3, "when": "after"}
     assert killed_and_resumed(forks, root, "walk", **death) == (KILLED, "finished")
     assert examine(root) == steps
     assert (
@@ -224,7 +227,7 @@ def test_two_resumes_at_once(forks, tmp_path):
         "synthesize",
         root=root,
         which="walk",
-        site="privot.privacy.gate:Gate._keep",
+        site="privot.privacy.gate:Gate._store_result",
         fatal=1,
         when="after",
     )
@@ -259,7 +262,7 @@ def unfinished(tmp_path, ledger, monkeypatch):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Product, "set", falls)
+        patch.setattr(Artifact, "from_images", falls)
         with pytest.raises(RuntimeError):
             synthesize(box(), **way)
     assert len(list((tmp_path / "out.run").glob("walk-*.safetensors"))) == Walk().steps
@@ -267,7 +270,7 @@ def unfinished(tmp_path, ledger, monkeypatch):
     def never(*args):
         raise AssertionError("a record was read")
 
-    monkeypatch.setattr(Sensitive, "_take", never)  # nothing below may need one
+    monkeypatch.setattr(Sensitive, "_read_records", never)  # nothing below may need one
     return way
 
 
@@ -286,7 +289,12 @@ def test_it_is_not_gone_on_with_unasked(unfinished):
 
 @pytest.mark.parametrize(
     "other",
-    [{"method": Walk(noise=30.0)}, {"method": Walk(steps=5)}, {"seed": 1}, {"insecure_seed": 1}],
+    [
+        {"method": Walk(noise_multiplier=30.0)},
+        {"method": Walk(steps=5)},
+        {"seed": 1},
+        {"insecure_seed": 1},
+    ],
 )
 def test_it_goes_on_as_the_same_run_only(unfinished, other):
     with pytest.raises(ReleaseError, match="other settings"):
@@ -297,7 +305,7 @@ def test_a_seeded_run_never_becomes_a_secret_one(tmp_path, ledger, monkeypatch):
     # Its answers lie on disk with noise that anyone can subtract: the release must not carry a guarantee.
     way = {"method": Walk(), "out": tmp_path / "out", "ledger": ledger}
     with monkeypatch.context() as patch:
-        patch.setattr(Product, "set", None)
+        patch.setattr(Artifact, "from_images", None)
         with pytest.raises(TypeError):
             synthesize(box(), **way, insecure_seed=1)
     with pytest.raises(ReleaseError, match="other settings"):
@@ -316,7 +324,7 @@ def test_it_goes_on_with_the_same_data_only(unfinished):
 def test_it_goes_on_with_the_same_ledger_only(unfinished, tmp_path):
     empty = Ledger(tmp_path / "empty.jsonl")
     other = Ledger(tmp_path / "other.jsonl")
-    other.reserve(Walk(noise=99.0).plan(None), "walk")
+    other.reserve(Walk(noise_multiplier=99.0).plan(None), "walk")
     for book in (empty, other):
         with pytest.raises(LedgerError, match="charged to another ledger"):
             synthesize(box(), **{**unfinished, "ledger": book}, resume=True)
@@ -326,8 +334,10 @@ def test_answers_without_their_run_are_not_taken_up(unfinished, tmp_path):
     # As when the folder of a finished run was removed only in part, and another run, at another noise, takes the name.
     (tmp_path / "out.run" / "run.json").unlink()
     for resume in (False, True):
-        with pytest.raises(ReleaseError, match="rest of another run"):
-            synthesize(box(), **{**unfinished, "method": Walk(noise=300.0)}, resume=resume)
+        with pytest.raises(ReleaseError, match="files of another run"):
+            synthesize(
+                box(), **{**unfinished, "method": Walk(noise_multiplier=300.0)}, resume=resume
+            )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
@@ -348,7 +358,7 @@ def test_a_place_that_cannot_be_written_costs_nothing(tmp_path, ledger):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReleaseError, match="cannot be written"):
         synthesize(box(), Walk(), out=tmp_path / "file" / "out", ledger=ledger)
-    with pytest.raises(ReleaseError, match="there already"):
+    with pytest.raises(ReleaseError, match="already exists"):
         synthesize(box(), Walk(), out=".", ledger=ledger)
     assert ledger.entries() == []
 

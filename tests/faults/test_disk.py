@@ -8,7 +8,7 @@ import torch
 from aftermath import WRITES, examine, public, resumed, states
 from deeds import DISK
 
-from privot.io import put
+from privot.io import write_atomically
 from privot.privacy import shard_checkpoint
 from privot.runtime import Streams
 
@@ -18,11 +18,11 @@ KNOWN = {"LedgerError", "ReleaseError", "OSError"}  # all of which the command l
 
 
 KEEPING = {
-    "a file": lambda folder: put(folder / "x", b"some"),
-    "what a critic knows": lambda folder: shard_checkpoint.write(
+    "a file": lambda folder: write_atomically(folder / "x", b"some"),
+    "what a critic knows": lambda folder: shard_checkpoint.write_shard_checkpoint(
         folder / "x", {"x": torch.zeros(2)}
     ),
-    "where a stage has come to": lambda folder: Streams(0, folder=folder).store(
+    "where a stage has come to": lambda folder: Streams(0, run_folder=folder).save_checkpoint(
         "x", {"x": torch.zeros(2)}
     ),
 }

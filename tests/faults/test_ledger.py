@@ -18,10 +18,11 @@ from deeds import box, plan
 
 from privot.data.dataset import Sensitive
 from privot.errors import BudgetError, LedgerError, ReleaseError
-from privot.privacy import ledger as module
+from privot.privacy import ledger_file as module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
-from privot.privacy.ledger import START, Ledger
+from privot.privacy.ledger import Ledger
+from privot.privacy.ledger_file import GENESIS_DIGEST
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson
 
@@ -37,12 +38,12 @@ def of(relation, noise=5.0, steps=1, sampling=None, verb="sum"):
 def written(path):
     """A ledger with a line of each kind and more than one run."""
     book = Ledger(path, clock=lambda: 0.0)
-    book.limit(Budget(50.0))
+    book.set_limit(Budget(50.0))
     for number in range(3):
         ticket = book.reserve(plan(steps=2), f"method {number}")
-        book.ask(ticket, "walk", 0, 0)
-        book.commit(ticket, "walk", 0, hashlib.sha256(b"answer").hexdigest())
-    book.ask(ticket, "walk", 1, 1)
+        book.mark_asked(ticket, "walk", 0, 0)
+        book.commit(ticket, "walk", 0, hashlib.sha256(b"query_sample").hexdigest())
+    book.mark_asked(ticket, "walk", 1, 1)
     return book
 
 
@@ -65,58 +66,58 @@ def test_who_may_not_write_may_read(tmp_path, monkeypatch, number):
 
     monkeypatch.setattr(builtins, "open", sealed)
     book = Ledger(tmp_path / "x.jsonl")
-    assert (book.entries(), book.wall()) == (lines, Budget(50.0))
+    assert (book.entries(), book.limit()) == (lines, Budget(50.0))
     before = (tmp_path / "x.jsonl").read_bytes()
     for write in (
-        lambda: book.limit(Budget(60.0)),
+        lambda: book.set_limit(Budget(60.0)),
         lambda: book.reserve(plan(), "method"),
-        lambda: book.ask(1, "walk", 1, 1),
+        lambda: book.mark_asked(1, "walk", 1, 1),
     ):
         with pytest.raises(
-            LedgerError, match="may be read here, not written"
+            LedgerError, match="can be read here, but not written"
         ):  # nobody would keep another from writing the same line
             write()
-    with pytest.raises(LedgerError, match="may be read here, not written"):
-        book.ready()
+    with pytest.raises(LedgerError, match="can be read here, but not written"):
+        book.require_writable()
     assert (tmp_path / "x.jsonl").read_bytes() == before
     with pytest.raises(LedgerError, match="cannot be opened"):
-        Ledger(tmp_path / "y.jsonl").limit(Budget(1.0))
+        Ledger(tmp_path / "y.jsonl").set_limit(Budget(1.0))
 
 
 def test_who_reads_beside_a_writer_is_not_alarmed(tmp_path, monkeypatch):
     """Without the lock a line may be written between two looks; the ledger is sound all the same."""
     book = written(tmp_path / "x.jsonl")
     reader = Ledger(tmp_path / "x.jsonl")
-    lock = Ledger._lock
+    lock = Ledger._acquire_file_lock
     look = Path.read_text
     monkeypatch.setattr(
-        Ledger, "_lock", lambda self, stack: self is not reader and lock(self, stack)
+        Ledger, "_acquire_file_lock", lambda self, stack: self is not reader and lock(self, stack)
     )
 
     def slow(path, *args, **kwargs):
         text = look(path, *args, **kwargs)
         monkeypatch.setattr(Path, "read_text", look)
-        book.limit(Budget(60.0))
+        book.set_limit(Budget(60.0))
         return text
 
     monkeypatch.setattr(Path, "read_text", slow)
-    assert reader.wall() == Budget(60.0)
+    assert reader.limit() == Budget(60.0)
     assert reader.entries() == book.entries()
 
 
 def test_a_ledger_that_is_not_there_has_no_lines_and_is_not_made(tmp_path):
     book = Ledger(tmp_path / "far" / "x.jsonl")
     assert book.entries() == []
-    assert book.wall() is None
-    assert book.spent().epsilon(1e-5) == 0
+    assert book.limit() is None
+    assert book.compute_spent_cost().epsilon(1e-5) == 0
     assert list(tmp_path.iterdir()) == []
-    assert book.head == START
+    assert book.head == GENESIS_DIGEST
 
 
 def test_lines_are_chained_and_the_head_is_kept(ledger):
     book = written(ledger.path)
     lines = ledger.path.read_bytes().splitlines()
-    digests = [START, *(hashlib.sha256(line).hexdigest() for line in lines)]
+    digests = [GENESIS_DIGEST, *(hashlib.sha256(line).hexdigest() for line in lines)]
     for number, line in enumerate(lines):
         entry = json.loads(line)
         assert entry["n"] == number
@@ -132,11 +133,11 @@ def test_two_instances_see_each_other(ledger):
     second = other.reserve(plan(), "two")
     assert [first, second] == [0, 1]
     assert [each["method"] for each in ledger.entries()] == ["one", "two"]
-    other.ask(first, "walk", 0, 0)
-    assert ledger.taken(first, "walk") == 1
+    other.mark_asked(first, "walk", 0, 0)
+    assert ledger.asked_count(first, "walk") == 1
     other.commit(first, "walk", 0, "d")
-    assert Ledger(ledger.path).digest(first, "walk", 0) == "d"  # without any call before it
-    assert ledger.digest(first, "walk", 1) is None
+    assert Ledger(ledger.path).find_digest(first, "walk", 0) == "d"  # without any call before it
+    assert ledger.find_digest(first, "walk", 1) is None
 
 
 def test_time_is_written_as_the_clock_says(tmp_path):
@@ -150,24 +151,24 @@ def test_time_is_written_as_the_clock_says(tmp_path):
 
 def test_no_answer_is_given_twice(ledger):
     ticket = ledger.reserve(plan(steps=9), "m")
-    ledger.ask(ticket, "walk", 0, 4)
+    ledger.mark_asked(ticket, "walk", 0, 4)
     for first in (0, 4):
-        with pytest.raises(LedgerError, match="taken before"):
-            ledger.ask(ticket, "walk", first, 8)
-    ledger.ask(ticket, "walk", 5, 8)
-    assert ledger.taken(ticket, "walk") == 9
-    assert ledger.taken(ticket, "another") == 0
+        with pytest.raises(LedgerError, match="used before"):
+            ledger.mark_asked(ticket, "walk", first, 8)
+    ledger.mark_asked(ticket, "walk", 5, 8)
+    assert ledger.asked_count(ticket, "walk") == 9
+    assert ledger.asked_count(ticket, "another") == 0
 
 
 def test_a_second_digest_is_refused(ledger):
     ticket = ledger.reserve(plan(steps=2), "m")
-    ledger.ask(ticket, "walk", 0, 0)
+    ledger.mark_asked(ticket, "walk", 0, 0)
     ledger.commit(ticket, "walk", 0, "one")
     ledger.commit(ticket, "walk", 0, "one")  # the same again says nothing new
     lines = ledger.entries()
     with pytest.raises(LedgerError, match="another digest"):
         ledger.commit(ticket, "walk", 0, "two")
-    with pytest.raises(LedgerError, match="never asked"):
+    with pytest.raises(LedgerError, match="never marked"):
         ledger.commit(ticket, "walk", 1, "one")
     assert ledger.entries() == lines
     assert sum(each["kind"] == "commit" for each in lines) == 1
@@ -175,13 +176,13 @@ def test_a_second_digest_is_refused(ledger):
 
 def test_a_ticket_is_of_a_reservation_here(ledger, tmp_path):
     # A run folder that was charged to another ledger must not be read under this one.
-    ledger.limit(Budget(9.0))
+    ledger.set_limit(Budget(9.0))
     mine = ledger.reserve(plan(), "m")
     for ticket in (0, mine + 1, -1):
         with pytest.raises(LedgerError, match="another ledger"):
-            ledger.ask(ticket, "walk", 0, 0)
+            ledger.mark_asked(ticket, "walk", 0, 0)
         with pytest.raises(LedgerError, match="another ledger"):
-            ledger.taken(ticket, "walk")
+            ledger.asked_count(ticket, "walk")
         assert not ledger.covers(ticket, plan(), "m")
     assert ledger.covers(mine, plan(), "m")
     assert not ledger.covers(mine, plan(), "another method")
@@ -206,29 +207,31 @@ def test_a_ticket_is_of_a_reservation_here(ledger, tmp_path):
 
 def test_the_wall_refuses_and_leaves_no_line(ledger):
     one = plan().cost().epsilon(1e-5)
-    ledger.limit(Budget(one * 1.3))  # two cost 1.46 of one
+    ledger.set_limit(Budget(one * 1.3))  # two cost 1.46 of one
     ledger.reserve(plan(), "first")
     lines = ledger.path.read_bytes()
     with pytest.raises(BudgetError, match="would come to"):
         ledger.reserve(plan(), "second")
     assert ledger.path.read_bytes() == lines
-    ledger.limit(Budget(one * 2.5, 1e-4))  # the newest wall counts
-    assert ledger.wall() == Budget(one * 2.5, 1e-4)
+    ledger.set_limit(Budget(one * 2.5, 1e-4))  # the newest wall counts
+    assert ledger.limit() == Budget(one * 2.5, 1e-4)
     ledger.reserve(plan(), "second")
-    ledger.limit(Budget(one))
+    ledger.set_limit(Budget(one))
     with pytest.raises(BudgetError):
         ledger.reserve(plan(noise=1e6), "third")
 
 
 def test_an_infinite_wall_is_a_wall(ledger):
-    ledger.limit(Budget(float("inf")))
+    ledger.set_limit(Budget(float("inf")))
     ledger.reserve(plan(noise=0.0), "open")
-    assert Ledger(ledger.path).spent().epsilon(1e-5) == float("inf")
+    assert Ledger(ledger.path).compute_spent_cost().epsilon(1e-5) == float("inf")
 
 
 def test_a_crashed_run_stays_charged(ledger):
     ledger.reserve(plan(), "crashed before its first ask")
-    assert Ledger(ledger.path).spent().epsilon(1e-5) == pytest.approx(plan().cost().epsilon(1e-5))
+    assert Ledger(ledger.path).compute_spent_cost().epsilon(1e-5) == pytest.approx(
+        plan().cost().epsilon(1e-5)
+    )
 
 
 # Several relations
@@ -237,33 +240,33 @@ def test_a_crashed_run_stays_charged(ledger):
 def test_relations_are_summed_where_there_is_a_proof(ledger):
     # Remove, then add: an add/remove Gaussian at noise z is a replace-one Gaussian at z/2.
     ledger.reserve(of(ADD_REMOVE, 10.0, 3), "a")
-    assert ledger.spent().mu == pytest.approx((3 / 10**2) ** 0.5)
+    assert ledger.compute_spent_cost().mu == pytest.approx((3 / 10**2) ** 0.5)
     ledger.reserve(of(REPLACE, 4.0), "b")
     ledger.reserve(of(LOCAL, 8.0, verb="rows"), "c")
-    assert ledger.spent().mu == pytest.approx((3 / 5**2 + 1 / 4**2 + 1 / 8**2) ** 0.5)
+    assert ledger.compute_spent_cost().mu == pytest.approx((3 / 5**2 + 1 / 4**2 + 1 / 8**2) ** 0.5)
     composed = Plan((Stage("x", "sum", 10.0), Stage("y", "sum", 20.0)), ADD_REMOVE)
-    assert ledger.spent(also=composed).mu == pytest.approx(
+    assert ledger.compute_spent_cost(extra_plan=composed).mu == pytest.approx(
         (3 / 5**2 + 1 / 4**2 + 1 / 8**2 + 1 / 5**2 + 1 / 10**2) ** 0.5
     )
     ledger.reserve(of(ADD_REMOVE, 0.0), "d")
-    assert ledger.spent().epsilon(1e-5) == float("inf")
+    assert ledger.compute_spent_cost().epsilon(1e-5) == float("inf")
 
 
 @pytest.mark.usefixtures("coarse_prices")  # both sides of each comparison
 @pytest.mark.parametrize("first", [0, 1])
 def test_sampled_runs_of_two_relations_are_added_up_for_replace(ledger, first):
     runs = [of(REPLACE, 2.0, 3, Fixed(4, 40)), of(ADD_REMOVE, 2.0, 5, Poisson(0.1))]
-    alone = [float(each.replaced().cost().epsilon(1e-5)) for each in runs]
+    alone = [float(each.under_replace_one().cost().epsilon(1e-5)) for each in runs]
     ledger.reserve(runs[first], "one")
     ledger.reserve(runs[1 - first], "other")
     both = (
         of(REPLACE, 2.0, 3, Fixed(4, 40)).stages[0],
         Stage("more", "sum", 1.0, 5, Fixed(math.ceil(0.1 * 2**30), 2**30)),
     )
-    spent = ledger.spent().epsilon(1e-5)
+    spent = ledger.compute_spent_cost().epsilon(1e-5)
     assert spent == pytest.approx(Plan(both, REPLACE).cost().epsilon(1e-5), rel=1e-9)
     assert max(alone) < spent < sum(alone)
-    ledger.limit(Budget(spent + 0.01))
+    ledger.set_limit(Budget(spent + 0.01))
     with pytest.raises(BudgetError):
         ledger.reserve(runs[1], "too much")
 
@@ -327,7 +330,7 @@ def _edit(number, key, value):
 
 def _rechain(lines):
     """As one would who knows the format: all digests anew, but the head file forgotten."""
-    prev = START
+    prev = GENESIS_DIGEST
     out = []
     for number, line in enumerate(lines):
         entry = {**json.loads(line), "n": number, "prev": prev}
@@ -339,7 +342,7 @@ def _rechain(lines):
 def _misnumbered(path):
     """The first run taken out, with every digest right again, that of the head too: the numbers of the lines tell."""
     lines = path.read_bytes().splitlines()
-    prev = START
+    prev = GENESIS_DIGEST
     out = []
     for line in lines[:1] + lines[4:]:
         out.append(json.dumps({**json.loads(line), "prev": prev}, separators=(",", ":")).encode())
@@ -349,7 +352,9 @@ def _misnumbered(path):
 
 
 def _cheaper(lines):
-    return _rechain([line.replace(b'"noise":5.0', b'"noise":5000.0') for line in lines])
+    return _rechain(
+        [line.replace(b'"noise_multiplier":5.0', b'"noise_multiplier":5000.0') for line in lines]
+    )
 
 
 def _head(text):
@@ -377,7 +382,7 @@ EDITS = [
     (1, "time", "2030-01-01T00:00:00Z"),
     (1, "n", 7),
     (1, "n", "1"),
-    (1, "prev", START[::-1]),
+    (1, "prev", GENESIS_DIGEST[::-1]),
     (2, "ticket", 4),
     (2, "stage", "walks"),
     (2, "first", 1),
@@ -472,7 +477,7 @@ HARMLESS = {  # by design: every line still counts
     "head older than the ledger": _head(
         lambda path: f"3 {json.loads(path.read_bytes().splitlines()[3])['prev']}"
     ),
-    "head of the beginning": _head(f"0 {START}"),
+    "head of the beginning": _head(f"0 {GENESIS_DIGEST}"),
     "head counted from the end": _head(
         lambda path: f"-1 {json.loads(path.read_bytes().splitlines()[-1])['prev']}"
     ),
@@ -494,9 +499,9 @@ def test_tampering_is_detected(how, tmp_path, trust):
     files = {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
     for deed in (
         Ledger.entries,
-        Ledger.spent,
+        Ledger.compute_spent_cost,
         lambda book: book.reserve(plan(), "m"),
-        lambda book: book.limit(Budget(1.0)),
+        lambda book: book.set_limit(Budget(1.0)),
         lambda book: book.head,
     ):
         with pytest.raises(LedgerError):
@@ -551,7 +556,12 @@ def test_who_holds_it_sees_a_rollback_that_files_cannot_show(how, tmp_path):
     if how == "both deleted":
         head_of(book.path).unlink()
         assert Ledger(book.path).entries() == []
-    for deed in (Ledger.entries, Ledger.spent, Ledger.wall, lambda book: book.reserve(plan(), "m")):
+    for deed in (
+        Ledger.entries,
+        Ledger.compute_spent_cost,
+        Ledger.limit,
+        lambda book: book.reserve(plan(), "m"),
+    ):
         with pytest.raises(LedgerError):
             deed(book)
 
@@ -651,7 +661,7 @@ class Sites:
         self.code = errno.EIO
         self.lasting = False
         opened = builtins.open
-        take = Sensitive._take
+        take = Sensitive._read_records
 
         class File:
             """An unbuffered file whose calls can fail."""
@@ -708,7 +718,7 @@ class Sites:
             return take(box, *args)
 
         monkeypatch.setattr(module, "open", open_, raising=False)
-        monkeypatch.setattr(Sensitive, "_take", taking)
+        monkeypatch.setattr(Sensitive, "_read_records", taking)
         for name, owner, attribute in (
             ("mkdir", Path, "mkdir"),
             ("flock", fcntl, "flock"),
@@ -734,11 +744,11 @@ class Sites:
 
 def ask_once(path):
     if not os.path.lexists(path):
-        Ledger(path).limit(
+        Ledger(path).set_limit(
             Budget(50.0)
         )  # by another instance, so that this one has something to read
     door = Gate(box(), plan(), Ledger(path), Budget(9.0), method="m")
-    return door.sum("walk", lambda image, label: image.flatten(), bound=1.0)
+    return door.sum("walk", lambda image, label: image.flatten(), clip_norm=1.0)
 
 
 @pytest.mark.usefixtures("a_real_disk")
@@ -836,7 +846,7 @@ def test_a_full_disk_in_earnest(forks, tmp_path):
 
 @pytest.mark.parametrize("path", [".", "/", ""])
 def test_a_folder_is_no_ledger(path):
-    with pytest.raises(LedgerError, match="name a file"):
+    with pytest.raises(LedgerError, match="Name a file"):
         Ledger(path)
 
 

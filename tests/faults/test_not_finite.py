@@ -7,23 +7,23 @@ import torch
 from quick import asked, given, quick, records, spec_for
 
 from privot.errors import PrivotError
-from privot.methods import make, methods
-from privot.privacy import gate
+from privot.methods import list_methods, make_method
+from privot.privacy import secret_side as secret_side_module
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 FAST = [("merf", "first", math.nan)]
 EVERY = [
     (name, which, bad)
-    for name in sorted(methods())
-    if make(name, quick(name)).plan(spec_for(make(name, quick(name)))).stages
+    for name in sorted(list_methods())
+    if make_method(name, quick(name)).plan(spec_for(make_method(name, quick(name)))).stages
     for which, bad in (("first", math.nan), ("last", math.inf))
 ]
 
 
 def spoilt(monkeypatch, place, bad):
     """From now on the answer at this place has one such number; returns the count of answers."""
-    honest = gate.noisy
+    honest = secret_side_module.add_noise
     asked = []
 
     def noisy(*args):
@@ -33,7 +33,7 @@ def spoilt(monkeypatch, place, bad):
             value.view(-1)[0] = bad
         return value
 
-    monkeypatch.setattr(gate, "noisy", noisy)
+    monkeypatch.setattr(secret_side_module, "add_noise", noisy)
     return asked
 
 
@@ -51,7 +51,7 @@ def ran(method, folder):
     [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in FAST)],
 )
 def test_nothing_that_is_not_finite_leaves(name, which, bad, tmp_path, monkeypatch, trust):
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     place = 1
     (tmp_path / "count").mkdir()
     if which == "last":
@@ -65,10 +65,10 @@ def test_nothing_that_is_not_finite_leaves(name, which, bad, tmp_path, monkeypat
         made = ran(method, tmp_path)
         assert all(
             value.isfinite().all()
-            for value in made.product.tensors.values()
+            for value in made.artifact.tensors.values()
             if value.is_floating_point()
         ), "it was released"
-        assert torch.isfinite(made.sample(made.spec.classes)[0]).all()
+        assert torch.isfinite(made.sample(made.spec.num_classes)[0]).all()
     except PrivotError as error:
         stopped = 1
         assert "\n" not in str(error)  # noqa: PT017 (either end is right)

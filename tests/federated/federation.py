@@ -6,25 +6,25 @@ from functools import cache
 import numpy as np
 import torch
 
-from privot.data import load
+from privot.data import load_dataset
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.federated import Answer, Owner, Server, Terms, unpack
-from privot.methods import make
+from privot.federated import Answer, Client, Server, Terms, unpack_message
+from privot.methods import make_method
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
 from privot.runtime import Runtime, Streams
 
 TINY = {
-    "noise": 8.0,
+    "noise_multiplier": 8.0,
     "rounds": 3,
-    "lessons": 1,
-    "warm": 1,
-    "critic_batch": 4,
-    "width": 4,
-    "channels": 4,
-    "code": 4,
-    "records": 16,
+    "critic_steps": 1,
+    "warmup_rounds": 1,
+    "critic_batch_size": 4,
+    "critic_channels": 4,
+    "generator_channels": 4,
+    "latent_dim": 4,
+    "records_per_critic": 16,
 }
 SHAPE = (1, 8, 8)
 CLASSES = 10
@@ -37,12 +37,12 @@ ROOMY = Budget(100.0, 1e-5)
 
 
 def terms(owners=3, run=RUN, shape=SHAPE, classes=CLASSES, **settings):
-    return Terms(run, make("federated-gs-wgan", TINY | settings), shape, classes, owners)
+    return Terms(run, make_method("federated-gs-wgan", TINY | settings), shape, classes, owners)
 
 
 @cache
 def _digits():
-    records = load("digits")._take(slice(None))
+    records = load_dataset("digits")._read_records(slice(None))
     return records.images.numpy(), records.labels.numpy()
 
 
@@ -61,13 +61,13 @@ class Ward:
         self.folder = folder
         self.ledger = Ledger(folder / "ledger.jsonl")
         self.heard = []
-        self._make = lambda: Owner(
+        self._make = lambda: Client(
             data or box(place, owners),
             wall,
             Ledger(folder / "ledger.jsonl"),
             folder / "run",
             Runtime(DEVICE),
-            notice=self.heard.append,
+            on_warning=self.heard.append,
             **more,
         )
         self.again()
@@ -80,7 +80,7 @@ class Ward:
         return self.owner.reply(raw)
 
     def spent(self, delta=1e-5):
-        return float(self.ledger.spent().epsilon(delta))
+        return float(self.ledger.compute_spent_cost().epsilon(delta))
 
     def rows(self):
         """How many answers the ledger has marked."""
@@ -103,42 +103,46 @@ def serving(agreed, names, tmp_path=None, **more):
 
 
 def consent(server, everyone):
-    for name, offer in server.offers().items():
-        server.accept(name, everyone[name].reply(offer))
+    for name, offer in server.pack_offers().items():
+        server.receive_consent(name, everyone[name].reply(offer))
 
 
 def play(server, everyone):
     """All rounds, honestly."""
     consent(server, everyone)
-    while not server.done:
-        for name, request in server.ask().items():
-            server.take(name, everyone[name].reply(request))
-        server.close()
-    return server.finish()
+    while not server.is_finished:
+        for name, request in server.pack_requests().items():
+            server.receive(name, everyone[name].reply(request))
+        server.end_round()
+    return server.build_release()
 
 
 def plausible(terms, number, seed=0):
     """An answer that no server could tell from an honest one: noise alone."""
-    shape = (terms.classes, terms.settings.rows, *terms.settings.numbers(terms.spec))
+    shape = (
+        terms.num_classes,
+        terms.settings.batch_per_class,
+        *terms.settings.compute_gradient_shape(terms.spec),
+    )
     values = (
         2
-        * terms.settings.noise
+        * terms.settings.noise_multiplier
         * torch.randn(shape, generator=torch.Generator().manual_seed(1000 * number + seed))
     )
-    return Answer(terms.run, number, values.float())
+    return Answer(terms.run_id, number, values.float())
 
 
 def refusal(raw):
     """The reason, of bytes that must be a refusal."""
-    said = unpack(raw)
+    said = unpack_message(raw)
     assert said.kind == "refusal", said.kind
     return said.reason
 
 
 def images(terms, seed=0, **other):
     shape = (
-        other.get("classes", terms.classes),
-        other.get("rows", terms.settings.rows),
+        other.get("classes", terms.num_classes),
+        other.get("batch_per_class", terms.settings.batch_per_class),
         *other.get("shape", terms.shape),
     )
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))

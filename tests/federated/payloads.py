@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from federation import OTHER, plausible
 
-from privot.federated import Refusal, Request, pack
-from privot.privacy.noise import FARTHEST
+from privot.federated import Refusal, Request, pack_message
+from privot.privacy.noise import MAX_NORMAL
 
 PICKLE = b"\x80\x04\x95\x1d\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."  # runs a command
 
@@ -30,13 +30,13 @@ def parts(raw):
 
 
 def honest(terms, number):
-    return pack(plausible(terms, number, seed=7))
+    return pack_message(plausible(terms, number, seed=7))
 
 
 def values(change):
     def payload(terms, number):
         answer = plausible(terms, number, seed=7)
-        return pack(replace(answer, values=change(answer.values.clone())))
+        return pack_message(replace(answer, gradients=change(answer.gradients.clone())))
 
     return payload
 
@@ -65,23 +65,25 @@ def steep(factor):
 
     def payload(terms, number):
         answer = plausible(terms, number)
-        numbers = answer.values[0, 0].numel()
-        one = torch.zeros_like(answer.values)
+        numbers = answer.gradients[0, 0].numel()
+        one = torch.zeros_like(answer.gradients)
         one[3, 0] = factor * (
-            1 / numbers**0.5 + FARTHEST * 2 * terms.settings.noise
+            1 / numbers**0.5 + MAX_NORMAL * 2 * terms.settings.noise_multiplier
         )  # of norm factor * longest
-        return pack(replace(answer, values=one))
+        return pack_message(replace(answer, gradients=one))
 
     return payload
 
 
 def forged(dtype, size):
     def change(found):
-        count = found["values"]["data_offsets"][1] // 4
-        found["values"] |= {"dtype": dtype, "data_offsets": [0, count * size]}
+        count = found["gradients"]["data_offsets"][1] // 4
+        found["gradients"] |= {"dtype": dtype, "data_offsets": [0, count * size]}
 
     def payload(terms, number):
-        return head(change, b"\0" * (plausible(terms, number).values.numel() * size))(terms, number)
+        return head(change, b"\0" * (plausible(terms, number).gradients.numel() * size))(
+            terms, number
+        )
 
     return payload
 
@@ -90,7 +92,10 @@ HOSTILE = {
     "vanishes": (lambda terms, number: (), "did not answer", False),
     "answers twice": (lambda terms, number: (honest(terms, number),) * 2, "twice", False),
     "answers twice, otherwise": (
-        lambda terms, number: (honest(terms, number), pack(plausible(terms, number, seed=8))),
+        lambda terms, number: (
+            honest(terms, number),
+            pack_message(plausible(terms, number, seed=8)),
+        ),
         "two different answers",
         True,
     ),
@@ -105,23 +110,27 @@ HOSTILE = {
     "more rows": (values(lambda tensor: tensor.repeat(1, 2, 1, 1, 1)), "shape", True),
     "float16": (forged("F16", 2), "F32", True),
     "float64": (forged("F64", 8), "F32", True),
-    "next round": (lambda terms, number: pack(plausible(terms, number + 1)), "round", True),
-    "a round that never was": (lambda terms, number: pack(plausible(terms, 10**8)), "round", True),
+    "next round": (lambda terms, number: pack_message(plausible(terms, number + 1)), "round", True),
+    "a round that never was": (
+        lambda terms, number: pack_message(plausible(terms, 10**8)),
+        "round",
+        True,
+    ),
     "another run": (
-        lambda terms, number: pack(replace(plausible(terms, number), run=OTHER)),
+        lambda terms, number: pack_message(replace(plausible(terms, number), run_id=OTHER)),
         "another run",
         True,
     ),
     "lies about its count": (
         head(lambda found: found["__metadata__"].update(count="1000000")),
-        "something more",
+        "additional content",
         True,
     ),
     "a weight in a tensor": (
         head(
             lambda found: found.update(weight={"dtype": "F32", "shape": [], "data_offsets": [0, 0]})
         ),
-        "something more",
+        "additional content",
         True,
     ),
     "truncated": (lambda terms, number: honest(terms, number)[:-7], "as many", True),
@@ -137,12 +146,12 @@ HOSTILE = {
     "deep JSON": (lambda terms, number: framed(b"[" * 1500), "no message", True),
     "a number of many digits": (lambda terms, number: framed(b"1" * 1600), "no message", True),
     "a shape that overflows": (
-        head(lambda found: found["values"].update(shape=[2**40, 2**40, 1, 1, 1])),
+        head(lambda found: found["gradients"].update(shape=[2**40, 2**40, 1, 1, 1])),
         "as many",
         True,
     ),
     "a shape below zero": (
-        head(lambda found: found["values"].update(shape=[-10, -1, 1, 4, 4])),
+        head(lambda found: found["gradients"].update(shape=[-10, -1, 1, 4, 4])),
         "five axes",
         True,
     ),
@@ -161,7 +170,7 @@ HOSTILE = {
         True,
     ),
     "a run in capitals": (
-        head(lambda found: found["__metadata__"].update(run="A" * 32)),
+        head(lambda found: found["__metadata__"].update(run_id="A" * 32)),
         "hexadecimal",
         True,
     ),
@@ -172,15 +181,15 @@ HOSTILE = {
     ),
     "another kind": (head(lambda found: found["__metadata__"].update(kind="update")), "kind", True),
     "a request": (
-        lambda terms, number: pack(
-            Request(terms.run, number, torch.zeros(1, 1, 1, 8, 8, dtype=torch.uint8))
+        lambda terms, number: pack_message(
+            Request(terms.run_id, number, torch.zeros(1, 1, 1, 8, 8, dtype=torch.uint8))
         ),
         "request",
         True,
     ),
-    "the terms": (lambda terms, number: pack(terms), "terms", True),
+    "the terms": (lambda terms, number: pack_message(terms), "terms", True),
     "a refusal that rings": (
-        lambda terms, number: pack(Refusal(terms.run, number, "x" * 8)).replace(
+        lambda terms, number: pack_message(Refusal(terms.run_id, number, "x" * 8)).replace(
             b"x" * 8, b"\\u0007xx"
         ),
         "refusal",

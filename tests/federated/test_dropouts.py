@@ -4,7 +4,7 @@ import pytest
 from federation import consent, serving, terms, wards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TERMS = terms(owners=5, rounds=2, warm=0)
+TERMS = terms(owners=5, rounds=2, warmup_rounds=0)
 PRICE = float(TERMS.plan().cost().epsilon(1e-5))
 MOMENTS = ("terms come", "terms are sent back", "request comes", "answer is sent", "answer is lost")
 
@@ -44,21 +44,21 @@ def test_the_others_go_on(tmp_path, trust, killed, moment):
         for place, (name, ward) in enumerate(everyone.items())
     }
     server = serving(TERMS, everyone)
-    for name, offer in server.offers().items():
+    for name, offer in server.pack_offers().items():
         if (reply := doomed[name].hears(offer, -1)) is not None:
-            assert server.accept(name, reply) is None
-    while not server.done:
-        for name, asked in server.ask().items():
+            assert server.receive_consent(name, reply) is None
+    while not server.is_finished:
+        for name, asked in server.pack_requests().items():
             if (reply := doomed[name].hears(asked, server.round)) is not None:
-                assert server.take(name, reply) is None
-        server.close()
-    release = server.finish()
+                assert server.receive(name, reply) is None
+        server.end_round()
+    release = server.build_release()
     assert server.round == 2
     survivors = list(everyone.values())[killed:]
     assert [ward.spent() for ward in survivors] == [pytest.approx(PRICE)] * len(survivors)
     assert [ward.rows() for ward in survivors] == [TERMS.plan().stages[0].steps] * len(survivors)
     assert release.guarantee.epsilon == pytest.approx(PRICE)
-    assert all(not each.lie for each in server.offences)
+    assert all(not each.disqualifying for each in server.offenses)
     # The dead have spent the plan if they were asked at all, and nothing if they died before.
     paid = 0.0 if "terms" in moment or moment == "request comes" else PRICE
     assert [ward.spent() for ward in list(everyone.values())[:killed]] == [
@@ -77,13 +77,13 @@ def test_all_dead_ends_without_a_release(tmp_path):
     server = serving(TERMS, everyone)
     consent(server, everyone)
     rounds = 0
-    while not server.done:
-        server.ask()
-        server.close()
+    while not server.is_finished:
+        server.pack_requests()
+        server.end_round()
         rounds += 1
     assert rounds == 2
-    with pytest.raises(Exception, match="no owner has answered"):
-        server.finish()
+    with pytest.raises(Exception, match="No client answered"):
+        server.build_release()
 
 
 def test_one_that_comes_back_goes_on(tmp_path):
@@ -93,10 +93,10 @@ def test_one_that_comes_back_goes_on(tmp_path):
     server = serving(agreed, everyone)
     consent(server, everyone)
     for number in range(3):
-        for name, asked in server.ask().items():
+        for name, asked in server.pack_requests().items():
             if (name, number) != ("ward 1", 1):
-                assert server.take(name, everyone[name].again().reply(asked)) is None
-        server.close()
-    assert server.taken == 8
+                assert server.receive(name, everyone[name].again().reply(asked)) is None
+        server.end_round()
+    assert server.num_answers == 8
     assert everyone["ward 1"].spent() == everyone["ward 0"].spent()
-    assert [(each.name, each.round) for each in server.offences] == [("ward 1", 1)]
+    assert [(each.client_name, each.round) for each in server.offenses] == [("ward 1", 1)]

@@ -24,20 +24,21 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.federated import Request, pack, unpack
+from privot.federated import Request, pack_message, unpack_message
 from privot.federated.flower import server_app
-from privot.federated.flower.client_app import client_app
-from privot.federated.flower.codec import opened, wrapped
-from privot.federated.flower.grid import Line
-from privot.federated.flower.keys import make_keys, read_nodes
-from privot.federated.flower.processes import HEADER, OnlyNodes
-from privot.federated.flower.server_app import Post, conduct
+from privot.federated.flower.client_app import build_client_app
+from privot.federated.flower.codec import unwrap_message, wrap_message
+from privot.federated.flower.grid import NonBlockingGrid
+from privot.federated.flower.http_limits import SECRET_HEADER
+from privot.federated.flower.keys import make_keys, read_node_keys
+from privot.federated.flower.server_app import ClientMessenger, run_federation
 from privot.federated.flower.superlink import split_address
-from privot.federated.flower.supernode import check_key
+from privot.federated.flower.superlink_firewall import SuperLinkFirewall
+from privot.federated.flower.supernode import check_private_key
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.privacy.shard_checkpoint import vaults
-from privot.runtime import silent
+from privot.privacy.shard_checkpoint import list_shard_checkpoints
+from privot.runtime import ignore_progress
 
 TERMS = terms()
 
@@ -51,8 +52,8 @@ def identity(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(server_app, "LOOK", 0.0)
-    monkeypatch.setattr(server_app, "AWAY", 0.0)
+    monkeypatch.setattr(server_app, "MIN_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(server_app, "OFFLINE_WAIT_SECONDS", 0.0)
 
 
 class Grid:
@@ -81,7 +82,7 @@ class Grid:
 
 
 def node(owner, fails=lambda message: False):
-    app = client_app(lambda context: owner)
+    app = build_client_app(lambda context: owner)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
     def answer(message):
@@ -102,12 +103,12 @@ def federation(tmp_path, **fails):
             for place, ward in enumerate(everyone.values())
         }
     )
-    post = Post(grid, {name: 10 + place for place, name in enumerate(everyone)})
+    post = ClientMessenger(grid, {name: 10 + place for place, name in enumerate(everyone)})
     return serving(agreed, everyone, tmp_path), post, grid, everyone
 
 
 def run(server, post, **more):
-    return conduct(server, post, **({"join": 5.0, "patience": 5.0} | more))
+    return run_federation(server, post, **({"join_timeout": 5.0, "round_timeout": 5.0} | more))
 
 
 # Looking for replies
@@ -135,8 +136,10 @@ class Clock:
 def test_looking_takes_a_fifth_of_the_time_at_most(look, rest, monkeypatch):
     grid = Grid({1: lambda message: None})
     monkeypatch.setattr(server_app, "time", clock := Clock(grid, look))
-    monkeypatch.setattr(server_app, "LOOK", 0.1)
-    assert list(Post(grid, {"silent": 1}).exchange({"silent": b"x"}, 20.0)) == []
+    monkeypatch.setattr(server_app, "MIN_POLL_SECONDS", 0.1)
+    assert (
+        list(ClientMessenger(grid, {"silent": 1}).exchange_messages({"silent": b"x"}, 20.0)) == []
+    )
     assert set(clock.slept) == {rest}
 
 
@@ -145,7 +148,13 @@ def test_a_round_that_lasts_counts_its_answers(tmp_path, monkeypatch, look, told
     server, post, grid, everyone = federation(tmp_path)
     monkeypatch.setattr(server_app, "time", Clock(grid, look))
     words = []
-    run(server, post, join=60.0, patience=60.0, progress=lambda *word, **facts: words.append(word))
+    run(
+        server,
+        post,
+        join_timeout=60.0,
+        round_timeout=60.0,
+        progress=lambda *word, **facts: words.append(word),
+    )
     assert sum(stage == "rounds" for stage, *_ in words) == server.terms.settings.rounds
     assert (("answers in this round", 1, len(everyone)) in words) is told
 
@@ -168,8 +177,8 @@ def test_a_round_that_lasts_counts_its_answers(tmp_path, monkeypatch, look, told
     ],
 )
 def test_anything_but_one_field_of_bytes_is_no_message(content):
-    assert opened(wrapped(b"x")) == b"x"
-    assert opened(content) == b""
+    assert unwrap_message(wrap_message(b"x")) == b"x"
+    assert unwrap_message(content) == b""
 
 
 def test_an_owner_who_cannot_answer_says_only_that():
@@ -178,9 +187,9 @@ def test_an_owner_who_cannot_answer_says_only_that():
     def broken(context):
         raise DataError("patient 17 has a bad scan")
 
-    app = client_app(broken, heard.append)
+    app = build_client_app(broken, heard.append)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    reply = app(Message(wrapped(b"x"), 5, "query"), context)
+    reply = app(Message(wrap_message(b"x"), 5, "query"), context)
     assert reply.has_error()
     assert "patient" not in reply.error.reason
     assert "patient 17" in str(heard[0])
@@ -223,15 +232,15 @@ def test_a_run_over_the_grid(tmp_path):
     traffic = run(
         server, post, progress=lambda stage, step, of, **facts: seen.append((stage, step, of))
     )
-    assert (server.done, server.taken, server.offences) == (True, 9, [])
+    assert (server.is_finished, server.num_answers, server.offenses) == (True, 9, [])
     assert seen[-1] == ("rounds", 3, 3)
-    assert server.finish().guarantee.epsilon == pytest.approx(everyone["ward 0"].spent())
+    assert server.build_release().guarantee.epsilon == pytest.approx(everyone["ward 0"].spent())
     assert len({message.metadata.group_id for message in grid.sent}) == len(
         grid.sent
     )  # no number can be guessed from another's
     assert {tuple(message.content) for message in grid.sent} == {("privot",)}
-    sent = sum(len(opened(message.content)) for message in grid.sent[3:])
-    assert (traffic.sent, traffic.answers) == (sent, 9)
+    sent = sum(len(unwrap_message(message.content)) for message in grid.sent[3:])
+    assert (traffic.bytes_sent, traffic.num_answers) == (sent, 9)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -244,8 +253,10 @@ def test_who_fails_is_passed_over_and_may_come_back(tmp_path):
 
     server, post, _, everyone = federation(tmp_path, ward1=second_time)
     run(server, post)
-    assert (server.done, server.taken) == (True, 8)
-    assert [(each.name, each.round, each.lie) for each in server.offences] == [("ward 1", 1, False)]
+    assert (server.is_finished, server.num_answers) == (True, 8)
+    assert [(each.client_name, each.round, each.disqualifying) for each in server.offenses] == [
+        ("ward 1", 1, False)
+    ]
     assert len({round(each.spent(), 9) for each in everyone.values()}) == 1
 
 
@@ -253,7 +264,7 @@ def test_when_all_fail_the_run_does_not_end_well(tmp_path):
     server, post, _, everyone = federation(
         tmp_path, **{f"ward{place}": lambda message: True for place in range(3)}
     )
-    with pytest.raises(ReleaseError, match="no owner has agreed"):
+    with pytest.raises(ReleaseError, match="No client agreed"):
         run(server, post)
     assert not any(each.spent() for each in everyone.values())
 
@@ -268,57 +279,64 @@ def test_a_round_that_nobody_answers_stops_the_run_and_costs_none_of_it(tmp_path
         if (stage, step) == ("rounds", 1):
             away.append(True)
 
-    with pytest.raises(ReleaseError, match="no owner has answered in round 1"):
+    with pytest.raises(ReleaseError, match="No client answered in round 1"):
         run(server, post, progress=leave)
     away.clear()
-    again = serving(server.terms, server.names, tmp_path)
+    again = serving(server.terms, server.client_names, tmp_path)
     assert again.round == 1
     run(again, post)
-    assert (again.done, again.taken) == (True, 9)
+    assert (again.is_finished, again.num_answers) == (True, 9)
 
 
 def test_terms_that_all_refuse_are_named(tmp_path):
     server, post, _, everyone = federation(tmp_path)
     for place, ward in enumerate(everyone.values()):
         ward.owner = Ward(
-            tmp_path / f"poor{place}", place, wall=type(ward.owner._wall)(0.1, 1e-5)
+            tmp_path / f"poor{place}", place, wall=type(ward.owner._budget)(0.1, 1e-5)
         ).owner
-    with pytest.raises(ReleaseError, match=r"no owner has agreed.*ward 0: .*budget"):
+    with pytest.raises(ReleaseError, match=r"No client agreed.*ward 0: .*budget"):
         run(server, post)
 
 
 def test_nodes_that_are_away_are_waited_for_only_so_long(tmp_path):
     grid = Grid(
-        {1: lambda message: Message(wrapped(b"here"), reply_to=message), 2: lambda message: None}
+        {
+            1: lambda message: Message(wrap_message(b"here"), reply_to=message),
+            2: lambda message: None,
+        }
     )
     grid.online = {1}
-    post = Post(grid, {"near": 1, "far": 2})
-    assert list(post.exchange({"near": b"x", "far": b"x"}, 60.0, away=0.0)) == [("near", b"here")]
+    post = ClientMessenger(grid, {"near": 1, "far": 2})
+    assert list(post.exchange_messages({"near": b"x", "far": b"x"}, 60.0, offline_timeout=0.0)) == [
+        ("near", b"here")
+    ]
     grid.online = {1, 2}  # on the line, and silent
-    assert list(post.exchange({"near": b"x", "far": b"x"}, 0.05)) == [("near", b"here")]
+    assert list(post.exchange_messages({"near": b"x", "far": b"x"}, 0.05)) == [("near", b"here")]
 
 
 def test_a_stop_is_heard_between_two_looks():
-    post = Post(Grid({1: lambda message: None}), {"one": 1}, stopped=lambda: True)
+    post = ClientMessenger(Grid({1: lambda message: None}), {"one": 1}, should_stop=lambda: True)
     with pytest.raises(ReleaseError, match="--resume"):
-        list(post.exchange({"one": b"x"}, 60.0))
+        list(post.exchange_messages({"one": b"x"}, 60.0))
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_when_a_simulation_is_over_no_critic_is_left(tmp_path):
     """One that missed its last turn, say."""
-    from privot.federated.flower.simulation import Cast
+    from privot.federated.flower.simulation import ClientSimulation
 
-    cast = Cast("digits", 3, ROOMY, tmp_path / "run", tmp_path / "ledgers", "cpu", "client")
+    cast = ClientSimulation(
+        "digits", 3, ROOMY, tmp_path / "run", tmp_path / "ledgers", "cpu", "client"
+    )
     for number in range(2):
-        cast.owner(number).reply(pack(TERMS))
+        cast.build_client(number).reply(pack_message(TERMS))
     asked = Request(RUN, 0, images(TERMS))
-    assert unpack(cast.owner(0).reply(pack(asked))).kind == "answer"
-    book = Ledger(tmp_path / "ledgers" / "owner-0.jsonl")
-    assert vaults(book)
-    cast.over()
-    assert vaults(book) == {}
-    assert not (tmp_path / "ledgers" / "owner-1.jsonl").exists()  # nothing is charged for it
+    assert unpack_message(cast.build_client(0).reply(pack_message(asked))).kind == "answer"
+    book = Ledger(tmp_path / "ledgers" / "client-0.jsonl")
+    assert list_shard_checkpoints(book)
+    cast.end_unfinished_clients()
+    assert list_shard_checkpoints(book) == {}
+    assert not (tmp_path / "ledgers" / "client-1.jsonl").exists()  # nothing is charged for it
 
 
 @pytest.mark.parametrize(
@@ -341,7 +359,7 @@ def test_as_many_workers_as_the_machine_can_hold(
     monkeypatch.setattr(
         simulation.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": gigabytes * 10**6}.get
     )
-    assert simulation._workers(owners, each) == count
+    assert simulation._choose_num_workers(owners, each) == count
 
 
 # Doors and keys
@@ -367,9 +385,9 @@ def test_only_nodes_and_those_who_know_the_secret_come_in():
     async def inner(scope, receive, send):
         await send({"status": 200})
 
-    app = OnlyNodes(inner, "word", 0)
-    right = [(HEADER.encode(), b"word")]
-    wrong = [(HEADER.encode(), b"wor")]
+    app = SuperLinkFirewall(inner, "word", 0)
+    right = [(SECRET_HEADER.encode(), b"word")]
+    wrong = [(SECRET_HEADER.encode(), b"wor")]
     assert asked(app, "/v1/fleet/pull-messages") == 200
     for path in (
         "/v1/control/register-node",
@@ -391,10 +409,14 @@ def test_only_nodes_and_those_who_know_the_secret_come_in():
         b"x",
     ):  # a server without a secret opens nothing, to those who show none either
         assert (
-            asked(OnlyNodes(inner, "", 0), "/v1/control/start-run", [(HEADER.encode(), word)])
+            asked(
+                SuperLinkFirewall(inner, "", 0),
+                "/v1/control/start-run",
+                [(SECRET_HEADER.encode(), word)],
+            )
             == 404
         )
-    assert asked(OnlyNodes(inner, "", 0), "/v1/control/start-run") == 404
+    assert asked(SuperLinkFirewall(inner, "", 0), "/v1/control/start-run") == 404
 
 
 def test_a_long_call_is_not_read_to_its_end():
@@ -411,7 +433,7 @@ def test_a_long_call_is_not_read_to_its_end():
             read.append(number)
             yield bytes(1 << 20)
 
-    app = OnlyNodes(inner, "word", 3 << 20)
+    app = SuperLinkFirewall(inner, "word", 3 << 20)
     room = 3 << 20
     for path, parts in (
         ("push-object", 4),
@@ -430,8 +452,8 @@ import httpx, json
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-from privot.federated.flower import guarded
-guarded.guard()
+from privot.federated.flower import supernode_patches
+supernode_patches.patch_supernode()
 
 class Server(httpx.BaseTransport):
     asked = []
@@ -459,13 +481,13 @@ def told(path, size=0):
         return [found.status_code, len(found.content)]
     except ValueError as error:
         return [type(error).__name__, 0]
-most, little = guarded.MOST, guarded.LITTLE
+most, little = supernode_patches.MAX_PACKED_MESSAGE_BYTES, supernode_patches.RESPONSE_OVERHEAD_BYTES
 found = {"asked": [told("elsewhere"), len(Server.asked)], "packed": told("packed"), "short": told("get-run", little),
          "long": told("get-fab", little + 1), "part": told("pull-object", most), "too long": told("pull-object", most + little + 1),
          "wants": Server.asked[0].headers["accept-encoding"]}
 try:
     start_client_internal.pull_objects(list("abcd"), pull_object_fn=lambda name: b"")
-except guarded.TooMuchError as error:
+except supernode_patches.OversizedResponseError as error:
     found["parts"] = str(error)
 found["few"] = sorted(start_client_internal.pull_objects(list("abc"), pull_object_fn=lambda name: b"x"))
 found["bundle"] = start_client_internal.get_fused_config_from_fab(b"no zip", None)
@@ -483,13 +505,13 @@ def test_a_supernode_takes_little_and_tells_nothing_else():
     little = 1 << 18
     assert json.loads(done.stdout) == {
         "asked": [[302, 0], 1],
-        "packed": ["TooMuchError", 0],
+        "packed": ["OversizedResponseError", 0],
         "short": [200, little],
-        "long": ["TooMuchError", 0],
+        "long": ["OversizedResponseError", 0],
         "part": [200, most],
-        "too long": ["TooMuchError", 0],
+        "too long": ["OversizedResponseError", 0],
         "wants": "identity",
-        "parts": "a message of 4 parts",
+        "parts": "The message has 4 parts.",
         "few": ["a", "b", "c"],
         "bundle": {},
         "seconds": 0.0,
@@ -537,11 +559,14 @@ def test_a_node_announces_replies_of_few_parts(replies, parts, let):
     for each in replies:
         said.messages_list.add().metadata.reply_to_message_id = each
     status = asked(
-        OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[said.SerializeToString()]
+        SuperLinkFirewall(inner, "word", 0),
+        "/v1/fleet/push-messages",
+        body=[said.SerializeToString()],
     )
     assert status == (200 if let else 413)
     assert (
-        asked(OnlyNodes(inner, "word", 0), "/v1/fleet/push-messages", body=[b"\xff" * 100]) == 413
+        asked(SuperLinkFirewall(inner, "word", 0), "/v1/fleet/push-messages", body=[b"\xff" * 100])
+        == 413
     )
 
 
@@ -589,27 +614,29 @@ class Link:
 
 def test_a_line_waits_for_no_node():
     """One announces a reply and never sends it, one sends parts that are no message, one says that it answers somebody else."""
-    line = Line("127.0.0.1:1", b"", "token")
+    line = NonBlockingGrid("127.0.0.1:1", b"", "token")
     link = Link()
     line._client = link
     line.set_run(Run.create_empty(1))
-    letters = [Message(wrapped(b"?"), 7, "query", group_id=str(number)) for number in range(4)]
+    letters = [Message(wrap_message(b"?"), 7, "query", group_id=str(number)) for number in range(4)]
     for letter in letters:
         letter.metadata.__dict__["_message_id"] = letter.object_id
     numbers = [letter.object_id for letter in letters]
-    link.announce(numbers[0], Message(wrapped(b"honest"), reply_to=letters[0]))
-    rest = link.announce(numbers[1], Message(wrapped(b"slow"), reply_to=letters[1]), whole=False)
-    odd = link.announce(numbers[2], Message(wrapped(b"odd"), reply_to=letters[2]))
+    link.announce(numbers[0], Message(wrap_message(b"honest"), reply_to=letters[0]))
+    rest = link.announce(
+        numbers[1], Message(wrap_message(b"slow"), reply_to=letters[1]), whole=False
+    )
+    odd = link.announce(numbers[2], Message(wrap_message(b"odd"), reply_to=letters[2]))
     link.parts |= dict.fromkeys(odd, b"ConfigRecord  4\0junk")
-    link.announce(numbers[3], Message(wrapped(b"in her name"), reply_to=letters[0]))
+    link.announce(numbers[3], Message(wrap_message(b"in her name"), reply_to=letters[0]))
     found = {
-        each.metadata.reply_to_message_id: opened(each.content)
+        each.metadata.reply_to_message_id: unwrap_message(each.content)
         for each in line.pull_messages(numbers)
     }
     assert found == {numbers[0]: b"honest", numbers[2]: b"", numbers[3]: b""}
     assert line.pull_messages(numbers[1:2]) == []
     link.parts |= rest
-    assert [opened(each.content) for each in line.pull_messages(numbers[1:2])] == [b"slow"]
+    assert [unwrap_message(each.content) for each in line.pull_messages(numbers[1:2])] == [b"slow"]
 
 
 def test_keys_for_a_trial(tmp_path, privot):
@@ -627,16 +654,18 @@ def test_keys_for_a_trial(tmp_path, privot):
         ]
     )
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    assert list(read_nodes(folder / "nodes")) == [f"hospital-{number}" for number in range(1, 6)]
+    assert list(read_node_keys(folder / "nodes")) == [
+        f"hospital-{number}" for number in range(1, 6)
+    ]
     for number in range(1, 6):
-        check_key(folder / f"hospital-{number}.key")
+        check_private_key(folder / f"hospital-{number}.key")
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(folder / "server.crt", folder / "server.key")
     trusting = ssl.create_default_context(cafile=folder / "ca.crt")
     for host, fits in (("127.0.0.1", True), ("localhost", True), ("elsewhere.org", False)):
         assert shaken(served, trusting, host) is fits
     code, _, err = privot("federate", "keys", "--out", "keys")
-    assert (code, "is there already" in err) == (2, True)
+    assert (code, "already exists" in err) == (2, True)
 
 
 def shaken(served, trusting, host):
@@ -676,7 +705,7 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
     ):
         file.write_text(text)
         with pytest.raises(SettingError, match=r"list"):
-            read_nodes(file)
+            read_node_keys(file)
     for bad in (
         tmp_path / "keys" / "server.crt",
         tmp_path / "keys" / "nodes",
@@ -684,7 +713,7 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
         tmp_path,
     ):
         with pytest.raises(SettingError):
-            check_key(bad)
+            check_private_key(bad)
     for names in ([], ["a", "a"], ["../x"], ["server"]):
         with pytest.raises(SettingError):
             make_keys(tmp_path / "other", names, ["localhost"])
@@ -710,7 +739,10 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
             ("simulate", "--data", "digits", "--epsilon", 5, "--rounds", 3, "--set", "rounds=4"),
             "not both",
         ),
-        (("simulate", "--data", "digits", "--epsilon", 5, "--set", "noise=1"), "not both"),
+        (
+            ("simulate", "--data", "digits", "--epsilon", 5, "--set", "noise_multiplier=1"),
+            "not both",
+        ),
         (
             (
                 "server",
@@ -718,11 +750,11 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
                 "x",
                 "--tls",
                 "keys",
-                "--nodes",
+                "--client-keys",
                 "nowhere",
                 "--epsilon",
                 5,
-                "--like",
+                "--spec-from",
                 "digits",
             ),
             "nowhere",
@@ -734,11 +766,11 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
                 "localhost",
                 "--tls",
                 "keys",
-                "--nodes",
+                "--client-keys",
                 "keys/nodes",
                 "--epsilon",
                 5,
-                "--like",
+                "--spec-from",
                 "digits",
             ),
             "HOST:PORT",
@@ -750,11 +782,11 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
                 "localhost:1",
                 "--tls",
                 "other",
-                "--nodes",
+                "--client-keys",
                 "keys/nodes",
                 "--epsilon",
                 5,
-                "--like",
+                "--spec-from",
                 "digits",
             ),
             "missing",
@@ -766,7 +798,7 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
                 "localhost:1",
                 "--tls",
                 "keys",
-                "--nodes",
+                "--client-keys",
                 "keys/nodes",
                 "--epsilon",
                 5,
@@ -780,11 +812,11 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
                 "localhost:1",
                 "--tls",
                 "keys",
-                "--nodes",
+                "--client-keys",
                 "keys/nodes",
                 "--epsilon",
                 5,
-                "--like",
+                "--spec-from",
                 "x",
             ),
             "built-in",
@@ -806,8 +838,8 @@ def test_bad_words_are_refused(privot, tmp_path, words, said):
         (("--ca", "nowhere"), "nowhere"),
         (("--data", "nowhere"), "nowhere"),
         (("--server", "localhost"), "HOST:PORT"),
-        (("--part", "5/5"), "I/N"),
-        (("--part", "x"), "I/N"),
+        (("--partition", "5/5"), "I/N"),
+        (("--partition", "x"), "I/N"),
         (("--epsilon", 0), "epsilon=0"),
         (("--unit", "house"), "client or record"),
     ],
@@ -816,7 +848,7 @@ def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
     make_keys(tmp_path / "keys", ["one"], ["localhost"])
     good = {
         "--data": "digits",
-        "--part": "0/5",
+        "--partition": "0/5",
         "--server": "localhost:1",
         "--ca": "keys/ca.crt",
         "--key": "keys/one.key",
@@ -831,51 +863,58 @@ def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
 
 def test_a_client_ends_when_no_turn_of_its_own_is_left():
     """Five owners, two a round, four rounds: who was asked in the second is not asked again."""
-    from privot.cli.client_progress import Watched
+    from privot.cli.client_progress import ClientMonitor
 
-    watched = Watched(
-        types.SimpleNamespace(terms=terms(owners=5, cohort=2, rounds=4), last=-1, left=False),
-        silent,
+    watched = ClientMonitor(
+        types.SimpleNamespace(
+            agreed_terms=terms(owners=5, clients_per_round=2, rounds=4),
+            last_round=-1,
+            has_left=False,
+        ),
+        ignore_progress,
         1e-5,
     )
     for last, more in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
-        watched.last = last
-        assert watched.more() is more
+        watched.last_round = last
+        assert watched.is_needed() is more
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(tmp_path):
-    from privot.cli.client_progress import Watched
+    from privot.cli.client_progress import ClientMonitor
 
     own = terms(owners=1, rounds=1)
     ward = Ward(tmp_path, owners=1)
-    ask = pack(Request(RUN, 0, images(own, 0)))
-    for message in (pack(own), ask):
+    ask = pack_message(Request(RUN, 0, images(own, 0)))
+    for message in (pack_message(own), ask):
         ward.reply(message)
-    watched = Watched(ward.again().owner, silent, 1e-5)
-    assert (watched.waits, watched.more()) == (True, True)
-    watched.reply(pack(own))
-    assert watched.more()
+    watched = ClientMonitor(ward.again().owner, ignore_progress, 1e-5)
+    assert (watched.awaits_resend, watched.is_needed()) == (True, True)
+    watched.reply(pack_message(own))
+    assert watched.is_needed()
     watched.reply(ask)
-    assert (watched.more(), watched.ended) == (False, "")
+    assert (watched.is_needed(), watched.end_reason) == (False, "")
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_whose_part_is_over_says_why(tmp_path):
-    from privot.cli.client_progress import STOPPED, Watched
+    from privot.cli.client_progress import CLIENT_STOPPED_MESSAGE, ClientMonitor
 
-    watched = Watched(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, silent, 1e-5)
-    for message in (b"noise", pack(Request(RUN, 0, images(TERMS, 0)))):  # neither is an offer
+    watched = ClientMonitor(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, ignore_progress, 1e-5)
+    for message in (
+        b"noise",
+        pack_message(Request(RUN, 0, images(TERMS, 0))),
+    ):  # neither is an offer
         watched.reply(message)
-        assert (watched.more(), watched.ended) == (True, "")
-    watched.reply(pack(TERMS))
-    assert not watched.more()
+        assert (watched.is_needed(), watched.end_reason) == (True, "")
+    watched.reply(pack_message(TERMS))
+    assert not watched.is_needed()
     assert (
-        watched.ended
-        == f"the terms of run {RUN[:8]} were refused: the budget of this owner does not cover it"
+        watched.end_reason
+        == f"The terms of run {RUN[:8]} were refused: The budget of this client does not cover the run."
     )
-    watched.owner.leave()
-    assert Watched(watched.owner, silent, 1e-5).ended == STOPPED
+    watched.client.leave()
+    assert ClientMonitor(watched.client, ignore_progress, 1e-5).end_reason == CLIENT_STOPPED_MESSAGE
 
 
 def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
@@ -890,7 +929,7 @@ def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
         "--clients",
         3,
         "--set",
-        "noise=8",
+        "noise_multiplier=8",
         "--rounds",
         2,
         "--out",
@@ -898,19 +937,19 @@ def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
     )
     (tmp_path / "release.run").mkdir()
     (tmp_path / "release.run" / "x").touch()
-    assert "the rest of another run" in privot(*words)[2]
+    assert "files of another run" in privot(*words)[2]
     (tmp_path / "release").mkdir()
-    assert "is there already" in privot(*words)[2]
+    assert "already exists" in privot(*words)[2]
     for folder in ("release.run", "release"):
         for file in (tmp_path / folder).iterdir():
             file.unlink()
         (tmp_path / folder).rmdir()
     (tmp_path / "wire").touch()
-    assert "wire record" in privot(*words, "--record", "wire")[2]
+    assert "for the transcript" in privot(*words, "--transcript", "wire")[2]
     monkeypatch.setattr(simulation, "run_simulation", stopping)
     assert "stopped" in privot(*words)[2]
     assert "--resume" in privot(*words)[2]
-    assert "other settings" in privot(*words, "--resume", "--set", "width=4")[2]
+    assert "other settings" in privot(*words, "--resume", "--set", "critic_channels=4")[2]
     assert "other settings" in privot(*words, "--resume", "--seed", 3)[2]
     assert "stopped" in privot(*words, "--resume")[2]
 
@@ -937,7 +976,7 @@ def test_data_with_a_wall_is_not_dealt_past_it(privot, tmp_path):
         "--out",
         "release",
     )
-    assert (code, "does not allow this run: it would come to 5" in err) == (2, True)
+    assert (code, "does not allow this run: the total would come to 5" in err) == (2, True)
     assert not list(tmp_path.glob("release*"))
 
 
@@ -951,7 +990,7 @@ def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, ki
     monkeypatch.setattr(
         module,
         "pull_task_input",
-        lambda client: (Message(wrapped(b"x"), 5, kind), context, None, None),
+        lambda client: (Message(wrap_message(b"x"), 5, kind), context, None, None),
     )
     monkeypatch.setattr(
         module, "push_message", lambda client, message, context: sent.append(message)
@@ -962,8 +1001,8 @@ def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, ki
         "HeartbeatSender",
         lambda beat: types.SimpleNamespace(start=lambda: None, stop=lambda: None),
     )
-    module._answer(
-        client_app(lambda context: pytest.fail("the owner was asked")),
+    module._answer_message(
+        build_client_app(lambda context: pytest.fail("the owner was asked")),
         "127.0.0.1:1",
         "secret",
         "token",

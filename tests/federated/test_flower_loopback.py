@@ -18,9 +18,9 @@ pytest.importorskip("flwr", reason="the extra federated is not installed")
 import httpx
 
 from privot.federated.flower.keys import make_keys
-from privot.federated.transcript import read
+from privot.federated.transcript import read_transcript
 from privot.privacy.ledger import Ledger
-from privot.release import verify
+from privot.release.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HOSPITALS = [f"hospital-{number}" for number in range(1, 6)]
@@ -72,7 +72,13 @@ def test_five_hospitals(started, tmp_path):
 
     small = [
         word
-        for each in ("lessons=1", "warm=1", "width=4", "channels=4", "records=16")
+        for each in (
+            "critic_steps=1",
+            "warmup_rounds=1",
+            "critic_channels=4",
+            "generator_channels=4",
+            "records_per_critic=16",
+        )
         for word in ("--set", each)
     ]
     main = started(
@@ -82,20 +88,20 @@ def test_five_hospitals(started, tmp_path):
         server,
         "--tls",
         "keys",
-        "--nodes",
+        "--client-keys",
         "keys/nodes",
-        "--like",
+        "--spec-from",
         "digits",
         "--epsilon",
         20,
         "--rounds",
         ROUNDS,
         *small,
-        "--patience",
+        "--round-timeout",
         30,
         "--out",
         "release",
-        "--record",
+        "--transcript",
         "wire",
         "--device",
         "cpu",
@@ -108,7 +114,7 @@ def test_five_hospitals(started, tmp_path):
             "client",
             "--data",
             "digits",
-            "--part",
+            "--partition",
             f"{number}/5",
             "--server",
             server,
@@ -122,7 +128,7 @@ def test_five_hospitals(started, tmp_path):
             f"{name.split()[0]}.jsonl",
             "--device",
             "cpu",
-            "--idle",
+            "--idle-timeout",
             120,
             "--json",
         )
@@ -165,19 +171,21 @@ def test_five_hospitals(started, tmp_path):
     facts = json.loads(text("server.out"))
     assert facts["rounds"] == ROUNDS
     assert facts["answers"] >= 4 * ROUNDS
-    assert {each["owner"] for each in facts["offences"]} <= {"hospital-5"}
-    assert not any(each["lie"] for each in facts["offences"])
+    assert {each["client"] for each in facts["offenses"]} <= {"hospital-5"}
+    assert not any(each["disqualifying"] for each in facts["offenses"])
     assert verify(tmp_path / "release")["epsilon_from_events"] == pytest.approx(20.0)
 
     for number, process in enumerate(clients[:4]):
         assert process.wait(200) == 0, text(f"hospital-{number + 1}.err")
         said = json.loads(text(f"hospital-{number + 1}.out"))
-        assert (said["rounds"], said["refused"]) == (ROUNDS, [])
+        assert (said["rounds"], said["refusals"]) == (ROUNDS, [])
     assert back.wait(200) == 0, text("hospital-5 again.err")
     assert 0 < json.loads(text("hospital-5 again.out"))["rounds"] < ROUNDS
     for name in HOSPITALS:
-        assert Ledger(tmp_path / f"{name}.jsonl").spent().epsilon(1e-5) == pytest.approx(20.0)
+        assert Ledger(tmp_path / f"{name}.jsonl").compute_spent_cost().epsilon(
+            1e-5
+        ) == pytest.approx(20.0)
     assert stranger.wait(200) == 2
-    assert "does not let this node in" in text("stranger.err")
+    assert "refuses this node" in text("stranger.err")
     assert not Ledger(tmp_path / "stranger.jsonl").entries()
-    assert {entry.name for entry in read(tmp_path / "wire")} == set(HOSPITALS)
+    assert {entry.client_name for entry in read_transcript(tmp_path / "wire")} == set(HOSPITALS)

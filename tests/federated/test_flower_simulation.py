@@ -12,24 +12,25 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra federated is not installed")
 
-from privot.federated.messages import Answer, Terms, unpack
-from privot.federated.transcript import SEEN, read
+from privot.federated.messages import Answer, Terms, unpack_message
+from privot.federated.transcript import RECEIVED_FROM_CLIENT, read_transcript
 from privot.privacy.ledger import Ledger
-from privot.privacy.shard_checkpoint import vaults
-from privot.release import Release, verify
+from privot.privacy.shard_checkpoint import list_shard_checkpoints
+from privot.release import Release
+from privot.release.verify import verify
 
 KNOCK = "import sys, ray\ntry: ray.init(address=sys.argv[1], log_to_driver=False)\nexcept Exception: print('shut')"
 SMALL = (
     "--set",
-    "lessons=1",
+    "critic_steps=1",
     "--set",
-    "warm=1",
+    "warmup_rounds=1",
     "--set",
-    "width=4",
+    "critic_channels=4",
     "--set",
-    "channels=4",
+    "generator_channels=4",
     "--set",
-    "records=16",
+    "records_per_critic=16",
 )
 
 
@@ -50,15 +51,15 @@ def test_three_owners_and_two_rounds(privot, tmp_path):
         "--device",
         "cpu",
     )
-    start = ("--set", "start=glyphs", "--set", "practice=2")
+    start = ("--set", "pretrain=glyphs", "--set", "pretrain_steps=2")
     code, out, err = privot(
-        *words, *start, "--out", "release", "--record", "wire", "--ledger", "ledgers", "--json"
+        *words, *start, "--out", "release", "--transcript", "wire", "--ledger", "ledgers", "--json"
     )
     assert code == 0, err
-    assert "learning to write: 2 of 2" in err
+    assert "pretraining the generator on characters: 2 of 2" in err
     took = time.monotonic() - begun
     facts = json.loads(out)
-    assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (2, 6, 3, [])
+    assert (facts["rounds"], facts["answers"], facts["clients"], facts["offenses"]) == (2, 6, 3, [])
     assert facts["guarantee"]["epsilon"] == pytest.approx(20.0)
     assert "rounds: 2 of 2" in err
     assert verify(tmp_path / "release")["epsilon_from_events"] == pytest.approx(20.0)
@@ -66,20 +67,24 @@ def test_three_owners_and_two_rounds(privot, tmp_path):
     assert not (tmp_path / "release.run").exists()
     # What crossed is what the gates released, byte for byte, and each ledger has the price of the terms.
     seen: dict = {}
-    for entry in read(tmp_path / "wire"):
-        if entry.way == SEEN:
-            seen.setdefault(entry.name, []).append(entry.message)
+    for entry in read_transcript(tmp_path / "wire"):
+        if entry.direction == RECEIVED_FROM_CLIENT:
+            seen.setdefault(entry.client_name, []).append(entry.message)
     for number in range(3):
-        consent, *answers = seen[f"owner {number}"]
-        assert isinstance(unpack(consent), Terms)
-        assert [unpack(each).round for each in answers if isinstance(unpack(each), Answer)] == [
+        consent, *answers = seen[f"client {number}"]
+        assert isinstance(unpack_message(consent), Terms)
+        assert [
+            unpack_message(each).round
+            for each in answers
+            if isinstance(unpack_message(each), Answer)
+        ] == [
             0,
             1,
         ]
-        ledger = Ledger(tmp_path / "ledgers" / f"owner-{number}.jsonl")
+        ledger = Ledger(tmp_path / "ledgers" / f"client-{number}.jsonl")
         known = [each["digest"] for each in ledger.entries() if each["kind"] == "commit"]
         assert known == [hashlib.sha256(each).hexdigest() for each in answers]
-        assert ledger.spent().epsilon(1e-5) == pytest.approx(20.0)
+        assert ledger.compute_spent_cost().epsilon(1e-5) == pytest.approx(20.0)
     print(f"three owners, two rounds: {took:.1f} s")
 
 
@@ -98,23 +103,23 @@ def test_twenty_owners_of_whom_five_are_asked_in_a_round(privot, tmp_path):
         6,
         *SMALL,
         "--set",
-        "cohort=5",
+        "clients_per_round=5",
     )
     code, out, err = privot(
         *words, "--device", "cpu", "--out", "release", "--ledger", "ledgers", "--json"
     )
     assert code == 0, err
     facts = json.loads(out)
-    assert (facts["rounds"], facts["answers"], facts["owners"], facts["offences"]) == (
+    assert (facts["rounds"], facts["answers"], facts["clients"], facts["offenses"]) == (
         6,
         30,
         20,
         [],
     )
-    books = [Ledger(tmp_path / "ledgers" / f"owner-{number}.jsonl") for number in range(20)]
+    books = [Ledger(tmp_path / "ledgers" / f"client-{number}.jsonl") for number in range(20)]
     asked = [sum(each["kind"] == "ask" for each in book.entries()) for book in books]
     assert asked == [2] * 10 + [1] * 10
-    assert not any(vaults(book) for book in books)
+    assert not any(list_shard_checkpoints(book) for book in books)
 
 
 @pytest.mark.slow
@@ -122,12 +127,12 @@ def test_ray_opens_to_nobody_else():
     """Under its guard; without it, the same knock would be let in. Another cluster afterwards needs no word."""
     import ray
 
-    from privot.federated.flower.simulation import _guarded
+    from privot.federated.flower.simulation_guards import require_ray_token
 
     stranger = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")
     }
-    for guard, said in ((_guarded(), "shut"), (contextlib.nullcontext(), "")):
+    for guard, said in ((require_ray_token(), "shut"), (contextlib.nullcontext(), "")):
         with guard:
             ray.init(
                 num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"

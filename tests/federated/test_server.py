@@ -5,10 +5,11 @@ import torch
 from federation import consent, plausible, play, serving, terms, wards
 
 from privot.errors import PlanError, ReleaseError, SettingError
-from privot.federated import Refusal, pack, unpack
-from privot.federated.transcript import SEEN, SENT, read
+from privot.federated import Refusal, pack_message, unpack_message
+from privot.federated.transcript import RECEIVED_FROM_CLIENT, SENT_TO_CLIENT, read_transcript
 from privot.privacy.gate import Gate
-from privot.release import Release, verify
+from privot.release import Release
+from privot.release.verify import verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("ward 0", "ward 1", "ward 2")
@@ -17,24 +18,26 @@ TERMS = terms(owners=3)
 
 def agreed(tmp_path=None, names=NAMES, own=TERMS, **more):
     made = serving(own, names, tmp_path, **more)
-    for name, offer in made.offers().items():
-        made.accept(name, offer)
+    for name, offer in made.pack_offers().items():
+        made.receive_consent(name, offer)
     return made
 
 
 def answer(server, *names):
     for name in names:
         assert (
-            server.take(name, pack(plausible(server.terms, server.round, seed=NAMES.index(name))))
+            server.receive(
+                name, pack_message(plausible(server.terms, server.round, seed=NAMES.index(name)))
+            )
             is None
         )
 
 
 def whole(server):
-    while not server.done:
-        answer(server, *server.ask())
-        server.close()
-    return server.finish().product.tensors
+    while not server.is_finished:
+        answer(server, *server.pack_requests())
+        server.end_round()
+    return server.build_release().artifact.tensors
 
 
 def same(one, other):
@@ -51,78 +54,91 @@ def test_a_run_ends_in_a_release_that_proves_its_claim(tmp_path):
     assert release.guarantee.neighbours == "client"
     images, _ = Release.load(tmp_path / "out").sample(20)
     assert images.shape == (20, 1, 8, 8)
-    assert release.facts["answers"] == 9
+    assert release.metadata["num_answers"] == 9
 
 
 def test_nobody_is_asked_before_they_agreed():
     made = serving(TERMS, NAMES)
-    made.offers()
-    assert made.ask() == {}
-    made.close()
+    made.pack_offers()
+    assert made.pack_requests() == {}
+    made.end_round()
     assert made.round == 1
 
 
 def test_who_refuses_the_terms_is_left_in_peace():
     made = serving(TERMS, NAMES)
-    made.accept(
-        "ward 0", pack(Refusal(TERMS.run, -1, "the budget of this owner does not cover it"))
+    made.receive_consent(
+        "ward 0",
+        pack_message(Refusal(TERMS.run_id, -1, "the budget of this owner does not cover it")),
     )
     for name in NAMES[1:]:
-        made.accept(name, pack(TERMS))
-    assert set(made.ask()) == set(NAMES[1:])
-    assert set(made.offers()) == set()
-    assert [(each.name, each.round, each.lie) for each in made.offences] == [("ward 0", -1, False)]
-    assert "budget" in made.offences[0].reason
+        made.receive_consent(name, pack_message(TERMS))
+    assert set(made.pack_requests()) == set(NAMES[1:])
+    assert set(made.pack_offers()) == set()
+    assert [(each.client_name, each.round, each.disqualifying) for each in made.offenses] == [
+        ("ward 0", -1, False)
+    ]
+    assert "budget" in made.offenses[0].reason
 
 
 def test_who_refuses_three_times_is_not_asked_again():
     made = agreed(own=terms(owners=3, rounds=5))
     for number in range(5):
-        asked = made.ask()
+        asked = made.pack_requests()
         assert ("ward 0" in asked) == (number < 3)
         if "ward 0" in asked:
-            made.take("ward 0", pack(Refusal(TERMS.run, number, "this owner cannot answer")))
+            made.receive(
+                "ward 0", pack_message(Refusal(TERMS.run_id, number, "this owner cannot answer"))
+            )
         answer(made, *NAMES[1:])
-        made.close()
+        made.end_round()
     assert (
-        len([each for each in made.offences if each.name == "ward 0" and "refused" in each.reason])
+        len(
+            [
+                each
+                for each in made.offenses
+                if each.client_name == "ward 0" and "refused" in each.reason
+            ]
+        )
         == 3
     )
 
 
 def test_everybody_gets_rows_of_their_own():
-    asked = agreed().ask()
-    drawn = [unpack(raw).images for raw in asked.values()]
+    asked = agreed().pack_requests()
+    drawn = [unpack_message(raw).images for raw in asked.values()]
     assert drawn[0].shape == (10, 1, 1, 8, 8)
     assert not torch.equal(drawn[0], drawn[1])
 
 
 def test_asking_again_gives_the_same_bytes_to_those_who_have_not_answered():
     made = agreed()
-    first = made.ask()
+    first = made.pack_requests()
     answer(made, "ward 1")
-    assert made.ask() == {name: raw for name, raw in first.items() if name != "ward 1"}
+    assert made.pack_requests() == {name: raw for name, raw in first.items() if name != "ward 1"}
 
 
 def test_a_cohort_goes_round():
-    made = agreed(own=terms(owners=3, cohort=1, rounds=6))
+    made = agreed(own=terms(owners=3, clients_per_round=1, rounds=6))
     seen = []
-    while not made.done:
-        asked = list(made.ask())
+    while not made.is_finished:
+        asked = list(made.pack_requests())
         seen += asked
         answer(made, *asked)
-        made.close()
+        made.end_round()
     assert sorted(seen) == sorted(NAMES * 2)
 
 
 def test_a_round_without_answers_changes_nothing_and_passes():
     made = agreed()
     before = {
-        key: value.clone() for key, value in made._drawing.kept().items() if key.startswith("mean")
+        key: value.clone()
+        for key, value in made._server_generator.state_dict().items()
+        if key.startswith("mean")
     }
-    made.ask()
-    made.close()
-    after = made._drawing.kept()
+    made.pack_requests()
+    made.end_round()
+    after = made._server_generator.state_dict()
     assert same(before, after)
     assert made.round == 1
 
@@ -130,14 +146,14 @@ def test_a_round_without_answers_changes_nothing_and_passes():
 def test_a_release_needs_an_answer_and_the_end(tmp_path):
     made = agreed()
     with pytest.raises(PlanError, match="round 0 of 3"):
-        made.finish()
+        made.build_release()
     for _ in range(3):
-        made.ask()
-        made.close()
-    with pytest.raises(ReleaseError, match="no owner has answered"):
-        made.finish()
-    with pytest.raises(PlanError, match="over"):
-        made.ask()
+        made.pack_requests()
+        made.end_round()
+    with pytest.raises(ReleaseError, match="No client answered"):
+        made.build_release()
+    with pytest.raises(PlanError, match="The run is over"):
+        made.pack_requests()
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], (*NAMES, "ward 3"), ("ward 0", "ward 0", "ward 1")])
@@ -147,14 +163,14 @@ def test_names_must_fit_the_terms(names):
 
 
 def test_a_generator_may_begin_with_characters_of_public_fonts(tmp_path):
-    own = terms(owners=3, start="glyphs", practice=2)
+    own = terms(owners=3, pretrain="glyphs", pretrain_steps=2)
     made = agreed(tmp_path, own=own)
     again = agreed(tmp_path, own=own)
-    assert made.ask() == again.ask()
+    assert made.pack_requests() == again.pack_requests()
     plain = agreed(own=TERMS)
     assert (
-        unpack(plain.ask()["ward 0"]).images.tolist()
-        != unpack(made.ask()["ward 0"]).images.tolist()
+        unpack_message(plain.pack_requests()["ward 0"]).images.tolist()
+        != unpack_message(made.pack_requests()["ward 0"]).images.tolist()
     )
 
 
@@ -166,26 +182,26 @@ def test_a_server_that_crashed_goes_on(tmp_path, moment):
     straight = whole(agreed(tmp_path / "straight"))
     made = agreed(tmp_path / "crashed")
     if moment != "offered":
-        sent = made.ask()
+        sent = made.pack_requests()
         answer(
             made,
             *{"some answered": NAMES[:1], "all answered": NAMES, "closed": NAMES}.get(moment, ()),
         )
         if moment == "closed":
-            made.close()
+            made.end_round()
     made = agreed(tmp_path / "crashed")  # another process; who had agreed may say so again
     assert made.round == (moment == "closed")
     if moment in ("asked", "some answered", "all answered"):
-        assert made.ask() == sent  # so that owners send what they had sent, at no cost
+        assert made.pack_requests() == sent  # so that owners send what they had sent, at no cost
     assert same(whole(made), straight)
 
 
 def test_a_server_that_goes_on_sends_the_same_images_though_fewer_are_there(tmp_path):
-    sent = agreed(tmp_path).ask()
+    sent = agreed(tmp_path).pack_requests()
     again = serving(TERMS, NAMES, tmp_path)
     for name in NAMES[1:]:
-        again.accept(name, pack(TERMS))
-    assert again.ask() == {name: sent[name] for name in NAMES[1:]}
+        again.receive_consent(name, pack_message(TERMS))
+    assert again.pack_requests() == {name: sent[name] for name in NAMES[1:]}
 
 
 def test_real_owners_see_no_difference(tmp_path):
@@ -195,53 +211,58 @@ def test_real_owners_see_no_difference(tmp_path):
     consent(server, everyone)
     replies = {}
     for number in range(3):
-        for name, asked in server.ask().items():
+        for name, asked in server.pack_requests().items():
             replies[name, number] = everyone[name].again().reply(asked)
             if (name, number) == ("ward 1", 1):
                 break
-            server.take(name, replies[name, number])
+            server.receive(name, replies[name, number])
         else:
-            server.close()
+            server.end_round()
             continue
         server = serving(TERMS, everyone, tmp_path)
-        for name, asked in server.ask().items():
+        for name, asked in server.pack_requests().items():
             reply = everyone[name].again().reply(asked)
             assert replies.setdefault((name, number), reply) == reply
-            server.take(name, reply)
-        server.close()
-    assert server.taken == 9
-    assert server.offences == []
+            server.receive(name, reply)
+        server.end_round()
+    assert server.num_answers == 9
+    assert server.offenses == []
     assert all(ward.rows() == TERMS.plan().stages[0].steps for ward in everyone.values())
 
 
 def test_what_was_said_of_whom_outlives_a_crash(tmp_path):
     made = agreed(tmp_path)
-    made.ask()
-    made.take("ward 0", b"lie")
+    made.pack_requests()
+    made.receive("ward 0", b"lie")
     answer(made, "ward 1", "ward 2")
-    made.close()
+    made.end_round()
     again = serving(TERMS, NAMES, tmp_path)
-    assert again.offences == made.offences
-    assert again.living == ["ward 1", "ward 2"]
-    assert again.take("ward 0", pack(plausible(TERMS, 1))).reason == "takes no part in this run"
+    assert again.offenses == made.offenses
+    assert again.active == ["ward 1", "ward 2"]
+    assert (
+        again.receive("ward 0", pack_message(plausible(TERMS, 1))).reason
+        == "takes no part in this run"
+    )
 
 
 def test_a_liar_is_not_asked_again_by_a_server_that_crashed_in_that_round(tmp_path):
     made = agreed(tmp_path)
-    made.ask()
-    made.take("ward 0", b"lie")
+    made.pack_requests()
+    made.receive("ward 0", b"lie")
     again = serving(TERMS, NAMES, tmp_path)
-    assert (again.round, again.living) == (0, ["ward 1", "ward 2"])
-    assert [each.name for each in again.offences] == ["ward 0"]
-    assert "ward 0" not in again.ask()
+    assert (again.round, again.active) == (0, ["ward 1", "ward 2"])
+    assert [each.client_name for each in again.offenses] == ["ward 0"]
+    assert "ward 0" not in again.pack_requests()
 
 
 @pytest.mark.parametrize(
-    "change", [{"own": terms(owners=3, noise=9.0)}, {"names": NAMES[::-1]}], ids=["terms", "names"]
+    "change",
+    [{"own": terms(owners=3, noise_multiplier=9.0)}, {"names": NAMES[::-1]}],
+    ids=["terms", "names"],
 )
 def test_a_folder_is_of_one_run(tmp_path, change):
     agreed(tmp_path)
-    with pytest.raises(ReleaseError, match="other terms or other owners"):
+    with pytest.raises(ReleaseError, match="other terms or other clients"):
         serving(change.get("own", TERMS), change.get("names", NAMES), tmp_path)
 
 
@@ -264,49 +285,55 @@ def test_the_record_holds_every_message_whole(tmp_path):
             self.name = name
 
         def reply(self, raw):
-            wire.append((SENT, self.name, raw))
-            wire.append((SEEN, self.name, answer := everyone[self.name].reply(raw)))
+            wire.append((SENT_TO_CLIENT, self.name, raw))
+            wire.append((RECEIVED_FROM_CLIENT, self.name, answer := everyone[self.name].reply(raw)))
             return answer
 
-    server = serving(TERMS, everyone, record=tmp_path / "wire")
+    server = serving(TERMS, everyone, transcript_path=tmp_path / "wire")
     play(server, {name: Heard(name) for name in everyone})
     assert sorted(
-        (each.way, each.name, each.message) for each in read(tmp_path / "wire")
+        (each.direction, each.client_name, each.message)
+        for each in read_transcript(tmp_path / "wire")
     ) == sorted(wire)
     assert len(wire) == 2 * 3 * 4
 
 
 def test_the_answers_in_the_record_are_what_the_gates_gave(tmp_path, monkeypatch):
     given = []
-    deal = Gate.deal
+    deal = Gate.query_clients
     monkeypatch.setattr(
-        Gate, "deal", lambda *args, **more: given.append(deal(*args, **more)) or given[-1]
+        Gate, "query_clients", lambda *args, **more: given.append(deal(*args, **more)) or given[-1]
     )
     everyone = wards(tmp_path, 3)
-    play(serving(TERMS, everyone, record=tmp_path / "wire"), everyone)
-    seen = [unpack(each.message) for each in read(tmp_path / "wire") if each.way == SEEN]
-    values = [each.values.numpy().tobytes() for each in seen if each.kind == "answer"]
+    play(serving(TERMS, everyone, transcript_path=tmp_path / "wire"), everyone)
+    seen = [
+        unpack_message(each.message)
+        for each in read_transcript(tmp_path / "wire")
+        if each.direction == RECEIVED_FROM_CLIENT
+    ]
+    values = [each.gradients.numpy().tobytes() for each in seen if each.kind == "answer"]
     assert values == [each.float().numpy().tobytes() for each in given]
     assert len(values) == 9
 
 
 def test_a_message_after_the_end_is_heard_and_named(tmp_path):
-    made = agreed(record=tmp_path / "wire")
-    made.ask()
+    made = agreed(transcript_path=tmp_path / "wire")
+    made.pack_requests()
     answer(made, "ward 0", "ward 1")
-    made.close()
+    made.end_round()
     for _ in range(2):
-        answer(made, *made.ask())
-        made.close()
-    release = made.finish()
+        answer(made, *made.pack_requests())
+        made.end_round()
+    release = made.build_release()
     assert (
-        made.take("ward 2", pack(plausible(TERMS, 0))).reason == "late with its answer to round 0"
+        made.receive("ward 2", pack_message(plausible(TERMS, 0))).reason
+        == "answered round 0 too late"
     )
-    assert made.finish() is release
+    assert made.build_release() is release
 
 
 def test_a_lie_is_in_the_record_too(tmp_path):
-    made = agreed(record=tmp_path / "wire")
-    made.ask()
-    made.take("ward 0", b"lie")
-    assert [each for each in read(tmp_path / "wire") if each.message == b"lie"]
+    made = agreed(transcript_path=tmp_path / "wire")
+    made.pack_requests()
+    made.receive("ward 0", b"lie")
+    assert [each for each in read_transcript(tmp_path / "wire") if each.message == b"lie"]

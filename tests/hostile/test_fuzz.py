@@ -17,10 +17,10 @@ from quick import quick
 from watch import Hangs, hurried, watched
 
 from privot.cli import app
-from privot.cli.options import to_settings
+from privot.cli.parsing import parse_settings
 from privot.data.spec import Spec
 from privot.errors import PrivotError
-from privot.methods import make, methods
+from privot.methods import list_methods, make_method
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
@@ -57,7 +57,7 @@ def test_a_hang_is_a_failure():
 
 # Settings
 
-KEYS = sorted({field for name in methods() for field in quick(name)})
+KEYS = sorted({field for name in list_methods() for field in quick(name)})
 numbers = st.one_of(
     st.integers(),
     st.floats(),
@@ -141,8 +141,8 @@ files = st.one_of(
 @st.composite
 def asked(draw):
     """A method, a file of settings or none, and words: of its own settings for the most part, so that values are looked at too."""
-    name = draw(st.sampled_from(sorted(methods())))
-    own = st.sampled_from([field.name for field in dataclasses.fields(methods()[name])])
+    name = draw(st.sampled_from(sorted(list_methods())))
+    own = st.sampled_from([field.name for field in dataclasses.fields(list_methods()[name])])
     words = []
     for _ in range(draw(st.integers(0, 2))):
         plain = draw(st.integers(0, 3))  # three of four are of a kind that many settings have
@@ -176,7 +176,7 @@ def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
         config.write_bytes(data or b"")
         with watched(tmp_path / "nowhere") as seen, hurried():
             try:
-                method = make(name, to_settings(config if data else None, words))
+                method = make_method(name, parse_settings(config if data else None, words))
                 taken.append(method.plan(SPEC))
             except PrivotError:  # anything else would be a traceback
                 pass
@@ -195,16 +195,16 @@ def test_any_settings_are_taken_or_refused(count, tmp_path, trust):
 QUIET = {  # where long work begins; by then all that was said has been read, and most files too
     "privot.synthesis.synthesize",
     "privot.synthesis.resize",
-    "privot.cli.demo.run",
+    "privot.cli.demo.run_demo",
     "privot.local.privatize.privatize",
-    "privot.attacks.membership.runner.attempt",
-    "privot.attacks.membership.runner.shadows_of",
-    "privot.attacks.membership.runner.compared",
-    "privot.cli.measure._measured",
-    "privot.cli.measure._paid",
-    "privot.attacks.inversion.experiment.Experiment.run",
-    "privot.audit.runner.Audit.run",
-    "privot.cli.invert._overheard",
+    "privot.attacks.membership.runner.run_attack",
+    "privot.attacks.membership.method_shadows.shadows_for_release",
+    "privot.attacks.membership.method_shadows.shadows_for_method",
+    "privot.cli.measure_outputs.measure_sources",
+    "privot.cli.measure._measure_private_accuracy",
+    "privot.attacks.inversion.experiment.InversionExperiment.run",
+    "privot.audit.runner.EpsilonAudit.run",
+    "privot.cli.invert_transcript.attack_transcript",
 }
 
 
@@ -229,11 +229,11 @@ def stage(tmp_path_factory):
         "digits",
         "merf",
         5.0,
-        settings={"features": 20, "steps": 2, "hidden": 4},
+        settings={"num_features": 20, "steps": 2, "hidden_dim": 4},
         out=root / "release",
         ledger=root / "book.jsonl",
     )
-    (root / "config.toml").write_text("features = 30\n")
+    (root / "config.toml").write_text("num_features = 30\n")
     (root / "rubbish.json").write_text("[[")
     return root
 
@@ -286,7 +286,7 @@ THINGS = [
     "1x8x8",
     "8x",
     "x",
-    "features=20",
+    "num_features=20",
     "steps",
     "=",
     "cpu",
@@ -313,7 +313,7 @@ def lines(draw):
             said += (
                 []
                 if each.type.name == "boolean"
-                else [draw(LIKELY[each.type.name] if draw(st.integers(0, 5)) else WORDS)]
+                else [draw(LIKELY.get(each.type.name, WORDS) if draw(st.integers(0, 5)) else WORDS)]
             )
     if draw(st.integers(0, 5)) == 0:
         said.insert(

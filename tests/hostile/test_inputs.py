@@ -21,7 +21,7 @@ from PIL import Image
 from pyarrow import parquet
 from watch import hurried, watched
 
-from privot.data import load
+from privot.data import load_dataset
 from privot.errors import DataError
 from privot.methods.private_set import PrivateSet
 from privot.privacy.ledger import Ledger
@@ -29,7 +29,14 @@ from privot.privacy.plan import Budget
 
 QUICK = tuple(
     word
-    for each in ("per_class=2", "nets=2", "trained=2", "width=4", "steps=2", "lessons=1")
+    for each in (
+        "images_per_class=2",
+        "num_random_nets=2",
+        "nets_per_round=2",
+        "net_width=4",
+        "steps=2",
+        "net_train_epochs=1",
+    )
     for word in ("--set", each)
 )
 CASES = {}
@@ -150,12 +157,12 @@ def infinite_record(root):
     return npz(root, x=x, y=LABELS)
 
 
-@case("x.npz", "0 to 1", "divide by 255")
+@case("x.npz", "0 to 1", "Divide them by 255")
 def values_of_bytes_as_floats(root):
     return npz(root, x=images().astype(float), y=LABELS)
 
 
-@case("x.npz", "--repair", "another scale", "divide by 255")
+@case("x.npz", "--repair", "another scale", "Divide them by 255")
 def repair_of_values_of_bytes(root):
     return npz(root, x=images().astype(float), y=LABELS), "--repair"
 
@@ -180,7 +187,7 @@ def labels_all_negative(root):
     return with_labels(root, np.full(20, -1))
 
 
-@case("x.npz", "a whole number for each image is needed")
+@case("x.npz", "one integer per image is needed")
 def labels_of_floats(root):
     return with_labels(root, np.arange(20) % 2 + 0.5)
 
@@ -693,12 +700,12 @@ def parquet_that_names_a_file_outside(root):
     return table(root, image=[str(root / "secret.png")] * 20, label=LABELS)
 
 
-@case("x.parquet", "a whole number for each image is needed")
+@case("x.parquet", "one integer per image is needed")
 def parquet_with_words_for_labels(root):
     return table(root, image=[png()] * 20, label=["cat", "dog"] * 10)
 
 
-@case("x.parquet", "a whole number for each image is needed")
+@case("x.parquet", "one integer per image is needed")
 def parquet_with_a_null_label(root):
     return table(root, image=[png()] * 20, label=[None, 0, 1, 0] * 5)
 
@@ -834,7 +841,7 @@ def no_budget(root):
 
 @case("budget", "noise", "not both")
 def budget_and_noise(root):
-    return "digits", "--epsilon", 1, "--set", "noise=3"
+    return "digits", "--epsilon", 1, "--set", "noise_multiplier=3"
 
 
 @case("epsilon")
@@ -850,9 +857,9 @@ def unknown_method(root):
     return "digits", "--method", "murf"
 
 
-@case("'lesson'", "did you mean 'lessons'")
+@case("'learning_rates'", "did you mean 'learning_rate'")
 def unknown_setting(root):
-    return "digits", "--set", "lesson=10"
+    return "digits", "--set", "learning_rates=10"
 
 
 @case("private-set.steps='many'", "int")
@@ -860,7 +867,7 @@ def setting_of_a_wrong_type(root):
     return "digits", "--set", "steps=many"
 
 
-@case("private-set.steps=0", "1 to")
+@case("private-set.steps=0", "Choose a value of at least 1")
 def setting_out_of_range(root):
     return "digits", "--set", "steps=0"
 
@@ -888,9 +895,9 @@ def toml_with_an_unknown_key(root):
     return "digits", "--config", root / "c.toml"
 
 
-@case("private-set.shares", "tuple")
+@case("private-set.budget_shares", "tuple")
 def toml_with_a_wrong_type(root):
-    (root / "c.toml").write_text("shares = [[1], {}]")
+    (root / "c.toml").write_text("budget_shares = [[1], {}]")
     return "digits", "--config", root / "c.toml"
 
 
@@ -958,19 +965,19 @@ def device_that_does_not_exist(root):
 # Places
 
 
-@case("out", "there already")
+@case("out", "already exists")
 def out_is_there(root):
     (root / "out").mkdir()
     return "digits"
 
 
-@case("out", "there already")
+@case("out", "already exists")
 def out_is_a_file(root):
     (root / "out").write_text("mine")
     return "digits"
 
 
-@case("out", "there already")
+@case("out", "already exists")
 def out_is_a_dangling_link(root):
     (root / "out").symlink_to(root / "nowhere")
     return "digits"
@@ -996,7 +1003,7 @@ def resume_with_other_settings(root):
     return "digits", "--resume"
 
 
-@case("run.json", "remove")
+@case("run.json", "Remove")
 def unfinished_run_of_garbage(root):
     (root / "out.run").mkdir()
     (root / "out.run" / "run.json").write_bytes(b"\0{")
@@ -1023,7 +1030,7 @@ def ledger_of_garbage(root):
 
 @case("epsilon 0.5", "ledger")
 def budget_that_the_owner_no_longer_allows(root):
-    Ledger(root / "book.jsonl").limit(Budget(0.5))
+    Ledger(root / "book.jsonl").set_limit(Budget(0.5))
     return "digits", "--ledger", root / "book.jsonl"
 
 
@@ -1110,7 +1117,7 @@ def test_a_mutated_file_is_read_or_refused(name, count, tmp_path, trust):
     """Mutations of a sound file of each format: a box or a DataError, nothing else, no code, no other file."""
     generator = random.Random(f"{name} {count}")
     source = SOUND[name](tmp_path)
-    assert load(source).spec.classes == 2
+    assert load_dataset(source).spec.num_classes == 2
     [file] = [source] if source.is_file() else sorted((source / "a").iterdir())
     whole = file.read_bytes()
     refused = 0
@@ -1118,7 +1125,7 @@ def test_a_mutated_file_is_read_or_refused(name, count, tmp_path, trust):
         file.write_bytes(mutated(whole, generator))
         with watched(tmp_path / "nowhere") as seen, hurried():
             try:
-                load(source)
+                load_dataset(source)
             except DataError:
                 refused += 1
         assert seen == []
@@ -1195,7 +1202,7 @@ def test_a_delta_that_is_too_large_is_a_caution_and_the_run_goes_on(privot, tmp_
     )
     assert code == 0
     [caution] = [line for line in err.splitlines() if "delta" in line]
-    assert caution.startswith("caution: delta 0.001")
+    assert caution.startswith("warning: delta 0.001")
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -1214,7 +1221,9 @@ def test_an_interrupted_run_is_charged_once_and_goes_on_only_as_itself(
         tmp_path / "book.jsonl",
     )
     with monkeypatch.context() as broken:
-        broken.setattr(PrivateSet, "_soft", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(
+            PrivateSet, "_compute_soft_labels", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         code, out, err = privot(*run)
     assert code == 130
     assert "charged" in err.splitlines()[-1]
@@ -1223,7 +1232,7 @@ def test_an_interrupted_run_is_charged_once_and_goes_on_only_as_itself(
     refused = [
         run,
         (*run, "--resume", "--seed", 1),
-        (*run, "--resume", "--set", "width=8"),
+        (*run, "--resume", "--set", "net_width=8"),
         (*run, "--resume", "--delta", 1e-6),
     ]
     for again in refused:

@@ -7,10 +7,10 @@ import pytest
 from injections import HOSTILE
 from specimens import GAUSSIAN, attack, hand, reading
 
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Plan, Stage
-from privot.release import Guarantee
-from privot.report import Owner, write
-from privot.report.formatting import clean
+from privot.report import OwnerInputs, write_report
+from privot.report.formatting import clean_text
 
 FORBIDDEN = {
     "script",
@@ -56,12 +56,15 @@ class Skeleton(HTMLParser):
 def pages(folder, name):
     """The public and the internal page of a release in which this name stands wherever a name can stand."""
     plan = Plan(
-        (Stage(clean(name, 30) + "0", name, 50.0, 3), Stage(clean(name, 30) + "1", "sum", 50.0, 3)),
+        (
+            Stage(clean_text(name, 30) + "0", name, 50.0, 3),
+            Stage(clean_text(name, 30) + "1", "sum", 50.0, 3),
+        ),
         GAUSSIAN.neighbours,
     )
     odd = hand(
         plan,
-        Guarantee.of(plan, 1e-5),
+        Guarantee.from_plan(plan, 1e-5),
         names=(name + "0", name + "1", name + "2"),
         method=name,
         settings={name: name},
@@ -71,10 +74,10 @@ def pages(folder, name):
         ledger={"head": name, "spent_epsilon": 3.0},
     )
     numbers = {
-        "readings": [reading(name, ruler=name, reference=name, warning=name)],
+        "results": [reading(name, protocol=name, reference=name, warning=name)],
         "attacks": [attack(name)],
     }
-    write(odd, folder / "out", name=name, **numbers, owner=Owner())
+    write_report(odd, folder / "out", name=name, **numbers, owner_inputs=OwnerInputs())
     return [
         (folder / place).read_text() for place in ("out/report.html", "out-internal/internal.html")
     ]

@@ -21,11 +21,11 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from privot.data import load
+from privot.data import load_dataset
 from privot.data.dataset import Records
 from privot.errors import SettingError
-from privot.measures.adaboost import StumpBoost
-from privot.measures.classical import CLASSICAL, fit_predict, run_all
+from privot.measures.adaboost import HistogramAdaBoost
+from privot.measures.classical import CLASSICAL_CLASSIFIERS, fit_predict, fit_predict_all
 
 QUICK = ("gaussian_nb", "bernoulli_nb", "decision_tree", "lda")
 PUBLISHED = {  # eval_sklearn.py of GS-WGAN = synth_data_benchmark.py of DP-MERF
@@ -51,24 +51,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 @pytest.fixture(scope="module")
 def names():
     return [
-        name for name in CLASSICAL if name != "xgboost" or find_spec("xgboost")
+        name for name in CLASSICAL_CLASSIFIERS if name != "xgboost" or find_spec("xgboost")
     ]  # the package may be absent
 
 
 @pytest.fixture(scope="module")
 def train():
-    records = load("digits", public=True).records()
+    records = load_dataset("digits", public=True).records()
     return Records(records.images[:500], records.labels[:500])
 
 
 @pytest.fixture(scope="module")
 def real():
-    return load("digits", "test", public=True).records()
+    return load_dataset("digits", "test", public=True).records()
 
 
 @pytest.fixture(scope="module")
 def found(train, real, names):
-    return run_all(names, train, real.images, 10, 3, workers=2)
+    return fit_predict_all(names, train, real.images, 10, 3, num_workers=2)
 
 
 def eight_bit(records):
@@ -80,7 +80,7 @@ def eight_bit(records):
 
 def test_real_digits_are_recognised(found, real, names):
     assert list(found) == names
-    assert set(CLASSICAL) == {*PUBLISHED, "adaboost", "xgboost"}
+    assert set(CLASSICAL_CLASSIFIERS) == {*PUBLISHED, "adaboost", "xgboost"}
     for name, (guesses, seconds) in found.items():
         assert (guesses.dtype, guesses.shape) == (torch.int64, real.labels.shape)
         assert seconds > 0
@@ -120,14 +120,14 @@ def test_images_are_rounded_to_eight_bits_unless_asked_otherwise(train, real, fo
     }
     for name, model in models.items():
         assert torch.equal(fit_predict(name, dirty, real.images, 10, 3), found[name][0])
-        floats = fit_predict(name, dirty, real.images, 10, 3, rounded=False)
+        floats = fit_predict(name, dirty, real.images, 10, 3, round_to_8_bits=False)
         model.fit(dirty.images.flatten(1).numpy(), dirty.labels.numpy())
         assert np.array_equal(floats, model.predict(real.images.flatten(1).numpy()))
         assert not torch.equal(floats, found[name][0])
 
 
 def test_the_answer_does_not_depend_on_the_workers(train, real, names, found):
-    again = run_all(reversed(names), train, real.images, 10, 3, workers=1)
+    again = fit_predict_all(reversed(names), train, real.images, 10, 3, num_workers=1)
     assert list(again) == names[::-1]
     for name in names:
         assert torch.equal(again[name][0], found[name][0]), name
@@ -145,7 +145,7 @@ def test_a_released_set_may_lack_classes_and_have_constant_pixels(train, real, n
     test = real.images.clone()
     images[:, :, 1] = test[:, :, 1] = 0
     images[:, :, 7] = test[:, :, 7] = 1
-    answers = run_all(names, Records(images[kept], train.labels[kept]), test, 10, 0)
+    answers = fit_predict_all(names, Records(images[kept], train.labels[kept]), test, 10, 0)
     for name, (guesses, _) in answers.items():
         assert set(guesses.tolist()) <= {2, 5, 9}, name
         assert (guesses == real.labels)[shown].double().mean() > 0.6, name
@@ -154,11 +154,13 @@ def test_a_released_set_may_lack_classes_and_have_constant_pixels(train, real, n
 def test_one_that_fails_is_named_and_the_others_go_on(train, real):
     flat = Records(torch.zeros_like(train.images), train.labels)  # no covariance to invert
     with pytest.raises(
-        SettingError, match=r"the classifier lda cannot be trained on these images \(LinAlgError\)"
+        SettingError, match=r"The classifier lda cannot be trained on these images \(LinAlgError\)"
     ):
         fit_predict("lda", flat, real.images, 10, 0)
     failed = {}
-    answers = run_all(("gaussian_nb", "lda", "adaboost"), flat, real.images, 10, 0, failed=failed)
+    answers = fit_predict_all(
+        ("gaussian_nb", "lda", "adaboost"), flat, real.images, 10, 0, failures=failed
+    )
     assert list(answers) == ["gaussian_nb", "adaboost"]
     assert list(failed) == ["lda"]
     assert (
@@ -174,16 +176,16 @@ def test_one_that_fails_is_named_and_the_others_go_on(train, real):
 def test_without_xgboost_the_message_says_what_to_install(train, real, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with pytest.raises(SettingError, match=r"pip install 'privot\[measures\]'"):
-        run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0)
+        fit_predict_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0)
     failed = {}
-    assert list(run_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0, failed=failed)) == [
-        "gaussian_nb"
-    ]
+    assert list(
+        fit_predict_all(("xgboost", "gaussian_nb"), train, real.images, 10, 0, failures=failed)
+    ) == ["gaussian_nb"]
     assert "privot[measures]" in str(failed["xgboost"])
 
 
 def test_what_is_refused(train, real):
-    with pytest.raises(SettingError, match="no classifier 'oracle': logistic, "):
+    with pytest.raises(SettingError, match=r"no classifier 'oracle'\. Choose from logistic, "):
         fit_predict("oracle", train, real.images, 10, 0)
     with pytest.raises(SettingError, match="from 0 to 8"):
         fit_predict("lda", train, real.images, 9, 0)
@@ -199,7 +201,7 @@ def test_the_process_is_left_as_it_was(train, real):
     filters = list(warnings.filters)
     threads = [each["num_threads"] for each in threadpool_info()]
     seen = []
-    run_all(
+    fit_predict_all(
         ("lda", "bagging"),
         train,
         real.images,
@@ -224,7 +226,7 @@ def test_boosted_stumps_are_those_of_scikit_learn(count, classes, top):
         draw.integers(0, top + 1, (count, 12)) + 9 * labels[:, None] * draw.random(12), 0, 255
     ).astype(int)
     other = draw.integers(0, 256, (500, 12))
-    ours = StumpBoost(rounds=40).fit(levels / 255, labels)
+    ours = HistogramAdaBoost(n_estimators=40).fit(levels / 255, labels)
     theirs = AdaBoostClassifier(n_estimators=40, random_state=0).fit(levels, labels)
     for (pixel, threshold, low, high, _), each in zip(
         ours.stumps_, theirs.estimators_, strict=True
@@ -242,6 +244,8 @@ def test_boosted_stumps_see_eight_bits_and_stop_when_perfect():
     x = draw.integers(0, 256, (80, 6)) / 255
     y = np.arange(80) % 2
     near = np.clip(x + (draw.random(x.shape) - 0.5) / 256, 0, 1)  # under half a level
-    assert StumpBoost(20).fit(near, y).stumps_ == StumpBoost(20).fit(x, y).stumps_
+    assert HistogramAdaBoost(20).fit(near, y).stumps_ == HistogramAdaBoost(20).fit(x, y).stumps_
     x[:, 3] = y * 0.5 + 0.25
-    assert [(pixel, say) for pixel, *_, say in StumpBoost(20).fit(x, y).stumps_] == [(3, 1.0)]
+    assert [(pixel, say) for pixel, *_, say in HistogramAdaBoost(20).fit(x, y).stumps_] == [
+        (3, 1.0)
+    ]

@@ -8,11 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from privot.data import Public, Sensitive, Spec, load
+from privot.data import Public, Sensitive, Spec, load_dataset
 from privot.errors import DataError
 from privot.measures import feature_extractors as features
-from privot.measures.feature_extractors import KNOWN, STANDARD, WITH_LOGITS, domain, inception
-from privot.runtime import silent
+from privot.measures.feature_extractors import (
+    INCEPTION_DIGESTS,
+    INCEPTION_WEIGHTS,
+    INCEPTION_WEIGHTS_WITH_LOGITS,
+    load_inception_extractor,
+    train_domain_extractor,
+)
+from privot.runtime import ignore_progress
 
 CPU = torch.device("cpu")
 
@@ -54,93 +60,111 @@ def box(kind=Public, count=60, name="box", ordered=False):
 
 def test_missing_weights_are_asked_for_by_name_and_folder(nowhere):
     with pytest.raises(DataError) as told:
-        inception(CPU)
-    for words in (STANDARD, WITH_LOGITS, str(nowhere / "data" / "weights"), "--weights"):
+        load_inception_extractor(CPU)
+    for words in (
+        INCEPTION_WEIGHTS,
+        INCEPTION_WEIGHTS_WITH_LOGITS,
+        str(nowhere / "data" / "weights"),
+        "--weights",
+    ):
         assert words in str(told.value)
     assert "\n" not in str(told.value)
 
 
 def test_weights_with_logits_come_first_and_a_path_before_all(nowhere, stub):
     digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest()[:8]  # noqa: E731
-    plain = put(nowhere / "data" / "weights", STANDARD)
-    assert digest(plain) in inception(CPU).text
-    logits = put(nowhere / "cache" / "weights", WITH_LOGITS, **{"fc.weight": torch.rand(3, 4)})
-    assert digest(logits) in inception(CPU).text
+    plain = put(nowhere / "data" / "weights", INCEPTION_WEIGHTS)
+    assert digest(plain) in load_inception_extractor(CPU).description
+    logits = put(
+        nowhere / "cache" / "weights",
+        INCEPTION_WEIGHTS_WITH_LOGITS,
+        **{"fc.weight": torch.rand(3, 4)},
+    )
+    assert digest(logits) in load_inception_extractor(CPU).description
     mine = put(nowhere, "mine.safetensors", x=torch.ones(3))
-    assert digest(mine) in inception(CPU, mine).text
+    assert digest(mine) in load_inception_extractor(CPU, mine).description
 
 
 def test_a_known_file_is_told_from_others(nowhere, stub, monkeypatch):
     path = put(nowhere, "w.safetensors")
-    assert "not among the known files" in inception(CPU, path).text
-    monkeypatch.setitem(KNOWN, hashlib.sha256(path.read_bytes()).hexdigest(), "as they should be")
-    ruler = inception(CPU, path)
-    assert ruler.text.endswith("(as they should be)")
-    assert (ruler.prefix, ruler.public) == ("", True)
-    assert str(Path(nowhere)) not in ruler.text
+    assert "not among the known files" in load_inception_extractor(CPU, path).description
+    monkeypatch.setitem(
+        INCEPTION_DIGESTS, hashlib.sha256(path.read_bytes()).hexdigest(), "as they should be"
+    )
+    ruler = load_inception_extractor(CPU, path)
+    assert ruler.description.endswith("(as they should be)")
+    assert (ruler.metric_prefix, ruler.is_public) == ("", True)
+    assert str(Path(nowhere)) not in ruler.description
 
 
 def test_images_go_through_in_portions_and_whoever_is_told_sees_them_counted(nowhere, stub):
-    ruler = inception(CPU, put(nowhere, "w.safetensors"))
+    ruler = load_inception_extractor(CPU, put(nowhere, "w.safetensors"))
     images = torch.rand(45, 1, 2, 2)
     seen = []
-    found = ruler.features(images, lambda *step: seen.append(step))
+    found = ruler.extract_features(images, lambda *step: seen.append(step))
     assert torch.equal(found, images.flatten(1))
     assert seen == [("Inception features", done, 45) for done in (20, 40, 45)]
-    assert ruler.probabilities is None
+    assert ruler.predict_probabilities is None
 
 
 def test_probabilities_leave_the_bias_out(nowhere, stub):
     weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    ruler = inception(CPU, put(nowhere, "w.safetensors", **{"fc.weight": weight}))
+    ruler = load_inception_extractor(CPU, put(nowhere, "w.safetensors", **{"fc.weight": weight}))
     images = torch.rand(5, 1, 2, 2)
     assert torch.allclose(
-        ruler.probabilities(images, silent), (images.flatten(1) @ weight.T).softmax(1), atol=1e-6
+        ruler.predict_probabilities(images, ignore_progress),
+        (images.flatten(1) @ weight.T).softmax(1),
+        atol=1e-6,
     )
 
 
 def test_the_domain_net_tells_digits_apart():
     """Its features must mean something: the nearest class mean finds the digit."""
-    ruler = domain(load("digits", public=True), CPU)
-    test = load("digits", "test", public=True).records()
-    real = load("digits", public=True).records()
-    known = ruler.features(real.images, silent)
-    found = ruler.features(test.images, silent)
+    ruler = train_domain_extractor(load_dataset("digits", public=True), CPU)
+    test = load_dataset("digits", "test", public=True).records()
+    real = load_dataset("digits", public=True).records()
+    known = ruler.extract_features(real.images, ignore_progress)
+    found = ruler.extract_features(test.images, ignore_progress)
     means = torch.stack([known[real.labels == label].mean(0) for label in range(10)])
     assert (torch.cdist(found, means).argmin(1) == test.labels).double().mean() > 0.9
-    assert ruler.prefix == "domain_"
+    assert ruler.metric_prefix == "domain_"
 
 
 @pytest.mark.parametrize("kind", [Public, Sensitive])
 def test_the_domain_net_is_as_public_as_its_records(kind):
     seen = []
-    ruler = domain(
+    ruler = train_domain_extractor(
         box(kind, name="/home/ann/x.npz"),
         CPU,
         seed=4,
         progress=lambda *step, **facts: seen.append((step, facts)),
     )
-    assert ruler.public is (kind is Public)
-    assert seen == [(("training the domain net", epoch, 8), {}) for epoch in range(9)]
-    assert "trained on 60 of these records (8 epochs" in ruler.text
-    assert ruler.text.endswith("seed 4")
-    assert "ann" not in ruler.text
+    assert ruler.is_public is (kind is Public)
+    assert seen == [(("training the domain network", epoch, 8), {}) for epoch in range(9)]
+    assert "trained on 60 of these records (8 epochs" in ruler.description
+    assert ruler.description.endswith("seed 4")
+    assert "ann" not in ruler.description
 
 
 def test_the_domain_net_replays_by_its_seed():
     images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    one, two, other = (domain(box(), CPU, seed).features(images, silent) for seed in (1, 1, 2))
+    one, two, other = (
+        train_domain_extractor(box(), CPU, seed).extract_features(images, ignore_progress)
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
 def test_the_domain_net_sees_every_class_of_a_sorted_file(monkeypatch):
     seen = []
-    train = features.train
-    monkeypatch.setattr(features, "RECORDS", 20)
+    train = features.train_classifier
+    monkeypatch.setattr(features, "MAX_DOMAIN_RECORDS", 20)
     monkeypatch.setattr(
-        features, "train", lambda *args, **more: (seen.append(args[2]), train(*args, **more))[1]
+        features,
+        "train_classifier",
+        lambda *args, **more: (seen.append(args[2]), train(*args, **more))[1],
     )
-    domain(box(ordered=True), CPU)
+    train_domain_extractor(box(ordered=True), CPU)
     assert len(seen[0]) == 20
     assert seen[0].unique().tolist() == [0, 1, 2]

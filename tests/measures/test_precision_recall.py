@@ -45,19 +45,25 @@ def naive(real, fake, k):
 @pytest.mark.parametrize("k", [1, 3, 4])
 @pytest.mark.parametrize(("n", "m", "shift"), [(30, 20, 0.0), (15, 40, 1.0), (25, 25, 2.5)])
 def test_it_is_the_double_loop(n, m, shift, k, monkeypatch):
-    monkeypatch.setattr(module, "PORTION", 100)  # several portions, the last one shorter
+    monkeypatch.setattr(
+        module, "MAX_DISTANCES_PER_CHUNK", 100
+    )  # several portions, the last one shorter
     real = points(n, 3, 1)
     fake = points(m, 3, 2, shift)
     *wanted, balls = naive(real, fake, k)
     found = precision_recall(real, fake, k)
     assert found[:4] == pytest.approx(wanted, abs=1e-12)
     precision, recall, _, coverage = wanted
-    assert found.precision_error == pytest.approx(
+    assert found.precision_standard_error == pytest.approx(
         math.sqrt(precision * (1 - precision) / m), abs=1e-12
     )
-    assert found.recall_error == pytest.approx(math.sqrt(recall * (1 - recall) / n), abs=1e-12)
-    assert found.density_error == pytest.approx(np.std(balls) / k / math.sqrt(m), abs=1e-12)
-    assert found.coverage_error == pytest.approx(
+    assert found.recall_standard_error == pytest.approx(
+        math.sqrt(recall * (1 - recall) / n), abs=1e-12
+    )
+    assert found.density_standard_error == pytest.approx(
+        np.std(balls) / k / math.sqrt(m), abs=1e-12
+    )
+    assert found.coverage_standard_error == pytest.approx(
         math.sqrt(coverage * (1 - coverage) / n), abs=1e-12
     )
 
@@ -116,7 +122,7 @@ def test_what_is_refused():
     with pytest.raises(SettingError, match=r"\[5, 2\] and \[5, 3\]"):
         precision_recall(x, points(5, 3, 1))
     for k in (0, 5):
-        with pytest.raises(SettingError, match=f"k={k}.*fewer than the points"):
+        with pytest.raises(SettingError, match=f"k={k} must .*smaller than the number of points"):
             precision_recall(x, points(9, 2, 1), k)
     with pytest.raises(SettingError, match="NaN"):
         precision_recall(x, x / 0)

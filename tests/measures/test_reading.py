@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privot.errors import ReleaseError
-from privot.measures.result import Reading, read
-from privot.progress import jsonable
+from privot.io import to_jsonable
+from privot.measures.result import MetricResult, load_metric_results
 
-PLAIN = Reading("fid", 61.5, 0.4, 60000, "mnist", 60000, True, "Inception", "lower", "few", 12.5)
+PLAIN = MetricResult(
+    "fid", 61.5, 0.4, 60000, "mnist", 60000, True, "Inception", "lower", "few", 12.5
+)
 KINDS = {"str": "text", "int": 3, "float": 2.5, "bool": True}
 WRONG = {
     "str": [None, 1, 2.5, True, [], {}, ["x"]],
@@ -43,12 +45,14 @@ def same(one, two):
 
 
 def through_json(reading):
-    return Reading.from_json(json.loads(json.dumps(jsonable(asdict(reading)), allow_nan=False)))
+    return MetricResult.from_json(
+        json.loads(json.dumps(to_jsonable(asdict(reading)), allow_nan=False))
+    )
 
 
 @given(
     st.builds(
-        Reading,
+        MetricResult,
         st.text(),
         st.floats(),
         st.floats(),
@@ -67,32 +71,33 @@ def test_a_reading_comes_back_as_it_was(reading):
 
 
 def test_numbers_that_json_has_not_come_back_too():
-    found = through_json(replace(PLAIN, value=math.inf, error=math.nan, seconds=-math.inf))
+    found = through_json(replace(PLAIN, value=math.inf, standard_error=math.nan, seconds=-math.inf))
     assert (found.value, found.seconds) == (math.inf, -math.inf)
-    assert math.isnan(found.error)
+    assert math.isnan(found.standard_error)
     assert (
-        Reading.from_json({**asdict(PLAIN), "value": 61}).value == 61.0
+        MetricResult.from_json({**asdict(PLAIN), "value": 61}).value == 61.0
     )  # a whole number is a number
-    assert type(Reading.from_json({**asdict(PLAIN), "value": 61}).value) is float
+    assert type(MetricResult.from_json({**asdict(PLAIN), "value": 61}).value) is float
 
 
 def test_what_has_a_default_may_be_left_out():
     least = {
         key: value
         for key, value in asdict(PLAIN).items()
-        if key not in ("ruler", "better", "warning", "seconds")
+        if key not in ("protocol", "better", "warning", "seconds")
     }
-    assert Reading.from_json(least) == replace(
-        PLAIN, ruler="", better="higher", warning="", seconds=0.0
+    assert MetricResult.from_json(least) == replace(
+        PLAIN, protocol="", better="higher", warning="", seconds=0.0
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "junk"), [(each.name, junk) for each in fields(Reading) for junk in WRONG[each.type]]
+    ("name", "junk"),
+    [(each.name, junk) for each in fields(MetricResult) for junk in WRONG[each.type]],
 )
 def test_fields_of_the_wrong_kind_are_refused(name, junk):
-    with pytest.raises(ReleaseError, match="not a reading"):
-        Reading.from_json({**asdict(PLAIN), name: junk})
+    with pytest.raises(ReleaseError, match="not the result of a metric"):
+        MetricResult.from_json({**asdict(PLAIN), name: junk})
 
 
 @pytest.mark.parametrize(
@@ -101,27 +106,27 @@ def test_fields_of_the_wrong_kind_are_refused(name, junk):
     ids=repr,
 )
 def test_what_is_no_reading_is_refused(junk):
-    with pytest.raises(ReleaseError, match="not a reading"):
-        Reading.from_json(junk)
+    with pytest.raises(ReleaseError, match="not the result of a metric"):
+        MetricResult.from_json(junk)
 
 
 def test_a_file_of_readings_is_read(tmp_path):
     path = tmp_path / "r.json"
     path.write_text(
         json.dumps(
-            jsonable(
+            to_jsonable(
                 {
                     "subject": "x",
-                    "readings": [asdict(PLAIN), asdict(replace(PLAIN, error=math.nan))],
+                    "results": [asdict(PLAIN), asdict(replace(PLAIN, standard_error=math.nan))],
                 }
             )
         )
     )
-    one, two = read(path)
+    one, two = load_metric_results(path)
     assert one == PLAIN
-    assert math.isnan(two.error)
-    path.write_text('{"readings": []}')
-    assert read(path) == []
+    assert math.isnan(two.standard_error)
+    path.write_text('{"results": []}')
+    assert load_metric_results(path) == []
 
 
 @pytest.mark.parametrize(
@@ -131,25 +136,25 @@ def test_a_file_of_readings_is_read(tmp_path):
         "[]",
         "{}",
         "null",
-        '{"readings": 3}',
-        '{"readings": null}',
-        '{"readings": {"a": 1}}',
-        '{"readings": "abc"}',
-        '{"readings": [{"name": "x"}]}',
+        '{"results": 3}',
+        '{"results": null}',
+        '{"results": {"a": 1}}',
+        '{"results": "abc"}',
+        '{"results": [{"name": "x"}]}',
         "[" * 100_000,
         "\xff",
-        '{"readings": [NaN]}',
+        '{"results": [NaN]}',
     ],
     ids=lambda text: text[:20],
 )
 def test_another_file_is_refused_by_its_name(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ReleaseError, match=r"r\.json: not a file of readings"):
-        read(path)
+    with pytest.raises(ReleaseError, match=r"r\.json is not a file of metric results"):
+        load_metric_results(path)
 
 
 def test_no_file_is_refused_by_its_name(tmp_path):
     for path in (tmp_path / "r.json", tmp_path):
-        with pytest.raises(ReleaseError, match="not a file of readings"):
-            read(path)
+        with pytest.raises(ReleaseError, match="is not a file of metric results"):
+            load_metric_results(path)

@@ -9,16 +9,24 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from privot.errors import DataError, SettingError
-from privot.measures.image_similarity import RULERS, WEIGHTS, l2, lpips, mse, psnr, ssim
+from privot.measures.image_similarity import (
+    LPIPS_WEIGHTS,
+    SIMILARITY_PROTOCOLS,
+    l2,
+    lpips,
+    mse,
+    psnr,
+    ssim,
+)
 from privot.measures.networks.lpips import Lpips
-from privot.nets.generators.conv import initialise
+from privot.nets.generators.conv import initialize_weights
 
 ALL = {"l2": l2, "mse": mse, "psnr": psnr, "ssim": ssim, "lpips": lpips}
 
 
 @pytest.fixture
 def weights(at_hand):
-    return [load_file(at_hand("weights", name)) for name in WEIGHTS]
+    return [load_file(at_hand("weights", name)) for name in LPIPS_WEIGHTS]
 
 
 def random(*shape, seed=0):
@@ -166,11 +174,11 @@ def test_each_is_symmetric_by_image_and_best_when_equal(name, request):
     torch.testing.assert_close(found[1:], ALL[name](x[1:], y[1:]), rtol=1e-5, atol=1e-6)
     best = {"psnr": math.inf, "ssim": 1.0}.get(name, 0.0)
     assert ALL[name](x, x).tolist() == pytest.approx([best] * 3, abs=1e-12)
-    assert name in RULERS
+    assert name in SIMILARITY_PROTOCOLS
 
 
 def test_heads_without_weight_measure_nothing_and_each_head_adds():
-    net = initialise(Lpips(), torch.Generator().manual_seed(0))
+    net = initialize_weights(Lpips(), torch.Generator().manual_seed(0))
     x = random(2, 3, 64, 64)
     y = random(2, 3, 64, 64, seed=1)
     with torch.no_grad():
@@ -194,16 +202,17 @@ def test_what_is_refused(monkeypatch, tmp_path):
     for each in ALL.values():
         with pytest.raises(SettingError, match=r"\[2, 1, 8, 8\] and \[1, 1, 8, 8\]"):
             each(x, x[:1])
-    with pytest.raises(SettingError, match="2 channels: LPIPS takes 1 or 3"):
+    with pytest.raises(SettingError, match=r"2 channels\. LPIPS needs 1 or 3"):
         lpips(random(1, 2, 8, 8), random(1, 2, 8, 8))
     monkeypatch.setenv("PRIVOT_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(
-        DataError, match=f"{WEIGHTS[0]} and {WEIGHTS[1]}: put them into {tmp_path / 'weights'}"
+        DataError,
+        match=f"{LPIPS_WEIGHTS[0]} and {LPIPS_WEIGHTS[1]}. Put them into {tmp_path / 'weights'}",
     ):
         lpips(x, x)
     (tmp_path / "weights").mkdir()
-    for name in WEIGHTS:
+    for name in LPIPS_WEIGHTS:
         (tmp_path / "weights" / name).write_bytes(b"no tensors")
     with pytest.raises(DataError, match="not the weights of LPIPS"):
         lpips(x, x)

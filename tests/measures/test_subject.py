@@ -12,12 +12,17 @@ from safetensors.torch import save_file
 from specimens import hand
 
 from privot import io
-from privot.data import Public, Sensitive, Spec, load
+from privot.data import Public, Sensitive, Spec, load_dataset
 from privot.errors import DataError, PrivotError, ReleaseError, SettingError
-from privot.measures import Subject, measure
-from privot.measures.samples import OVERLAP, matching, refuse_overlap, trained_on
+from privot.measures import Samples, measure
+from privot.measures.samples import (
+    MAX_TEST_OVERLAP,
+    check_matching_spec,
+    load_training_data,
+    refuse_overlap,
+)
 from privot.release import Release
-from privot.release.artifact import Product
+from privot.release.artifact import Artifact
 
 
 @pytest.fixture
@@ -40,11 +45,11 @@ def noise(count, seed=0):
 
 
 def test_a_release_gives_its_samples(release):
-    found = Subject.of(str(release), 9, seed=3)
+    found = Samples.from_source(str(release), 9, seed=3)
     images, labels = found.release.sample(9, seed=3)
     assert torch.equal(found.images, images)
     assert torch.equal(found.labels, labels)
-    assert (found.name, found.classes, found.class_names) == (
+    assert (found.name, found.num_classes, found.class_names) == (
         "merf-eps1.0",
         3,
         ("cat", "dog", "ship"),
@@ -56,8 +61,13 @@ def test_a_release_gives_its_samples(release):
 def test_an_npz_is_foreign_output(tmp_path):
     pixels = (noise(20) * 255).astype(np.uint8)[:, 0]
     np.savez(tmp_path / "theirs.npz", x=pixels, y=np.arange(20) % 4)
-    found = Subject.of(str(tmp_path / "theirs.npz"), 100)
-    assert (found.name, found.classes, found.release, found.guarantee) == ("theirs", 4, None, None)
+    found = Samples.from_source(str(tmp_path / "theirs.npz"), 100)
+    assert (found.name, found.num_classes, found.release, found.guarantee) == (
+        "theirs",
+        4,
+        None,
+        None,
+    )
     assert torch.equal((found.images * 255).round().byte()[:, 0], torch.from_numpy(pixels))
     assert found.labels.tolist() == [each % 4 for each in range(20)]
 
@@ -69,8 +79,8 @@ def test_a_folder_of_class_folders_is_foreign_output(tmp_path):
             Image.fromarray(np.full((8, 8), 40 * place, np.uint8)).save(
                 tmp_path / "gan-1.5" / name / f"{place}.png"
             )
-    found = Subject.of(str(tmp_path / "gan-1.5"), 100)
-    assert (found.name, found.classes, found.class_names) == (
+    found = Samples.from_source(str(tmp_path / "gan-1.5"), 100)
+    assert (found.name, found.num_classes, found.class_names) == (
         "gan-1.5",
         2,
         ("cat", "dog"),
@@ -79,9 +89,9 @@ def test_a_folder_of_class_folders_is_foreign_output(tmp_path):
 
 
 def test_the_same_number_must_be_the_same_class():
-    named = Subject("ours", torch.rand(4, 1, 8, 8), torch.arange(4) % 2, 2, ("cat", "dog"))
+    named = Samples("ours", torch.rand(4, 1, 8, 8), torch.arange(4) % 2, 2, ("cat", "dog"))
     for names in (None, ("cat", "dog"), ("cat", "dog", "wolf")):
-        matching(
+        check_matching_spec(
             named,
             Public(
                 noise(6),
@@ -89,8 +99,8 @@ def test_the_same_number_must_be_the_same_class():
                 Spec((1, 8, 8), 3, class_names=names and (*names, "yak")[:3]),
             ),
         )
-    with pytest.raises(SettingError, match="class 0 is 'cat' in ours, but 'ant' in the test data"):
-        matching(
+    with pytest.raises(SettingError, match="Class 0 is 'cat' in ours, but 'ant' in the test data"):
+        check_matching_spec(
             named,
             Public(
                 noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=("ant", "cat", "dog"))
@@ -99,17 +109,17 @@ def test_the_same_number_must_be_the_same_class():
 
 
 def test_a_built_in_is_its_train_split():
-    found = Subject.of("digits", 10_000)
-    real = load("digits", public=True).records()
-    assert (found.name, found.classes, found.guarantee) == ("digits", 10, None)
+    found = Samples.from_source("digits", 10_000)
+    real = load_dataset("digits", public=True).records()
+    assert (found.name, found.num_classes, found.guarantee) == ("digits", 10, None)
     assert torch.equal(found.images, real.images)
 
 
 def test_a_cut_is_drawn_by_the_seed_with_labels_beside_images():
-    one, two, other = (Subject.of("digits", 50, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (Samples.from_source("digits", 50, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.images, two.images)
     assert not torch.equal(one.images, other.images)
-    real = load("digits", public=True).records()
+    real = load_dataset("digits", public=True).records()
     for image, label in zip(one.images, one.labels, strict=True):
         assert label in real.labels[(real.images == image).flatten(1).all(1)]
     assert len({tuple(image.flatten().tolist()) for image in one.images}) == 50
@@ -118,13 +128,13 @@ def test_a_cut_is_drawn_by_the_seed_with_labels_beside_images():
 @pytest.mark.parametrize("source", ["digit", "nothing.npz", "", "\0"])
 def test_what_is_not_there_is_refused(source):
     with pytest.raises(PrivotError):
-        Subject.of(source, 5)
+        Samples.from_source(source, 5)
 
 
 def test_a_damaged_release_is_refused(release):
     (release / "manifest.json").write_text("{}")
     with pytest.raises(PrivotError, match="digest"):
-        Subject.of(str(release), 5)
+        Samples.from_source(str(release), 5)
 
 
 @pytest.mark.parametrize("kind", [Sensitive, Public])
@@ -132,7 +142,7 @@ def test_a_test_on_the_training_data_is_refused(kind):
     train = box(kind, noise(200))
     halves = np.concatenate([noise(200)[:100], noise(100, seed=9)])
     for test in (train, box(kind, noise(200)[::-1]), box(kind, halves), box(kind, noise(200)[:30])):
-        with pytest.raises(DataError, match="the test data overlaps the training data"):
+        with pytest.raises(DataError, match="The test data overlaps the training data"):
             refuse_overlap(test, train, "the training data")
     refuse_overlap(box(kind, noise(200, seed=1)), train, "the training data")
 
@@ -143,7 +153,7 @@ def test_a_few_twins_are_allowed():
     fresh = noise(400, seed=1)
     for twins in (0, 3, 4, 5):
         test = box(Public, np.concatenate([train[:twins], fresh[twins:]]))
-        if twins > OVERLAP * 400:
+        if twins > MAX_TEST_OVERLAP * 400:
             with pytest.raises(DataError, match="overlaps"):
                 refuse_overlap(test, torch.from_numpy(train), "x")
         else:
@@ -157,20 +167,20 @@ def test_an_8_bit_copy_is_a_copy():
 
 
 def test_overlap_is_refused_before_anything_is_measured(release):
-    digits = load("digits", public=True)
-    test = load("digits", "test", public=True)
-    subject = Subject.of("digits", 100)
+    digits = load_dataset("digits", public=True)
+    test = load_dataset("digits", "test", public=True)
+    subject = Samples.from_source("digits", 100)
     for wrong, train, words in (
         (digits, digits, "the training data"),
         (digits, None, "the released images"),
         (test, test, "the training data"),
     ):
         with pytest.raises(DataError, match=f"overlaps {words}"):
-            measure(subject, wrong, ["logistic"], train=train)
+            measure(subject, wrong, ["logistic"], training_data=train)
 
 
 def test_the_data_of_a_release_is_found_by_its_name(release):
-    found = trained_on(Subject.of(str(release), 3))
+    found = load_training_data(Samples.from_source(str(release), 3))
     assert isinstance(found, Sensitive)
     assert found.name == "digits"
 
@@ -179,40 +189,46 @@ def test_a_release_of_the_digits_is_not_tested_on_what_it_was_trained_on(tmp_pat
     """Nobody names the training data here; the manifest does."""
     path = hand(data="digits", classes=10, names=None).save(tmp_path / "release")
     with pytest.raises(DataError, match="overlaps the training data"):
-        measure(Subject.of(str(path), 30), load("digits", public=True), ["logistic"])
-    assert measure(Subject.of(str(path), 30), load("digits", "test", public=True), ["gaussian_nb"])
+        measure(
+            Samples.from_source(str(path), 30), load_dataset("digits", public=True), ["logistic"]
+        )
+    assert measure(
+        Samples.from_source(str(path), 30),
+        load_dataset("digits", "test", public=True),
+        ["gaussian_nb"],
+    )
 
 
 @pytest.mark.parametrize(
     "data", ["/home/ann/scans.npz", "nothing", "", None, 3, [], ["digits"], {}]
 )
 def test_other_data_is_not_looked_for(data):
-    subject = Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data=data))
-    assert trained_on(subject) is None
-    assert trained_on(Subject("digits", torch.rand(2, 1, 8, 8), torch.arange(2), 3)) is None
+    subject = Samples("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data=data))
+    assert load_training_data(subject) is None
+    assert load_training_data(Samples("digits", torch.rand(2, 1, 8, 8), torch.arange(2), 3)) is None
 
 
 def test_a_built_in_that_is_not_at_hand_is_no_obstacle(monkeypatch, tmp_path):
-    monkeypatch.setattr(io, "folders", lambda: [tmp_path])
+    monkeypatch.setattr(io, "list_data_folders", lambda: [tmp_path])
     assert (
-        trained_on(
-            Subject("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data="mnist"))
+        load_training_data(
+            Samples("x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=hand(data="mnist"))
         )
         is None
     )
 
 
 def test_other_shapes_and_more_classes_are_refused():
-    subject = Subject("x", torch.rand(4, 1, 8, 8), torch.arange(4), 4)
-    matching(subject, box(Public, noise(10), classes=4))
-    matching(subject, box(Public, noise(10), classes=5))
+    subject = Samples("x", torch.rand(4, 1, 8, 8), torch.arange(4), 4)
+    check_matching_spec(subject, box(Public, noise(10), classes=4))
+    check_matching_spec(subject, box(Public, noise(10), classes=5))
     with pytest.raises(
         SettingError,
-        match="x has images of 1x8x8 and 4 classes, the test data of 1x8x8 and 3 classes",
+        match="x has images of 1x8x8 and 4 classes, but the test data has images of 1x8x8 and 3 classes",
     ):
-        matching(subject, box(Public, noise(10), classes=3))
+        check_matching_spec(subject, box(Public, noise(10), classes=3))
     with pytest.raises(SettingError, match="of 3x8x8 and 4 classes"):
-        matching(subject, box(Public, noise(12).reshape(4, 3, 8, 8), classes=4))
+        check_matching_spec(subject, box(Public, noise(12).reshape(4, 3, 8, 8), classes=4))
 
 
 # Sets
@@ -223,42 +239,43 @@ def softened(soft="drawn"):
     images = torch.rand(7, 1, 8, 8)
     labels = torch.tensor([0, 0, 2, 1, 0, 2, 0])
     soft = torch.rand(7, 3).softmax(1) if isinstance(soft, str) else soft
-    return dataclasses.replace(hand(), product=Product.set(images, labels, soft))
+    return dataclasses.replace(hand(), artifact=Artifact.from_images(images, labels, soft))
 
 
 def test_a_set_is_measured_as_it_is_and_no_image_twice():
     release = softened()
-    own = release.product.tensors
+    own = release.artifact.tensors
     for count in (7, 100):
-        found = Subject.sampled(release, "x", count, seed=count)
+        found = Samples.from_release(release, "x", count, seed=count)
         assert all(
-            torch.equal(getattr(found, name), own[name]) for name in ("images", "labels", "soft")
+            torch.equal(getattr(found, name), own[name])
+            for name in ("images", "labels", "soft_labels")
         )
 
 
 def test_soft_labels_stay_beside_their_images_when_a_set_is_cut():
     release = softened()
-    found = Subject.sampled(release, "x", 6)
-    own = release.product.tensors
+    found = Samples.from_release(release, "x", 6)
+    own = release.artifact.tensors
     assert found.labels.tolist() == [0, 1, 2, 0, 1, 2]
-    for image, soft in zip(found.images, found.soft, strict=True):
+    for image, soft in zip(found.images, found.soft_labels, strict=True):
         place = (own["images"] == image).flatten(1).all(1).nonzero().item()
-        assert torch.equal(soft, own["soft"][place])
+        assert torch.equal(soft, own["soft_labels"][place])
 
 
 def test_what_has_no_soft_labels_has_none(release, tmp_path):
-    assert Subject.of(str(release), 5).soft is None
-    assert Subject.sampled(softened(None), "x", 100).soft is None
-    assert Subject.of("digits", 10).soft is None
+    assert Samples.from_source(str(release), 5).soft_labels is None
+    assert Samples.from_release(softened(None), "x", 100).soft_labels is None
+    assert Samples.from_source("digits", 10).soft_labels is None
 
 
 def test_soft_labels_go_to_disk_and_back_and_reach_the_networks(tmp_path):
     release = softened()
     release.save(tmp_path / "set")
-    found = Subject.of(str(tmp_path / "set"), 100)
-    assert torch.equal(found.soft, release.product.tensors["soft"])
+    found = Samples.from_source(str(tmp_path / "set"), 100)
+    assert torch.equal(found.soft_labels, release.artifact.tensors["soft_labels"])
     readings = measure(found, box(Public, noise(20), classes=3), ["cnn", "gaussian_nb"])
-    assert ["soft labels" in each.ruler for each in readings] == [True, False]
+    assert ["soft labels" in each.protocol for each in readings] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -277,10 +294,13 @@ def test_soft_labels_go_to_disk_and_back_and_reach_the_networks(tmp_path):
 def test_soft_labels_that_are_no_probabilities_are_refused(tmp_path, harm):
     folder = tmp_path / "set"
     release = softened()
-    assert release.product.fits(release.spec)
+    assert release.artifact.is_consistent_with(release.spec)
     release.save(folder)
     save_file(
-        {**release.product.tensors, "soft": harm(release.product.tensors["soft"]).contiguous()},
+        {
+            **release.artifact.tensors,
+            "soft_labels": harm(release.artifact.tensors["soft_labels"]).contiguous(),
+        },
         folder / "tensors.safetensors",
     )
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -291,5 +311,5 @@ def test_soft_labels_that_are_no_probabilities_are_refused(tmp_path, harm):
     }
     (folder / "manifest.json").write_text(text := json.dumps(manifest))
     (folder / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
-    with pytest.raises(ReleaseError, match="not those that its manifest describes"):
+    with pytest.raises(ReleaseError, match="its tensors do not match its manifest"):
         Release.load(folder)

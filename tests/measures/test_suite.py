@@ -13,14 +13,22 @@ from specimens import hand
 from privot import io
 from privot.data import Public, Sensitive, Spec
 from privot.errors import DataError, SettingError
-from privot.measures import Reading, Subject, evaluator, inception_score, measure
-from privot.measures.downstream import CLASSIFIERS, THIRTEEN
-from privot.measures.evaluator import GROUPS, Workbench, chosen
-from privot.measures.feature_extractors import STANDARD, Ruler
+from privot.io import to_jsonable
+from privot.measures import (
+    MetricResult,
+    Samples,
+    image_metrics,
+    inception_score,
+    measure,
+    reference,
+)
+from privot.measures.downstream import DOWNSTREAM_CLASSIFIERS, GS_WGAN_CLASSIFIERS
+from privot.measures.evaluator import Evaluator
+from privot.measures.feature_extractors import INCEPTION_WEIGHTS, FeatureExtractor
+from privot.measures.metric_names import METRIC_GROUPS, expand_metrics
 from privot.nets.classifiers.convnet import ConvNet
 from privot.nets.training import Recipe
-from privot.progress import jsonable
-from privot.release import NoGuarantee
+from privot.privacy.guarantee import NoGuarantee
 
 DOMAIN = [
     "domain_fd",
@@ -38,8 +46,8 @@ def nowhere(monkeypatch, tmp_path):
     """No weights anywhere, a judge of one epoch, and one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(io, "folders", lambda: [tmp_path / "data"])
-    monkeypatch.setattr(inception_score, "RECIPE", Recipe(1, 0.01))
+    monkeypatch.setattr(io, "list_data_folders", lambda: [tmp_path / "data"])
+    monkeypatch.setattr(inception_score, "SCORE_CLASSIFIER_RECIPE", Recipe(1, 0.01))
     monkeypatch.setattr(
         inception_score, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=4, depth=1)
     )
@@ -58,14 +66,14 @@ def stand_in(monkeypatch):
             progress("Inception features", place + 1, len(images))
         return images.flatten(1)[:, 20:28]
 
-    ruler = Ruler(
+    ruler = FeatureExtractor(
         "",
         "eight pixels",
         True,
         features,
         lambda images, progress: features(images, progress).softmax(1),
     )
-    monkeypatch.setattr(evaluator, "inception", lambda *_: ruler)
+    monkeypatch.setattr(reference, "load_inception_extractor", lambda *_: ruler)
     return seen
 
 
@@ -77,7 +85,7 @@ def box(kind=Public, count=90, seed=0, size=None, name="box", ordered=False):
 
 def output(count=60, seed=7):
     images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return Subject("noise", images, torch.arange(count) % 3, 3, public=True)
+    return Samples("noise", images, torch.arange(count) % 3, 3, publishable=True)
 
 
 def names(readings):
@@ -88,15 +96,15 @@ def names(readings):
 
 
 def test_groups_are_spelt_out_and_nothing_comes_twice():
-    assert chosen(["fid", "cnn", "fid"]) == ("fid", "cnn")
-    assert chosen(["thirteen"]) == THIRTEEN
-    assert len(THIRTEEN) == 13
-    assert chosen(["cnn", "default"]) == (
+    assert expand_metrics(["fid", "cnn", "fid"]) == ("fid", "cnn")
+    assert expand_metrics(["gs_wgan"]) == GS_WGAN_CLASSIFIERS
+    assert len(GS_WGAN_CLASSIFIERS) == 13
+    assert expand_metrics(["cnn", "default"]) == (
         "cnn",
-        *(each for each in GROUPS["default"] if each != "cnn"),
+        *(each for each in METRIC_GROUPS["default"] if each != "cnn"),
     )
-    for group in GROUPS.values():
-        assert chosen(group) == group
+    for group in METRIC_GROUPS.values():
+        assert expand_metrics(group) == group
 
 
 @pytest.mark.parametrize(
@@ -105,21 +113,24 @@ def test_groups_are_spelt_out_and_nothing_comes_twice():
         ("fdi", "fid"),
         ("precison", "precision"),
         ("logistics", "logistic"),
-        ("thirten", "thirteen"),
+        ("gs_wgam", "gs_wgan"),
         ("slice", "sliced"),
     ],
 )
 def test_a_slip_is_answered_by_the_nearest_name(slip, meant):
-    with pytest.raises(SettingError, match=rf"^no measure '{slip}'; did you mean '{meant}'\?$"):
-        chosen(["fid", slip])
+    with pytest.raises(
+        SettingError, match=rf"^There is no metric '{slip}'\. Did you mean '{meant}'\?$"
+    ):
+        expand_metrics(["fid", slip])
 
 
 @pytest.mark.parametrize("name", ["", "oracle", "FID"])
 def test_a_name_near_none_is_answered_by_all(name):
     with pytest.raises(SettingError) as refusal:
-        chosen([name])
+        expand_metrics([name])
     assert all(
-        each in str(refusal.value) for each in ("fid", "imagenet_is", "thirteen", *CLASSIFIERS)
+        each in str(refusal.value)
+        for each in ("fid", "imagenet_is", "gs_wgan", *DOWNSTREAM_CLASSIFIERS)
     )
 
 
@@ -128,30 +139,30 @@ def test_a_name_near_none_is_answered_by_all(name):
 
 def test_without_weights_only_domain_numbers_come_back(nowhere):
     told = []
-    found = measure(output(), box(), ["fid", "kid", "precision"], notice=told.append)
+    found = measure(output(), box(), ["fid", "kid", "precision"], on_warning=told.append)
     assert names(found) == DOMAIN
-    assert STANDARD in told[0]
+    assert INCEPTION_WEIGHTS in told[0]
     assert str(nowhere / "weights") in told[0]
-    assert told[0].endswith("the domain_ numbers of a small network are given instead")
+    assert told[0].endswith("The domain_ metrics of a small network are measured instead.")
     assert (
         names(measure(output(), box(), ["kid"])) == DOMAIN
     )  # never a number under the name of another ruler
-    assert not any("Inception" in each.ruler for each in found)
+    assert not any("Inception" in each.protocol for each in found)
 
 
 def test_weights_named_and_not_there_are_refused(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"junk")
     for wrong in ("w.safetensors", "nothing.safetensors"):
         with pytest.raises(DataError, match=f"{wrong}: not the weights"):
-            measure(output(), box(), ["fid"], weights=tmp_path / wrong)
+            measure(output(), box(), ["fid"], inception_weights=tmp_path / wrong)
 
 
 def test_damaged_weights_that_were_found_are_named_in_the_notice(nowhere):
     (nowhere / "weights").mkdir(parents=True)
-    (nowhere / "weights" / STANDARD).write_bytes(b"junk")
+    (nowhere / "weights" / INCEPTION_WEIGHTS).write_bytes(b"junk")
     told = []
-    assert names(measure(output(), box(), ["fid"], notice=told.append)) == DOMAIN
-    assert f"{STANDARD}: not the weights" in told[0]
+    assert names(measure(output(), box(), ["fid"], on_warning=told.append)) == DOMAIN
+    assert f"{INCEPTION_WEIGHTS}: not the weights" in told[0]
 
 
 def test_with_weights_domain_numbers_come_only_if_asked(stand_in):
@@ -170,18 +181,20 @@ def test_the_numbers_are_those_of_their_functions(stand_in):
     ours = subject.images.flatten(1)
     theirs = real.records().images.flatten(1)
     generator = lambda: torch.Generator().manual_seed(0)  # noqa: E731
-    value = evaluator.frechet(theirs[:, 20:28], ours[:, 20:28], generator())
-    assert (found["fid"].value, found["fid"].error) == pytest.approx((value.value, value.error))
+    value = image_metrics.frechet_distance(theirs[:, 20:28], ours[:, 20:28], generator())
+    assert (found["fid"].value, found["fid"].standard_error) == pytest.approx(
+        (value.value, value.standard_error)
+    )
     assert found["kid"].value == pytest.approx(
-        evaluator.kernel(theirs[:, 20:28], ours[:, 20:28], generator())[0]
+        image_metrics.kernel_distance(theirs[:, 20:28], ours[:, 20:28], generator())[0]
     )
-    quality = evaluator.precision_recall(theirs[:, 20:28], ours[:, 20:28])
+    quality = image_metrics.precision_recall(theirs[:, 20:28], ours[:, 20:28])
     assert [found[name].value for name in INCEPTION[2:]] == pytest.approx(quality[:4])
-    assert [found[name].error for name in INCEPTION[2:]] == pytest.approx(quality[4:])
+    assert [found[name].standard_error for name in INCEPTION[2:]] == pytest.approx(quality[4:])
     assert found["exact_wasserstein"].value == pytest.approx(
-        evaluator.exact_wasserstein(theirs, ours).value, rel=1e-5
+        image_metrics.exact_wasserstein(theirs, ours).value, rel=1e-5
     )
-    assert math.isnan(found["exact_wasserstein"].error)
+    assert math.isnan(found["exact_wasserstein"].standard_error)
     assert found["sliced_wasserstein"].value < found["exact_wasserstein"].value
     better = {each.name: each.better for each in found.values()}
     assert {name for name, way in better.items() if way == "lower"} == {
@@ -191,8 +204,8 @@ def test_the_numbers_are_those_of_their_functions(stand_in):
         "exact_wasserstein",
     }
     for each in found.values():
-        assert (each.samples, each.count, each.reference) == (60, 90, "box")
-        assert each.ruler
+        assert (each.num_samples, each.reference_size, each.reference) == (60, 90, "box")
+        assert each.protocol
         assert each.seconds > 0
 
 
@@ -201,9 +214,11 @@ def test_features_are_compared_with_the_training_data_where_it_is_named(stand_in
     train = box(seed=2, count=120, name="train")
     found = {
         each.name: each
-        for each in measure(output(), test, ["fid", "is", "sliced", "gaussian_nb"], train=train)
+        for each in measure(
+            output(), test, ["fid", "is", "sliced", "gaussian_nb"], training_data=train
+        )
     }
-    against = {name: (each.reference, each.count) for name, each in found.items()}
+    against = {name: (each.reference, each.reference_size) for name, each in found.items()}
     assert against == {
         "fid": ("train", 120),
         "is": ("train", 120),
@@ -215,10 +230,10 @@ def test_features_are_compared_with_the_training_data_where_it_is_named(stand_in
 
 def test_on_a_cpu_a_random_part_goes_through_inception(stand_in, monkeypatch):
     """Not the first ones: a folder of class folders begins with one class."""
-    monkeypatch.setattr(evaluator, "ON_CPU", 30)
+    monkeypatch.setattr(reference, "MAX_INCEPTION_IMAGES_ON_CPU", 30)
     real = box(ordered=True)
     [fid] = measure(output(), real, ["fid"])
-    assert (fid.samples, fid.count) == (30, 30)
+    assert (fid.num_samples, fid.reference_size) == (30, 30)
     labels = real.records().labels
     where = [
         (real.records().images == image).flatten(1).all(1).nonzero().item() for image in stand_in[0]
@@ -228,47 +243,50 @@ def test_on_a_cpu_a_random_part_goes_through_inception(stand_in, monkeypatch):
 
 
 def test_what_depends_on_the_real_data_alone_is_computed_once(stand_in):
-    bench = Workbench(box(seed=1), box(seed=2))
+    bench = Evaluator(box(seed=1), box(seed=2))
     one, two = (bench.measure(output(seed=seed), ["fid", "domain", "is"]) for seed in (7, 8))
     assert [len(images) for images in stand_in] == [90, 60, 60]
-    alone = measure(output(seed=8), box(seed=1), ["fid", "domain", "is"], train=box(seed=2))
+    alone = measure(output(seed=8), box(seed=1), ["fid", "domain", "is"], training_data=box(seed=2))
     assert [each.value for each in two] == [each.value for each in alone]
     assert names(one) == names(two)
 
 
 def test_few_samples_get_a_warning_with_the_bias(stand_in, monkeypatch):
     told = []
-    [few] = measure(output(), box(), ["fid"], notice=told.append)
+    [few] = measure(output(), box(), ["fid"], on_warning=told.append)
     generator = torch.Generator().manual_seed(0)
-    bias = evaluator.frechet(
+    bias = image_metrics.frechet_distance(
         box().records().images.flatten(1)[:, 20:28], output().images.flatten(1)[:, 20:28], generator
     ).bias
     assert f"about {bias:.2g} of the value" in few.warning
     assert told == [f"fid: {few.warning}"]
-    monkeypatch.setattr(evaluator, "FEW", 10)
+    monkeypatch.setattr(image_metrics, "FID_MIN_SAMPLES", 10)
     told.clear()
-    assert measure(output(), box(), ["fid"], notice=told.append)[0].warning == ""
+    assert measure(output(), box(), ["fid"], on_warning=told.append)[0].warning == ""
     assert told == []
 
 
 def test_the_inception_score_asks_for_training_data():
-    with pytest.raises(SettingError, match=r"^is: .*--train"):
+    with pytest.raises(SettingError, match=r'metric "is" needs .*--train'):
         measure(output(), box(), ["is"])
 
 
 def test_the_imagenet_score_asks_for_logits(stand_in, monkeypatch):
     [found] = measure(output(), box(), ["imagenet_is"])
-    assert (found.name, found.reference, found.count) == ("imagenet_is", "ImageNet", 0)
-    bare = Ruler("", "bare", True, lambda images, progress: images.flatten(1))
-    monkeypatch.setattr(evaluator, "inception", lambda *_: bare)
-    with pytest.raises(DataError, match="imagenet_is: these Inception weights hold no logits"):
+    assert (found.name, found.reference, found.reference_size) == ("imagenet_is", "ImageNet", 0)
+    bare = FeatureExtractor("", "bare", True, lambda images, progress: images.flatten(1))
+    monkeypatch.setattr(reference, "load_inception_extractor", lambda *_: bare)
+    with pytest.raises(DataError, match="imagenet_is needs Inception weights with logits"):
         measure(output(), box(), ["imagenet_is"])
 
 
 def test_the_seed_replays(stand_in):
     only = ["fid", "kid", "domain", "sliced", "decision_tree", "is"]
     one, two, other = (
-        [each.value for each in measure(output(), box(seed=1), only, train=box(seed=2), seed=seed)]
+        [
+            each.value
+            for each in measure(output(), box(seed=1), only, training_data=box(seed=2), seed=seed)
+        ]
         for seed in (3, 3, 4)
     )
     assert one == two
@@ -293,18 +311,18 @@ def test_a_number_is_publishable_only_if_all_real_data_is_public(stand_in, test,
         "gaussian_nb",
         *(["is"] if train else []),
     ]
-    found = measure(output(), box(test, seed=1), only, train=real)
+    found = measure(output(), box(test, seed=1), only, training_data=real)
     assert len(found) == 16 + bool(train)
     assert {each.publishable for each in found} == {Sensitive not in (test, train)}
 
 
 def test_numbers_about_unprotected_images_are_not_publishable():
     for bare in (
-        dataclasses.replace(output(), public=False),
-        Subject.sampled(hand(claim=NoGuarantee("none")), "x", 60),
+        dataclasses.replace(output(), publishable=False),
+        Samples.from_release(hand(claim=NoGuarantee("none")), "x", 60),
     ):
         assert not measure(bare, box(Public, seed=1), ["gaussian_nb"])[0].publishable
-    assert measure(Subject.sampled(hand(), "x", 60), box(Public, seed=1), ["gaussian_nb"])[
+    assert measure(Samples.from_release(hand(), "x", 60), box(Public, seed=1), ["gaussian_nb"])[
         0
     ].publishable
 
@@ -332,9 +350,9 @@ def test_nobody_watches_a_sensitive_set(request, nowhere, weights):
             output(),
             box(Sensitive, count, seed=turn),
             only,
-            train=box(Sensitive, count + 5, seed=10 + turn),
+            training_data=box(Sensitive, count + 5, seed=10 + turn),
             progress=lambda *step, watched=watched, **facts: watched.append((step, facts)),
-            notice=watched.append,
+            on_warning=watched.append,
         )
         assert not any(each.publishable for each in found)
         seen.append(watched)
@@ -356,10 +374,10 @@ def test_a_declared_size_may_be_counted(stand_in):
 
 def test_readings_go_through_json(stand_in):
     found = measure(output(), box(), ["fid", "exact", "gaussian_nb"])
-    text = json.dumps(jsonable([asdict(each) for each in found]), allow_nan=False)
-    again = [Reading.from_json(each) for each in json.loads(text)]
+    text = json.dumps(to_jsonable([asdict(each) for each in found]), allow_nan=False)
+    again = [MetricResult.from_json(each) for each in json.loads(text)]
     assert [repr(each) for each in again] == [repr(each) for each in found]
-    assert math.isnan(again[1].error)
+    assert math.isnan(again[1].standard_error)
 
 
 def test_no_ruler_says_where_the_data_lies(stand_in):
@@ -367,6 +385,6 @@ def test_no_ruler_says_where_the_data_lies(stand_in):
     test = box(seed=1, name="/home/ann/test.npz")
     train = box(seed=2, name="/home/ann/train.npz")
     for each in measure(
-        output(), test, ["fid", "domain", "is", "sliced", "gaussian_nb", "cnn"], train=train
+        output(), test, ["fid", "domain", "is", "sliced", "gaussian_nb", "cnn"], training_data=train
     ):
-        assert "ann" not in each.ruler + each.warning
+        assert "ann" not in each.protocol + each.warning

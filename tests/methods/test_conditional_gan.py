@@ -5,19 +5,20 @@ import pytest
 import torch
 
 from privot.baselines import conditional_gan
-from privot.baselines.conditional_gan import ConditionalGan
+from privot.baselines.conditional_gan import ConditionalGAN
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods import make
-from privot.nets import NETS, initialise
+from privot.methods import make_method
+from privot.nets import GENERATORS, initialize_weights
 from privot.nets.generators.dcgan import (
-    DeepConvGenerator,
-    LabelledNorm,
+    ConditionalBatchNorm,
+    DcganGenerator,
     ProjectionCritic,
-    steepness,
+    gradient_penalty,
 )
-from privot.release import NoGuarantee, Release
+from privot.privacy.guarantee import NoGuarantee
+from privot.release import Release
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
 
@@ -41,7 +42,9 @@ def blobs(count=200):
 
 
 def learned(folder, device):
-    method = ConditionalGan(width=8, code=8, steps=250, batch=32, rate=2e-3, average=0.9)
+    method = ConditionalGAN(
+        base_channels=8, latent_dim=8, steps=250, batch_size=32, learning_rate=2e-3, ema_decay=0.9
+    )
     box = Sensitive(*blobs(), Spec((1, 8, 8), 2), name="blobs")
     return synthesize(
         box, method, out=folder / "out", ledger=folder / "blobs.jsonl", runtime=Runtime(device)
@@ -87,7 +90,7 @@ def test_it_promises_nothing(trained):
 
 def test_the_same_seed_gives_the_same_generator(tmp_path):
     box = Sensitive(*blobs(20), Spec((1, 8, 8), 2), name="blobs")
-    tiny = ConditionalGan(width=4, code=4, steps=3, batch=4)
+    tiny = ConditionalGAN(base_channels=4, latent_dim=4, steps=3, batch_size=4)
     made = [
         synthesize(
             box, tiny, ledger=tmp_path / "b.jsonl", seed=seed, runtime=Runtime("cpu")
@@ -102,8 +105,8 @@ def test_the_same_seed_gives_the_same_generator(tmp_path):
     "shape", [(1, 1, 1), (1, 6, 6), (3, 8, 12), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
 )
 def test_any_size_and_colour(shape):
-    net = DeepConvGenerator(shape, 3, code=4, width=2)
-    critic = ProjectionCritic(shape, 3, width=2)
+    net = DcganGenerator(shape, 3, latent_dim=4, channels=2)
+    critic = ProjectionCritic(shape, 3, channels=2)
     labels = torch.arange(4) % 3
     images = net(torch.randn(4, 4, generator=seeded()), labels)
     assert images.shape == (4, *shape)
@@ -112,8 +115,10 @@ def test_any_size_and_colour(shape):
 
 
 def test_the_label_reaches_generator_and_critic():
-    net = initialise(NETS["DeepConvGenerator"]((1, 8, 8), 2, code=4, width=4), seeded()).eval()
-    critic = initialise(ProjectionCritic((1, 8, 8), 2, width=4), seeded()).eval()
+    net = initialize_weights(
+        GENERATORS["DcganGenerator"]((1, 8, 8), 2, latent_dim=4, channels=4), seeded()
+    ).eval()
+    critic = initialize_weights(ProjectionCritic((1, 8, 8), 2, channels=4), seeded()).eval()
     codes = torch.randn(3, 4, generator=seeded())
     zero = torch.zeros(3, dtype=torch.int64)
     one = torch.ones(3, dtype=torch.int64)
@@ -124,7 +129,7 @@ def test_the_label_reaches_generator_and_critic():
 
 def test_half_precision_stays_half_and_near():
     """Gains in float32 would widen the maps, which a GPU spends its time on."""
-    norm = LabelledNorm(4, 2)
+    norm = ConditionalBatchNorm(4, 2)
     x = torch.randn(6, 4, 5, 5, generator=seeded())
     labels = torch.tensor([0, 1, 0, 1, 1, 0])
     torch.nn.init.normal_(norm.gain, generator=seeded(1))
@@ -141,10 +146,10 @@ def test_half_precision_stays_half_and_near():
 
 
 def test_steepness_is_the_slope_of_the_scores_and_can_be_learned_from():
-    critic = initialise(ProjectionCritic((3, 8, 8), 2, width=4), seeded()).double()
+    critic = initialize_weights(ProjectionCritic((3, 8, 8), 2, channels=4), seeded()).double()
     images = torch.rand(3, 3, 8, 8, generator=seeded(1), dtype=torch.float64).requires_grad_()
     labels = torch.tensor([0, 1, 1])
-    found = steepness(critic(images, labels), images)
+    found = gradient_penalty(critic(images, labels), images)
     step = 1e-6  # pixels in [0, 1] move by half of what they move in [-1, 1]
     with torch.no_grad():
         moved = images[:, None] + step / 2 * torch.eye(192, dtype=torch.float64).view(192, 3, 8, 8)
@@ -158,7 +163,7 @@ def test_steepness_is_the_slope_of_the_scores_and_can_be_learned_from():
         for each in critic.parameters():
             if each.grad is not None:
                 each -= 1e-3 * each.grad / each.grad.norm().clamp(min=1e-9)
-    assert steepness(critic(images, labels), images) < found
+    assert gradient_penalty(critic(images, labels), images) < found
 
 
 @pytest.mark.parametrize("penalty", [0.0, 300.0])
@@ -172,26 +177,40 @@ def test_the_penalty_flattens_the_critic(penalty, monkeypatch, tmp_path):
             critics.append(self)
 
     monkeypatch.setattr(conditional_gan, "ProjectionCritic", Seen)
-    method = ConditionalGan(width=4, code=4, steps=60, batch=16, rate=2e-3, penalty=penalty)
+    method = ConditionalGAN(
+        base_channels=4,
+        latent_dim=4,
+        steps=60,
+        batch_size=16,
+        learning_rate=2e-3,
+        gradient_penalty=penalty,
+    )
     images, labels = blobs()
     box = Sensitive(images, labels, Spec((1, 8, 8), 2), name="blobs")
     synthesize(box, method, ledger=tmp_path / "blobs.jsonl", runtime=Runtime("cpu"))
     shown = torch.from_numpy(images).requires_grad_()
-    slope = steepness(critics[0](shown, torch.from_numpy(labels)), shown).item()
+    slope = gradient_penalty(critics[0](shown, torch.from_numpy(labels)), shown).item()
     print(f"penalty {penalty}: slope {slope:.2g}")
     assert slope < 0.02 if penalty else slope > 0.1
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("steps", 0), ("width", 0), ("critic_steps", 0), ("code", 0), ("batch", 1), ("penalty", -1.0)],
+    [
+        ("steps", 0),
+        ("base_channels", 0),
+        ("critic_steps", 0),
+        ("latent_dim", 0),
+        ("batch_size", 1),
+        ("gradient_penalty", -1.0),
+    ],
 )
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match=f"conditional-gan.{key}"):
-        make("conditional-gan", {key: value})
+        make_method("conditional-gan", {key: value})
 
 
 def test_rates_are_checked():
-    for settings in ({"rate": 0.0}, {"average": 1.0}, {"rate": float("nan")}):
+    for settings in ({"learning_rate": 0.0}, {"ema_decay": 1.0}, {"learning_rate": float("nan")}):
         with pytest.raises(SettingError):
-            ConditionalGan(**settings)
+            ConditionalGAN(**settings)

@@ -11,22 +11,28 @@ from scipy.stats import beta
 from torch.nn.functional import conv2d
 from unwritten import Unpriced, Unwritten, clipping
 
-from privot.components.dp_sgd import descend, flat, gradient, weights
+from privot.components.dp_sgd import (
+    compute_per_example_gradient,
+    detach_weights,
+    dp_sgd_step,
+    flatten_tensors,
+)
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods import dp_gan, make
-from privot.methods.dp_gan import DpGan, mistaken
-from privot.nets import initialise
-from privot.nets.dp_networks import PrivateCritic, convolved
-from privot.nets.ema import kept, take_up
+from privot.methods import dp_gan, make_method
+from privot.methods.dp_gan import DPGAN, record_critic_loss
+from privot.nets import initialize_weights
+from privot.nets.dp_critic import PrivateCritic, convolve_as_matmul
+from privot.nets.ema import collect_state, restore_state
 from privot.privacy import accounting
-from privot.privacy import gate as gate_module
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
@@ -34,7 +40,14 @@ pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 SHAPE = (1, 8, 8)
 CLASSES = 3
 SPEC = Spec(SHAPE, CLASSES)
-TINY = {"width": 4, "depicting": 4, "code": 4, "batch": 8, "patience": 4, "drawn": 0.3}
+TINY = {
+    "critic_channels": 4,
+    "generator_channels": 4,
+    "latent_dim": 4,
+    "batch_size": 8,
+    "balance_interval": 4,
+    "sample_rate": 0.3,
+}
 
 
 def seeded(seed=0):
@@ -42,7 +55,7 @@ def seeded(seed=0):
 
 
 def critic(shape=SHAPE, width=4, seed=0, scale=1.0):
-    net = initialise(PrivateCritic(shape, CLASSES, width), seeded(seed))
+    net = initialize_weights(PrivateCritic(shape, CLASSES, width), seeded(seed))
     with torch.no_grad():
         for each in net.parameters():
             each *= scale
@@ -51,8 +64,8 @@ def critic(shape=SHAPE, width=4, seed=0, scale=1.0):
 
 def parts(net, images, labels, also=None):
     """Of many records, as the gate takes them: [records, numbers]."""
-    return torch.func.vmap(gradient, in_dims=(0, 0, *(None,) * 4))(
-        images, labels, net, weights(net), mistaken, also
+    return torch.func.vmap(compute_per_example_gradient, in_dims=(0, 0, *(None,) * 4))(
+        images, labels, net, detach_weights(net), record_critic_loss, also
     )
 
 
@@ -63,7 +76,7 @@ def gate_for(images, labels, noise, rate):
         plan,
         Unwritten(),
         Unwritten(),
-        runtime=Runtime("cpu", microbatch=16),
+        runtime=Runtime("cpu", microbatch_size=16),
     )
 
 
@@ -72,7 +85,7 @@ def gate_for(images, labels, noise, rate):
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 7, 10), (2, 8, 5)])
 def test_a_matrix_product_is_the_convolution(shape):
-    layer = initialise(torch.nn.Linear(16 * shape[0], 5), seeded())
+    layer = initialize_weights(torch.nn.Linear(16 * shape[0], 5), seeded())
     images = torch.rand(3, *shape, generator=seeded(1))
     # A window of 4x4 is 2x2 squares of 2x2 pixels: [out, square down, square across, in, down, across].
     kernel = (
@@ -84,7 +97,7 @@ def test_a_matrix_product_is_the_convolution(shape):
     wanted = conv2d(padded, kernel, layer.bias, stride=2)[
         :, :, : math.ceil(shape[1] / 2), : math.ceil(shape[2] / 2)
     ]
-    torch.testing.assert_close(convolved(images, layer), wanted)
+    torch.testing.assert_close(convolve_as_matmul(images, layer), wanted)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_a_part_is_the_gradient_of_its_record_alone():
             net(image[None], label[None]), torch.ones(1)
         )
         torch.testing.assert_close(
-            part, flat(torch.autograd.grad(loss, list(net.parameters()))) + also
+            part, flatten_tensors(torch.autograd.grad(loss, list(net.parameters()))) + also
         )
 
 
@@ -121,19 +134,19 @@ def test_without_noise_and_clip_a_step_is_the_plain_step():
     other = critic()
     drawn = torch.rand(4, *SHAPE, generator=seeded(5))
     fakes = (drawn, torch.arange(4) % CLASSES)
-    also = flat(
+    also = flatten_tensors(
         torch.autograd.grad(
             torch.nn.functional.softplus(one(*fakes)).mean(), list(one.parameters())
         )
     )
-    descend(
+    dp_sgd_step(
         gate_for(images, labels, 0.0, 1.0),
         "critic",
         one,
-        mistaken,
+        record_critic_loss,
         torch.optim.SGD(one.parameters(), 0.1 / 9),
-        bound=50,
-        also=also,
+        clip_norm=50,
+        public_gradient=also,
     )
     plain = torch.nn.functional.softplus
     loss = (
@@ -143,7 +156,7 @@ def test_without_noise_and_clip_a_step_is_the_plain_step():
     loss.backward()
     torch.optim.SGD(other.parameters(), 0.1).step()
     torch.testing.assert_close(
-        flat(one.parameters()), flat(other.parameters()), rtol=1e-4, atol=1e-5
+        flatten_tensors(one.parameters()), flatten_tensors(other.parameters()), rtol=1e-4, atol=1e-5
     )
 
 
@@ -183,9 +196,17 @@ def test_neighbours_answers_are_no_farther_apart_than_the_bound(scale, bound):
         also = torch.randn(numbers, generator=seeded(turn)) * bound * (turn % 3)
         answers = []
         for kept_ones in (np.arange(12), np.delete(np.arange(12), where)):
-            gate._data = Sensitive(images[kept_ones], labels[kept_ones], SPEC)
+            gate._dataset = Sensitive(images[kept_ones], labels[kept_ones], SPEC)
             answers.append(
-                gate.sum("critic", gradient, net, weights(net), mistaken, also, bound=bound)
+                gate.sum(
+                    "critic",
+                    compute_per_example_gradient,
+                    net,
+                    detach_weights(net),
+                    record_critic_loss,
+                    also,
+                    clip_norm=bound,
+                )
             )
         largest = max(largest, float((answers[0] - answers[1]).norm()))
     assert largest <= bound * (1 + 1e-9)
@@ -202,17 +223,25 @@ def spied_on(threshold=0.5, asks=300, noise=0.5, rate=0.9):
     label = np.array([1])
     seen = []
     with torch.no_grad():
-        net.score.bias[2] = -1e6
-        net.score.bias[3] = 1e6
+        net.output.bias[2] = -1e6
+        net.output.bias[3] = 1e6
     part = parts(net, torch.from_numpy(image), torch.from_numpy(label))[0].double()
     part = part / part.norm()
     for there in (label, np.array([2])):
         gate = gate_for(image, there, noise, rate)
-        gate._shape = lambda *given: (
+        gate._infer_query_shape = lambda *given: (
             part.shape
         )  # as the black image would tell; hundreds of asks need not try it again
         answers = [
-            gate.sum("critic", gradient, net, weights(net), mistaken, None, bound=1.0)
+            gate.sum(
+                "critic",
+                compute_per_example_gradient,
+                net,
+                detach_weights(net),
+                record_critic_loss,
+                None,
+                clip_norm=1.0,
+            )
             for _ in range(asks)
         ]
         seen.append(int((torch.stack(answers) @ part > threshold).sum()))
@@ -225,7 +254,7 @@ def claimed(fpr, noise=0.5, rate=0.9):
     return (
         Plan((Stage("critic", "sum", noise, 1, Poisson(rate)),), Neighbours.ADD_REMOVE)
         .cost()
-        .tpr(fpr)
+        .max_tpr(fpr)
     )
 
 
@@ -240,14 +269,14 @@ def test_an_audit_finds_no_more_than_is_claimed():
 )
 def test_the_audit_catches_a_planted_bug(monkeypatch, bug, threshold):
     if bug == "a third of the noise":
-        honest = gate_module.noisy
+        honest = secret_side_module.add_noise
         monkeypatch.setattr(
-            gate_module,
-            "noisy",
+            secret_side_module,
+            "add_noise",
             lambda total, noise_std, *more: honest(total, noise_std / 3, *more),
         )
     else:
-        monkeypatch.setattr(gate_module, "_clip", clipping())
+        monkeypatch.setattr(clipping_module, "clip_rows", clipping())
     tpr, fpr = spied_on(threshold)
     assert tpr > claimed(fpr)
 
@@ -268,16 +297,16 @@ def blobs(count=400):
 
 
 def test_samples_follow_their_label_under_noise():
-    method = DpGan(
-        width=8,
-        depicting=8,
-        code=8,
-        batch=32,
+    method = DPGAN(
+        critic_channels=8,
+        generator_channels=8,
+        latent_dim=8,
+        batch_size=32,
         steps=150,
-        noise=0.5,
-        critic_rate=2e-3,
-        generator_rate=2e-3,
-        average=0.9,
+        noise_multiplier=0.5,
+        critic_learning_rate=2e-3,
+        generator_learning_rate=2e-3,
+        ema_decay=0.9,
     )
     spec = Spec((1, 8, 8), 2)
     plan = Unpriced(
@@ -288,10 +317,10 @@ def test_samples_follow_their_label_under_noise():
         plan,
         Unwritten(),
         Unwritten(),
-        runtime=Runtime("cpu", microbatch=100),
+        runtime=Runtime("cpu", microbatch_size=100),
     )
-    images, labels = method.fit(gate, Streams(0, Runtime("cpu")), silent).sample(spec, 200)
-    assert gate.left("critic") == 0
+    images, labels = method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress).sample(spec, 200)
+    assert gate.count_remaining_queries("critic") == 0
     right = images[..., 4:].sum((1, 2, 3))
     left = images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.9
@@ -308,10 +337,10 @@ class Answering:
         self.steps = steps
         self.asked = 0
 
-    def left(self, name):
+    def count_remaining_queries(self, name):
         return self.steps - self.asked
 
-    def sum(self, name, query, net, *public, bound):
+    def sum(self, name, query, net, *public, clip_norm):
         self.asked += 1
         return torch.zeros(sum(each.numel() for each in net.parameters()), dtype=torch.float64)
 
@@ -320,27 +349,27 @@ class Answering:
 def test_the_pace_doubles_while_the_generator_is_ahead(monkeypatch, beaten, paces):
     """Judged on drawn images, every few steps of the generator."""
     turns = []
-    whole = dp_gan._Game._generator_step
+    whole = dp_gan._GanTraining._train_generator
 
     def watched(game):
-        turns.append((game.pace, gate.asked))
+        turns.append((game.critic_steps, gate.asked))
         whole(game)
 
-    monkeypatch.setattr(dp_gan._Game, "_generator_step", watched)
+    monkeypatch.setattr(dp_gan._GanTraining, "_train_generator", watched)
     # A critic that is always sure of itself (its score is below 0 for all) is never beaten, unless being right is being beaten.
     below = critic()
     with torch.no_grad():
-        below.score.bias.fill_(-50)
+        below.output.bias.fill_(-50)
     gate = Answering(4 + 8 + 16)
-    method = DpGan(**TINY, noise=1.0, steps=4 + 8 + 16, beaten=beaten)
+    method = DPGAN(**TINY, noise_multiplier=1.0, steps=4 + 8 + 16, balance_threshold=beaten)
     monkeypatch.setattr(
         dp_gan,
-        "initialise",
+        "initialize_weights",
         lambda net, generator: (
-            below if isinstance(net, PrivateCritic) else initialise(net, generator)
+            below if isinstance(net, PrivateCritic) else initialize_weights(net, generator)
         ),
     )
-    method.fit(gate, Streams(0, Runtime("cpu")), silent)
+    method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress)
     assert sorted({pace for pace, _ in turns}) == paces
     for (_, before), (pace, after) in itertools.pairwise(turns):
         assert after - before == pace
@@ -349,16 +378,16 @@ def test_the_pace_doubles_while_the_generator_is_ahead(monkeypatch, beaten, pace
 def test_labels_are_drawn_as_often_as_is_declared():
     for sizes, wanted in (((100, 300, 0), (0.25, 0.75, 0.0)), (None, (1 / 3, 1 / 3, 1 / 3))):
         spec = Spec(SHAPE, CLASSES, sum(sizes) if sizes else None, sizes)
-        method = DpGan(**{**TINY, "batch": 6000}, noise=1.0)
-        game = dp_gan._Game(
+        method = DPGAN(**{**TINY, "batch_size": 6000}, noise_multiplier=1.0)
+        game = dp_gan._GanTraining(
             method,
-            dp_gan.NETS["DeepConvGenerator"](SHAPE, CLASSES, 4, 2),
+            dp_gan.GENERATORS["DcganGenerator"](SHAPE, CLASSES, 4, 2),
             critic(),
             spec,
             torch.device("cpu"),
         )
-        game.draws = seeded()
-        labels = game._drawn(lambda codes, labels: labels)[1]
+        game.rng = seeded()
+        labels = game._generate_batch(lambda codes, labels: labels)[1]
         assert labels.bincount(minlength=CLASSES).div(6000).tolist() == pytest.approx(
             wanted, abs=0.03
         )
@@ -373,18 +402,22 @@ def test_labels_are_drawn_as_often_as_is_declared():
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
     box = Sensitive(*blobs(40), Spec((1, 8, 8), 2), name="blobs")
     ledger = Ledger(tmp_path / "blobs.jsonl")
-    method = DpGan(**TINY, noise=3.0, steps=steps)
+    method = DPGAN(**TINY, noise_multiplier=3.0, steps=steps)
     fresh = []
-    real = gate_module.noisy
+    real = secret_side_module.add_noise
     taken = []
     monkeypatch.setattr(
-        accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0)
+        accounting,
+        "compute_privacy_cost",
+        lambda event, neighbours, roughly=False: accounting._gaussian_cost(1.0),
     )
-    monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
+    monkeypatch.setattr(
+        secret_side_module, "add_noise", lambda *given: fresh.append(1) or real(*given)
+    )
     monkeypatch.setattr(
         dp_gan,
-        "take_up",
-        lambda found, **parts: taken.append(int(found["step"])) or take_up(found, **parts),
+        "restore_state",
+        lambda found, **parts: taken.append(int(found["step"])) or restore_state(found, **parts),
     )
 
     def kill(stage, step, of, **facts):
@@ -415,12 +448,12 @@ def test_what_was_kept_is_taken_up_as_it_was():
                 torch.rand(2, *SHAPE, generator=seeded(turn)), torch.tensor([0, 1])
             ).sum().backward()
             optimiser.step()
-        return flat(net.parameters())
+        return flatten_tensors(net.parameters())
 
     one, adam = pair(0)
     go(one, adam)
     other, eve = pair(1)
-    take_up(kept(net=one, adam=adam, step=7), net=other, adam=eve)
+    restore_state(collect_state(net=one, adam=adam, step=7), net=other, adam=eve)
     assert torch.equal(go(one, adam), go(other, eve))
 
 
@@ -430,26 +463,26 @@ def test_what_was_kept_is_taken_up_as_it_was():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"drawn": 0},
-        {"drawn": 1.5},
-        {"bound": 0},
+        {"sample_rate": 0},
+        {"sample_rate": 1.5},
+        {"clip_norm": 0},
         {"steps": 0},
-        {"batch": 1},
-        {"pace": 0},
-        {"noise": -1.0},
-        {"beaten": 2},
-        {"average": 1},
+        {"batch_size": 1},
+        {"critic_steps": 0},
+        {"noise_multiplier": -1.0},
+        {"balance_threshold": 2},
+        {"ema_decay": 1},
     ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
-        make("dp-gan", wrong)
+        make_method("dp-gan", wrong)
 
 
 def test_the_price_is_that_of_sampled_answers():
-    plan = DpGan(steps=200, drawn=0.05, noise=3.0).plan(Spec((1, 28, 28), 10))
+    plan = DPGAN(steps=200, sample_rate=0.05, noise_multiplier=3.0).plan(Spec((1, 28, 28), 10))
     assert plan.event() == dpa.SelfComposedDpEvent(
         dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(3.0)), 200
     )
     assert plan.neighbours is Neighbours.ADD_REMOVE
-    assert [stage.verb for stage in plan.stages] == ["sum"]
+    assert [stage.operation for stage in plan.stages] == ["sum"]

@@ -12,30 +12,42 @@ from scipy.stats import beta, norm
 from sklearn.linear_model import LogisticRegression
 from unwritten import Unwritten, clipping
 
-from privot.components.dct import cosines
-from privot.data import load
+from privot.components.dct import dct_basis
+from privot.components.sinkhorn_queries import project_low_frequencies
+from privot.data import load_dataset
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods.dp_sinkhorn import DPSinkhorn, Training, lowest, part, pull
-from privot.nets import NETS, initialise
-from privot.privacy import gate as gate_module
-from privot.privacy.gate import SENSITIVITY, Gate
+from privot.methods.dp_sinkhorn import (
+    DPSinkhorn,
+    SinkhornTrainer,
+    compute_record_gradient,
+    compute_transport_gradient,
+)
+from privot.nets import GENERATORS, initialize_weights
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
+from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.release import verify
-from privot.release.artifact import Product
-from privot.runtime import Runtime, Streams, silent
+from privot.privacy.sensitivity import SENSITIVITY
+from privot.release.artifact import Artifact
+from privot.release.verify import verify
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
-from privot.transport.sinkhorn import potentials, squared_euclidean, transport
+from privot.transport.sinkhorn import (
+    entropic_transport_cost,
+    solve_potentials,
+    squared_euclidean_cost,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPE = (1, 4, 4)
 CLASSES = 2
-WHOLE = torch.kron(cosines(4, 4), cosines(4, 4))
-HALF = torch.kron(cosines(8, 4), cosines(8, 4))
+WHOLE = torch.kron(dct_basis(4, 4), dct_basis(4, 4))
+HALF = torch.kron(dct_basis(8, 4), dct_basis(8, 4))
 SHARP = (0.0, 0.01, 500)  # no |.|_1, a small blur, many iterations: nearly exact transport
 
 
@@ -47,19 +59,22 @@ def gate_for(images, labels, plan, spec=None, seed=None):
     """Records that are tensors or arrays, in a box behind a gate."""
     box = Sensitive(np.asarray(images), np.asarray(labels), spec := spec or Spec(SHAPE, CLASSES))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "cost", lambda plan, roughly=False: None)
+        patch.setattr(Plan, "cost", lambda plan, coarse=False: None)
         return Gate(
             box,
             plan,
             Unwritten(),
             Unwritten(),
-            runtime=Runtime("cpu", microbatch=160),
+            runtime=Runtime("cpu", microbatch_size=160),
             insecure_seed=seed,
         )
 
 
 def asking(noise=0.0, rate=1.0):
-    return Plan((Stage("pull", "answer", noise, 200, Poisson(rate)),), Neighbours.ADD_REMOVE)
+    return Plan(
+        (Stage("transport_gradient", "query_sample", noise, 200, Poisson(rate)),),
+        Neighbours.ADD_REMOVE,
+    )
 
 
 def drawn(images, labels):
@@ -74,13 +89,19 @@ def some(count, seed=0, shape=SHAPE):
 
 
 def ask(gate, images, labels, room=1, bound=1.0, rest=(15.0, 1.0, 0.5, 5)):
-    given = lowest(images, WHOLE), labels, WHOLE, CLASSES, room, *rest
-    return gate.answer("pull", pull, *given, bound=bound, shape=(len(labels), 16))
+    given = project_low_frequencies(images, WHOLE), labels, WHOLE, CLASSES, room, *rest
+    return gate.query_sample(
+        "transport_gradient",
+        compute_transport_gradient,
+        *given,
+        clip_norm=bound,
+        shape=(len(labels), 16),
+    )
 
 
 def test_neighbours_answers_are_no_farther_apart_than_the_table_says():
     rng = np.random.default_rng(0)
-    reach = SENSITIVITY["answer", Neighbours.ADD_REMOVE]
+    reach = SENSITIVITY["query_sample", Neighbours.ADD_REMOVE]
     largest = 0.0
     for turn in range(60):
         count = int(rng.integers(1, 6))
@@ -110,7 +131,9 @@ def test_neighbours_answers_are_no_farther_apart_than_the_table_says():
 
 
 def asking_each(noise=0.0):
-    return Plan((Stage("pull", "sum", noise, 200, Poisson(1.0)),), Neighbours.ADD_REMOVE)
+    return Plan(
+        (Stage("transport_gradient", "sum", noise, 200, Poisson(1.0)),), Neighbours.ADD_REMOVE
+    )
 
 
 def test_a_record_moves_the_sum_by_no_more_than_the_bound():
@@ -128,7 +151,14 @@ def test_a_record_moves_the_sum_by_no_more_than_the_bound():
         dual = torch.rand(CLASSES, 3, generator=seeded(turn)) * (turn % 3)
         one, two = (
             gate_for(records[start:], marks[start:], asking_each()).sum(
-                "pull", part, here, dual, WHOLE, 0.5, bound=bound, per_class=True
+                "transport_gradient",
+                compute_record_gradient,
+                here,
+                dual,
+                WHOLE,
+                0.5,
+                clip_norm=bound,
+                per_class=True,
             )
             for start in (0, 1)
         )
@@ -168,21 +198,23 @@ def test_an_audit_sees_planted_bugs_and_lets_the_honest_gate_pass(monkeypatch):
     most = 2 * norm.cdf(1 / noise / 2) - 1  # of one Gaussian answer with this multiplier: 0.383
     assert 0.1 < advantage(noise) <= most
     with monkeypatch.context() as planted:
-        real = gate_module.noisy
-        planted.setattr(gate_module, "noisy", lambda total, std, *more: real(total, std / 2, *more))
+        real = secret_side_module.add_noise
+        planted.setattr(
+            secret_side_module, "add_noise", lambda total, std, *more: real(total, std / 2, *more)
+        )
         assert advantage(noise) > most
     with monkeypatch.context() as planted:
-        planted.setattr(gate_module, "_clip", clipping())
+        planted.setattr(clipping_module, "clip_rows", clipping())
         assert advantage(noise) > most
 
 
 def test_the_plan_is_poisson_steps_under_add_remove_and_prices_the_paper_as_known():
-    plan = DPSinkhorn(clip="batch", noise=1.1, rate=50 / 60_000, steps=3_440_000).plan(
-        Spec((1, 28, 28), 10)
-    )
+    plan = DPSinkhorn(
+        clip_unit="batch", noise_multiplier=1.1, sample_rate=50 / 60_000, steps=3_440_000
+    ).plan(Spec((1, 28, 28), 10))
     (stage,) = plan.stages
-    assert (stage.verb, stage.steps, stage.sampling, plan.neighbours) == (
-        "answer",
+    assert (stage.operation, stage.steps, stage.sampling, plan.neighbours) == (
+        "query_sample",
         3_440_000,
         Poisson(50 / 60_000),
         Neighbours.ADD_REMOVE,
@@ -198,8 +230,15 @@ def test_the_plan_is_poisson_steps_under_add_remove_and_prices_the_paper_as_know
 def test_an_answer_is_the_way_from_the_images_to_their_partners():
     images, labels = some(6)
     records, marks = some(6, 1)
-    found = pull(
-        drawn(records, marks), lowest(images, WHOLE), labels, WHOLE, CLASSES, 6, 15.0, *SHARP
+    found = compute_transport_gradient(
+        drawn(records, marks),
+        project_low_frequencies(images, WHOLE),
+        labels,
+        WHOLE,
+        CLASSES,
+        6,
+        15.0,
+        *SHARP,
     )
     gaps = (images[:, None] - records).flatten(2).square().sum(-1).numpy() * 4 + 1000 * (
         labels[:, None] != marks
@@ -214,9 +253,11 @@ def test_an_answer_is_the_way_from_the_images_to_their_partners():
 def test_room_that_is_not_filled_changes_nothing():
     images, labels = some(5)
     records, marks = some(7, 1)
-    here = lowest(images, WHOLE)
+    here = project_low_frequencies(images, WHOLE)
     one, two = (
-        pull(drawn(records, marks), here, labels, WHOLE, CLASSES, room, 15.0, 1.0, 5.0, 60)
+        compute_transport_gradient(
+            drawn(records, marks), here, labels, WHOLE, CLASSES, room, 15.0, 1.0, 5.0, 60
+        )
         for room in (7, 19)
     )
     torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
@@ -225,9 +266,10 @@ def test_room_that_is_not_filled_changes_nothing():
 def test_beyond_the_room_an_even_choice_is_looked_at():
     images, labels = some(5)
     records, marks = some(30, 1)
-    given = lowest(images, WHOLE), labels, WHOLE, CLASSES, 10, 15.0, 1.0, 5.0, 30
+    given = project_low_frequencies(images, WHOLE), labels, WHOLE, CLASSES, 10, 15.0, 1.0, 5.0, 30
     torch.testing.assert_close(
-        pull(drawn(records, marks), *given), pull(drawn(records[::3], marks[::3]), *given)
+        compute_transport_gradient(drawn(records, marks), *given),
+        compute_transport_gradient(drawn(records[::3], marks[::3]), *given),
     )
 
 
@@ -236,9 +278,11 @@ def test_classes_weigh_alike_however_often_they_were_drawn():
     records, marks = some(4, 1)
     many = torch.cat([records, records[marks == 0].repeat(5, 1, 1, 1)])
     names = torch.cat([marks, torch.zeros(10, dtype=torch.int64)])
-    here = lowest(images, WHOLE)
+    here = project_low_frequencies(images, WHOLE)
     one, two = (
-        pull(drawn(*each), here, labels, WHOLE, CLASSES, 14, 15.0, 0.0, 0.5, 300)
+        compute_transport_gradient(
+            drawn(*each), here, labels, WHOLE, CLASSES, 14, 15.0, 0.0, 0.5, 300
+        )
         for each in ((records, marks), (many, names))
     )
     torch.testing.assert_close(one, two, rtol=0, atol=0.02)
@@ -247,14 +291,14 @@ def test_classes_weigh_alike_however_often_they_were_drawn():
 @pytest.mark.parametrize("absolute", [0.0, 1.0])
 def test_high_frequencies_are_unseen(absolute):
     """An answer about images without them, on records that have them, is the one on records that have not."""
-    few = torch.kron(cosines(4, 2), cosines(4, 2))
+    few = torch.kron(dct_basis(4, 2), dct_basis(4, 2))
     images, labels = some(4)
     records, marks = some(5, 1)
     blurred = ((2 * records - 1).flatten(1) @ few @ few.T).view_as(records) / 2 + 0.5
     one, two = (
-        pull(
+        compute_transport_gradient(
             drawn(each, marks),
-            lowest(images, few),
+            project_low_frequencies(images, few),
             labels,
             few,
             CLASSES,
@@ -270,9 +314,9 @@ def test_high_frequencies_are_unseen(absolute):
     assert float(one.norm()) > 1
     # and it is the gradient in these frequencies of transport between the blurred ones, in all
     seen = ((2 * images - 1).flatten(1) @ few @ few.T).view_as(images) / 2 + 0.5
-    whole = pull(
+    whole = compute_transport_gradient(
         drawn(blurred, marks),
-        lowest(seen, WHOLE),
+        project_low_frequencies(seen, WHOLE),
         labels,
         WHOLE,
         CLASSES,
@@ -286,97 +330,133 @@ def test_high_frequencies_are_unseen(absolute):
 
 
 def test_parts_of_records_at_the_right_potentials_are_the_gradient_of_transport():
-    few = torch.kron(cosines(4, 3), cosines(4, 3))
-    here = lowest(torch.rand(CLASSES, 5, *SHAPE, generator=seeded()), few).requires_grad_()
+    few = torch.kron(dct_basis(4, 3), dct_basis(4, 3))
+    here = project_low_frequencies(
+        torch.rand(CLASSES, 5, *SHAPE, generator=seeded()), few
+    ).requires_grad_()
     dual = torch.zeros(CLASSES, 5)
     records, marks = some(14, 1)
     costs = [
-        squared_euclidean(here[label], lowest(records[marks == label], few)).sqrt()
+        squared_euclidean_cost(
+            here[label], project_low_frequencies(records[marks == label], few)
+        ).sqrt()
         for label in range(CLASSES)
     ]
-    total = sum(transport(cost, 0.5, iterations=200) for cost in costs)
+    total = sum(entropic_transport_cost(cost, 0.5, num_iterations=200) for cost in costs)
     (wanted,) = torch.autograd.grad(total, here)
     for label, cost in enumerate(costs):
-        dual[label] = potentials(cost, 0.5, iterations=200).first
+        dual[label] = solve_potentials(cost, 0.5, num_iterations=200).f
     gate = gate_for(records, marks, asking_each())
-    found = gate.sum("pull", part, here.detach(), dual, few, 0.5, bound=1.0, per_class=True) / 7
+    found = (
+        gate.sum(
+            "transport_gradient",
+            compute_record_gradient,
+            here.detach(),
+            dual,
+            few,
+            0.5,
+            clip_norm=1.0,
+            per_class=True,
+        )
+        / 7
+    )
     torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=1e-3)
     assert float(wanted.norm()) > 0.1
 
 
 # The public half
 
-TINY = {"clip": "batch", "batch": 8, "width": 4, "code": 4, "room": 8, "iterations": 5}
+TINY = {
+    "clip_unit": "batch",
+    "batch_size": 8,
+    "generator_channels": 4,
+    "latent_dim": 4,
+    "max_sample_size": 8,
+    "sinkhorn_iterations": 5,
+}
 
 
 def training(**settings):
     method = DPSinkhorn(**{**TINY, **settings})
-    net = initialise(NETS["DeepConvGenerator"]((1, 8, 8), 2, method.code, method.width), seeded())
-    return Training(method, net, Spec((1, 8, 8), 2), Streams(0, Runtime("cpu")))
+    net = initialize_weights(
+        GENERATORS["DcganGenerator"]((1, 8, 8), 2, method.latent_dim, method.generator_channels),
+        seeded(),
+    )
+    return SinkhornTrainer(method, net, Spec((1, 8, 8), 2), Streams(0, Runtime("cpu")))
 
 
 def told(count, answer=None, **settings):
     """A generator after so many answers; without any, they say that nothing is to move."""
-    there = training(steps=1000, learning=0.01, batch=20, **settings)
+    there = training(steps=1000, learning_rate=0.01, batch_size=20, **settings)
     for step in range(count):
-        there.learn(step + 100, torch.zeros_like(there.answer) if answer is None else answer(there))
+        there.train_step(
+            step + 100, torch.zeros_like(there.noisy_gradient) if answer is None else answer(there)
+        )
     return there
 
 
 def high(images):
     """Energy of images of 8x8 beyond the four lowest frequencies of each side, a pixel."""
     return float(
-        (2 * images - 1).square().mean() - lowest(images, HALF).square().sum() / images.numel()
+        (2 * images - 1).square().mean()
+        - project_low_frequencies(images, HALF).square().sum() / images.numel()
     )
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_answers_move_the_images_downhill_and_none_drive_them_apart(clip):
     def brighter(there):  # the gradient of minus the sum of all pixels
-        answer = torch.zeros_like(there.answer)
+        answer = torch.zeros_like(there.noisy_gradient)
         answer[:, 0] = -1.0
         return answer
 
-    start = told(0, clip=clip, fresh=0.0)
-    end = told(30, brighter, clip=clip, fresh=0.0)
+    start = told(0, clip_unit=clip, fresh_fraction=0.0)
+    end = told(30, brighter, clip_unit=clip, fresh_fraction=0.0)
     assert end.images.mean() > start.images.mean() + 0.1
-    still = told(30, clip=clip, fresh=0.0)
-    apart = told(30, clip=clip, fresh=1.0)
-    assert apart.here.std(0).mean() > 1.5 * still.here.std(0).mean()
+    still = told(30, clip_unit=clip, fresh_fraction=0.0)
+    apart = told(30, clip_unit=clip, fresh_fraction=1.0)
+    assert apart.points.std(0).mean() > 1.5 * still.points.std(0).mean()
 
 
 def test_what_is_not_asked_for_is_not_driven_apart():
     """Records hold the low frequencies where they are. If the others were driven apart, nothing would hold them: stripes grow."""
-    start = told(0, clip="record").images
-    held = told(40, lambda there: there.push.clone(), clip="record").images
-    all_of_them = torch.kron(cosines(8, 8), cosines(8, 8))
+    start = told(0, clip_unit="record").images
+    held = told(40, lambda there: there.repulsion.clone(), clip_unit="record").images
+    all_of_them = torch.kron(dct_basis(8, 8), dct_basis(8, 8))
     low = all_of_them.T @ HALF @ HALF.T @ all_of_them
-    driven = told(40, lambda there: there.push @ low, clip="record", detail=1.0).images
+    driven = told(
+        40, lambda there: there.repulsion @ low, clip_unit="record", frequency_fraction=1.0
+    ).images
     assert high(held) < 0.5 * high(start)
     assert high(driven) > 3 * high(start)
 
 
 def test_the_paper_s_push_spares_high_frequencies_too():
-    assert high(told(40, clip="batch").images) < 0.5 * high(
-        told(40, clip="batch", detail=1.0).images
+    assert high(told(40, clip_unit="batch").images) < 0.5 * high(
+        told(40, clip_unit="batch", frequency_fraction=1.0).images
     )
 
 
 def test_images_drawn_as_the_records_are_stay_where_they_are():
     """What drives apart cancels the records' pull, clipped or not, where the generator draws them: the mean of both is zero."""
     for bound in (1.0, 0.3):
-        there = training(clip="record", batch=40, bound=bound)
-        net = there.pair.net
+        there = training(clip_unit="record", batch_size=40, clip_norm=bound)
+        net = there.generator_trainer.net
         gaps = []
         for _ in range(60):
-            there._draw()
+            there._draw_batch()
             images = net(
-                torch.randn(40, there.method.code, generator=there.draws), there.labels
+                torch.randn(40, there.settings.latent_dim, generator=there.rng), there.labels
             ).detach()
             gate = gate_for(images, there.labels, asking_each(), Spec((1, 8, 8), 2, 40))
-            method = DPSinkhorn(**{**TINY, "clip": "record", "batch": 40, "bound": bound}, rate=1.0)
+            method = DPSinkhorn(
+                **{**TINY, "clip_unit": "record", "batch_size": 40, "clip_norm": bound},
+                sample_rate=1.0,
+            )
             gaps.append(
-                torch.stack([method._of_records(gate, there).float(), there.push]).mean(1)
+                torch.stack(
+                    [method._query_record_gradients(gate, there).float(), there.repulsion]
+                ).mean(1)
             )  # of all images: [2, frequencies]
         pulled, pushed = torch.stack(gaps, 1)  # [60, frequencies] each
         error = (pulled - pushed).std(0).square().sum().sqrt() / math.sqrt(60)
@@ -389,7 +469,9 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
     box = Sensitive(
         *(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some"
     )
-    method = DPSinkhorn(**{**TINY, "clip": "record"}, noise=20.0, rate=0.5, steps=100)
+    method = DPSinkhorn(
+        **{**TINY, "clip_unit": "record"}, noise_multiplier=20.0, sample_rate=0.5, steps=100
+    )
     book = Ledger(tmp_path / "book.jsonl")
     asked = []
     real = Gate.sum
@@ -398,18 +480,18 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
         Gate,
         "sum",
         lambda self, name, *more, **how: (
-            asked.append(self.left(name)) or real(self, name, *more, **how)
+            asked.append(self.count_remaining_queries(name)) or real(self, name, *more, **how)
         ),
     )
-    first = Training.__init__
+    first = SinkhornTrainer.__init__
     there_are = []
 
     def copied(there):
         there_are.append(there)
-        return {key: value.clone() for key, value in there.pair.kept().items()}
+        return {key: value.clone() for key, value in there.generator_trainer.state_dict().items()}
 
     monkeypatch.setattr(
-        Training,
+        SinkhornTrainer,
         "__init__",
         lambda self, *given, **more: first(self, *given, **more) or begun.append(copied(self)),
     )
@@ -437,7 +519,7 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
     assert begun[1]["adam.0.step"] == 75
     assert not torch.equal(begun[0]["net.dense.weight"], begun[1]["net.dense.weight"])
     assert (
-        there_are[1].pair.net.dense.weight - begun[1]["net.dense.weight"]
+        there_are[1].generator_trainer.net.dense.weight - begun[1]["net.dense.weight"]
     ).abs().max() > 1e-4  # and it went on to learn
     verify(tmp_path / "out")
 
@@ -445,13 +527,13 @@ def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypat
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"rate": 0.0},
-        {"batch": 1},
-        {"bound": 0.0},
-        {"fresh": 1.5},
-        {"noise": -1.0},
-        {"detail": 0.0},
-        {"absolute": 1.0},
+        {"sample_rate": 0.0},
+        {"batch_size": 1},
+        {"clip_norm": 0.0},
+        {"fresh_fraction": 1.5},
+        {"noise_multiplier": -1.0},
+        {"frequency_fraction": 0.0},
+        {"l1_weight": 1.0},
     ],
 )
 def test_settings_without_a_sense_are_refused(wrong):
@@ -461,38 +543,38 @@ def test_settings_without_a_sense_are_refused(wrong):
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_sizes_that_must_be_known_are_asked_for_before_anything_is_read(clip):
-    method = DPSinkhorn(clip=clip, noise=1.0)
+    method = DPSinkhorn(clip_unit=clip, noise_multiplier=1.0)
     if clip == "batch":
         assert method.plan(Spec(SHAPE, CLASSES)).stages
     else:
-        with pytest.raises(SettingError, match="declared"):
+        with pytest.raises(SettingError, match="Declare"):
             method.plan(Spec(SHAPE, CLASSES))
 
 
 # Use
 
 LEARNING = {
-    "rate": 0.05,
-    "room": 90,
-    "batch": 30,
+    "sample_rate": 0.05,
+    "max_sample_size": 90,
+    "batch_size": 30,
     "steps": 120,
-    "width": 8,
-    "learning": 5e-3,
-    "average": 0.97,
-    "iterations": 12,
+    "generator_channels": 8,
+    "learning_rate": 5e-3,
+    "ema_decay": 0.97,
+    "sinkhorn_iterations": 12,
 }
 
 
 def digits(noise, **more):
     """How many held-out digits logistic regression gets right that has seen generated images alone."""
-    records = load("digits", "train", public=True).records()
-    method = DPSinkhorn(**{**LEARNING, **more}, noise=noise)
+    records = load_dataset("digits", "train", public=True).records()
+    method = DPSinkhorn(**{**LEARNING, **more}, noise_multiplier=noise)
     spec = Spec((1, 8, 8), 10, len(records.labels))
     gate = gate_for(records.images, records.labels, method.plan(spec), spec, seed=0)
-    made: Product = method.fit(gate, Streams(0, Runtime("cpu")), silent)
-    assert made.fits(spec)
+    made: Artifact = method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress)
+    assert made.is_consistent_with(spec)
     images, labels = made.sample(spec, 1000)
-    test = load("digits", "test", public=True).records()
+    test = load_dataset("digits", "test", public=True).records()
     model = LogisticRegression(max_iter=300).fit(images.flatten(1).numpy(), labels.numpy())
     return model.score(test.images.flatten(1).numpy(), test.labels.numpy())
 
@@ -508,7 +590,7 @@ def test_it_learns_digits_at_a_moderate_noise_record_by_record():
 
 @pytest.mark.slow
 def test_clipped_as_a_whole_it_learns_too_but_bears_little_noise():
-    clean, little, moderate = (digits(noise, clip="batch") for noise in (0.0, 0.02, 0.75))
+    clean, little, moderate = (digits(noise, clip_unit="batch") for noise in (0.0, 0.02, 0.75))
     assert clean > 0.5
     assert little > 0.4
     assert moderate < 0.4
@@ -521,13 +603,15 @@ def test_a_short_run_that_was_killed_ends_as_if_it_had_not(tmp_path, clip):
     box = Sensitive(
         *(each.numpy() for each in some(20, shape=(1, 8, 8))), Spec((1, 8, 8), 2, 20), name="some"
     )
-    method = DPSinkhorn(**{**TINY, "clip": clip}, noise=0.0, rate=1.0, steps=20)
+    method = DPSinkhorn(
+        **{**TINY, "clip_unit": clip}, noise_multiplier=0.0, sample_rate=1.0, steps=20
+    )
 
     def made(name, **more):
         how = {"ledger": tmp_path / f"{name}.jsonl", "runtime": Runtime("cpu", 32)}
-        return synthesize(box, method, out=tmp_path / name, **how, **more).product.tensors
+        return synthesize(box, method, out=tmp_path / name, **how, **more).artifact.tensors
 
-    real = Gate._ask
+    real = Gate._run_query
     asked = []
 
     def dies(self, *given, **more):
@@ -536,7 +620,7 @@ def test_a_short_run_that_was_killed_ends_as_if_it_had_not(tmp_path, clip):
             raise KeyboardInterrupt
         return real(self, *given, **more)
 
-    with mock.patch.object(Gate, "_ask", dies), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(Gate, "_run_query", dies), pytest.raises(KeyboardInterrupt):
         made("killed")
     whole = made("whole")
     resumed = made("killed", resume=True)

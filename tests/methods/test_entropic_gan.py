@@ -9,26 +9,45 @@ from scipy.optimize import linear_sum_assignment
 
 from privot.data.spec import Spec
 from privot.errors import PrivotError, SettingError
-from privot.local.channels import Gaussian, Laplace, Mixed, RandomizedResponse, Space, Unary
-from privot.local.dataset import Privatized
-from privot.local.frequency_estimation import apportioned, meaning, shares
-from privot.local.privatize import channel_for, privatize
+from privot.local.channels import (
+    Composite,
+    Gaussian,
+    Laplace,
+    Projection,
+    RandomizedResponse,
+    UnaryEncoding,
+)
+from privot.local.dataset import PrivatizedDataset
+from privot.local.frequency_estimation import (
+    apportion_labels,
+    describe_residual,
+    estimate_frequencies,
+)
+from privot.local.privatize import build_image_channel, privatize
 from privot.local.server_gate import ServerGate
-from privot.methods import make
+from privot.methods import make_method
 from privot.methods.entropic_gan import EntropicGAN
-from privot.nets.generators.dense import cosines
-from privot.nets.generators.tabular import RecordGenerator
-from privot.privacy.noise import Secret
-from privot.release import Release, verify
+from privot.nets.generators.dense import scaled_dct_basis
+from privot.nets.generators.tabular import TabularGenerator
+from privot.privacy.noise import SecretRandom
+from privot.release import Release
+from privot.release.verify import verify
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-QUICK = {"batch": 128, "steps": 200, "learning": 0.008, "average": 0.98, "code": 4, "hidden": 64}
-PLANE = Laplace.calibrated(5.0, space=Space(shape=(2,)), low=-1.0, high=1.0)
+QUICK = {
+    "batch_size": 128,
+    "steps": 200,
+    "learning_rate": 0.008,
+    "ema_decay": 0.98,
+    "latent_dim": 4,
+    "hidden_dim": 64,
+}
+PLANE = Laplace.calibrate(5.0, projection=Projection(shape=(2,)), low=-1.0, high=1.0)
 
-BELL = Gaussian.calibrated(12.0, 1e-4, space=Space(shape=(2,)), low=-1.0, high=1.0)
+BELL = Gaussian.calibrate(12.0, 1e-4, projection=Projection(shape=(2,)), low=-1.0, high=1.0)
 
 
 def half_disk(count, seed):
@@ -43,9 +62,9 @@ def distance(x, y):
 
 
 def sent(channel, rows, classes=1, shape=None):
-    values = channel.privatize(rows, Secret(0))
-    return Privatized(
-        values, channel, Spec(shape or (1, 1, channel.columns), classes, len(values)), "sent"
+    values = channel.privatize(rows, SecretRandom(0))
+    return PrivatizedDataset(
+        values, channel, Spec(shape or (1, 1, channel.record_dim), classes, len(values)), "sent"
     )
 
 
@@ -71,47 +90,49 @@ def test_a_half_disk_comes_back_from_its_noise(loss, channel):
     assert noisy > 0.9
     assert distance(found, clean) < 0.2 * noisy
     assert found.abs().max() <= 1  # the domain of the channel
-    told = made.facts["diagnostics"]
+    told = made.metadata["diagnostics"]
     assert told["over_noise"] == pytest.approx(1, abs=0.06 if channel is PLANE else 0.15)
 
 
 def test_a_wrong_strength_learns_another_law_and_the_residual_tells():
     box = sent(PLANE, half_disk(10_000, 0))
     clean = half_disk(600, 1)
-    weak = learned(box, strength=0.25, steps=100)
+    weak = learned(box, regularization=0.25, steps=100)
     assert distance(weak.sample(600)[0].flatten(1), clean) > 0.35
-    told = weak.facts["diagnostics"]
+    told = weak.metadata["diagnostics"]
     assert told["over_noise"] < 0.9
-    assert "was learned" in told["meaning"]
+    assert "learned some of the noise" in told["meaning"]
 
 
 @pytest.mark.parametrize(
     "channel",
     [
-        RandomizedResponse.calibrated(3.0, categories=8),
-        pytest.param(Unary.calibrated(3.0, categories=5), marks=pytest.mark.slow),
+        RandomizedResponse.calibrate(3.0, num_categories=8),
+        pytest.param(UnaryEncoding.calibrate(3.0, num_categories=5), marks=pytest.mark.slow),
     ],
     ids=["rr", "unary"],
 )
 def test_shares_of_categories_come_back(channel):
-    truth = torch.softmax(torch.linspace(0, 2, channel.categories), 0)
-    rows = apportioned(truth, 40_000)[:, None].float()
+    truth = torch.softmax(torch.linspace(0, 2, channel.num_categories), 0)
+    rows = apportion_labels(truth, 40_000)[:, None].float()
     box = sent(channel, rows)
-    found = shares(channel, box.values)
+    found = estimate_frequencies(channel, box.values)
     assert (found - truth).abs().sum() / 2 < 0.02
     made = learned(box, steps=100).sample(20_000)[0].flatten().long()
     assert (
-        torch.bincount(made, minlength=channel.categories) / 20_000 - truth
+        torch.bincount(made, minlength=channel.num_categories) / 20_000 - truth
     ).abs().sum() / 2 < 0.06
 
 
 def test_shares_are_exact_where_answers_are_all_there_is():
     """Answers in the very proportions of their law: nothing is left to chance, and the truth is the fixed point."""
-    channel = RandomizedResponse.calibrated(1.0, categories=8)
+    channel = RandomizedResponse.calibrate(1.0, num_categories=8)
     truth = torch.softmax(torch.linspace(0, 2, 8).double(), 0)
-    law = (-channel.cost(torch.eye(8).double(), torch.arange(8.0).double()[:, None])).exp()
+    law = (
+        -channel.compute_cost_matrix(torch.eye(8).double(), torch.arange(8.0).double()[:, None])
+    ).exp()
     counts = (1e5 * truth @ law).round().long()
-    found = shares(channel, torch.arange(8.0).repeat_interleave(counts)[:, None])
+    found = estimate_frequencies(channel, torch.arange(8.0).repeat_interleave(counts)[:, None])
     assert (found - truth).abs().sum() / 2 < 1e-4
 
 
@@ -122,11 +143,12 @@ def test_labels_through_a_channel_of_their_own_tell_the_generator():
         20_000, 1, generator=draws
     )
     parts = (
-        Laplace.calibrated(3.0, space=Space(shape=(1,))),
-        RandomizedResponse.calibrated(2.0, categories=2),
+        Laplace.calibrate(3.0, projection=Projection(shape=(1,))),
+        RandomizedResponse.calibrate(2.0, num_categories=2),
     )
     made = learned(
-        sent(Mixed(parts=parts), torch.cat([values, labels[:, None]], 1), 2, (1, 1, 1)), loss="nll"
+        sent(Composite(parts=parts), torch.cat([values, labels[:, None]], 1), 2, (1, 1, 1)),
+        loss="nll",
     )
     found, own = made.sample(1000)
     means = [float(found[own == label].mean()) for label in (0, 1)]
@@ -140,11 +162,11 @@ def test_mixed_records_keep_what_hangs_together():
     kind = torch.randint(3, (20_000, 1), generator=draws)
     numbers = kind / 2 + 0.05 * torch.randn(20_000, 1, generator=draws)
     parts = (
-        Laplace.calibrated(4.0, space=Space(shape=(1,))),
-        RandomizedResponse.calibrated(3.0, categories=3),
+        Laplace.calibrate(4.0, projection=Projection(shape=(1,))),
+        RandomizedResponse.calibrate(3.0, num_categories=3),
     )
     found = (
-        learned(sent(Mixed(parts=parts), torch.cat([numbers, kind], 1)), loss="nll")
+        learned(sent(Composite(parts=parts), torch.cat([numbers, kind], 1)), loss="nll")
         .sample(3000)[0]
         .flatten(1)
     )
@@ -157,10 +179,19 @@ def test_mixed_records_keep_what_hangs_together():
 def test_pictures_from_a_file_to_a_certificate(tmp_path, net, name):
     images, labels = records()
     box = sealed(images, labels, Spec((1, 8, 8), 3, len(labels)))
-    channel = channel_for(box.spec, name, 50.0, labels_epsilon=4.0, space="pooled", size=2)
+    channel = build_image_channel(
+        box.spec, name, 50.0, labels_epsilon=4.0, projection_kind="pooled", projection_side=2
+    )
     privatize(box, channel, out=tmp_path / "sent.safetensors", ledger=tmp_path / "book.jsonl")
     shown = []
-    settings = {"batch": 8, "steps": 6, "code": 4, "hidden": 8, "width": 4, "net": net}
+    settings = {
+        "batch_size": 8,
+        "steps": 6,
+        "latent_dim": 4,
+        "hidden_dim": 8,
+        "generator_channels": 4,
+        "generator": net,
+    }
     made = synthesize(
         tmp_path / "sent.safetensors",
         "entropic-gan",
@@ -174,27 +205,31 @@ def test_pictures_from_a_file_to_a_certificate(tmp_path, net, name):
     assert made.guarantee.neighbours == "local"
     assert made.guarantee.epsilon == pytest.approx(54.0, rel=1e-3)
     assert any("residual" in each for each in shown)
-    kept = Release.load(tmp_path / "out").facts[
+    kept = Release.load(tmp_path / "out").metadata[
         "diagnostics"
     ]  # what it says of itself is in the manifest
-    assert kept["meaning"] == made.facts["diagnostics"]["meaning"]
+    assert kept["meaning"] == made.metadata["diagnostics"]["meaning"]
     assert 0 < kept["over_noise"] < 10
 
 
 @pytest.mark.parametrize(
     ("kind", "size", "given", "waves"),
-    [("pooled", 4, None, 2), ("waves", 3, None, 3), ("plain", 0, None, 8), ("pooled", 4, 5, 5)],
+    [("pooled", 4, None, 2), ("dct", 3, None, 3), ("identity", 0, None, 8), ("pooled", 4, 5, 5)],
 )
 def test_the_dense_net_draws_no_finer_than_what_was_sent(tmp_path, kind, size, given, waves):
     images, labels = records()
     box = sealed(images, labels, Spec((1, 8, 8), 3, len(labels)))
     answers = privatize(
         box,
-        channel_for(box.spec, "gaussian", 20.0, space=kind, size=size),
+        build_image_channel(box.spec, "gaussian", 20.0, projection_kind=kind, projection_side=size),
         ledger=tmp_path / "book.jsonl",
     )
-    drawn = learned(answers, net="dense", steps=2, batch=8, waves=given).sample(5)[0].double()
-    basis = cosines(8, 8).double() / math.sqrt(8)
+    drawn = (
+        learned(answers, generator="dense", steps=2, batch_size=8, num_frequencies=given)
+        .sample(5)[0]
+        .double()
+    )
+    basis = scaled_dct_basis(8, 8).double() / math.sqrt(8)
     found = (
         basis.T @ drawn.clamp(1e-9, 1 - 1e-9).logit() @ basis
     )  # before the net's last step, which makes pixels of them
@@ -204,43 +239,43 @@ def test_the_dense_net_draws_no_finer_than_what_was_sent(tmp_path, kind, size, g
 
 
 def test_a_box_of_records_is_refused(tmp_path):
-    method = make("entropic-gan", {"steps": 2, "batch": 4})
+    method = make_method("entropic-gan", {"steps": 2, "batch_size": 4})
     with pytest.raises(PrivotError, match="privot privatize"):
         synthesize(sealed(*records(), spec_for(method)), method, ledger=tmp_path / "book.jsonl")
 
 
 def test_points_are_not_taken_for_pictures():
-    with pytest.raises(SettingError, match="net=records"):
-        learned(sent(PLANE, half_disk(50, 0)), net="conv")
+    with pytest.raises(SettingError, match="generator=records"):
+        learned(sent(PLANE, half_disk(50, 0)), generator="conv")
 
 
 def test_debiasing_is_refused_and_says_why():
     with pytest.raises(SettingError, match="learn the noise"):
-        make("entropic-gan", {"debias": "true"})
+        make_method("entropic-gan", {"debias": "true"})
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"loss": "w"},
-        {"net": "none"},
-        {"batch": 1},
+        {"generator": "none"},
+        {"batch_size": 1},
         {"steps": 0},
-        {"learning": 1.0},
-        {"learning": 0.0},
-        {"strength": 0.0},
+        {"learning_rate": 1.0},
+        {"learning_rate": 0.0},
+        {"regularization": 0.0},
     ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
-        make("entropic-gan", wrong)
+        make_method("entropic-gan", wrong)
 
 
 def test_a_crashed_run_goes_on(tmp_path):
     box = sent(PLANE, half_disk(500, 0))
     seen = []
     box.save(tmp_path / "sent.safetensors")
-    method = EntropicGAN(batch=16, steps=60, hidden=8)
+    method = EntropicGAN(batch_size=16, steps=60, hidden_dim=8)
 
     def kill(stage, step, of, **facts):
         if step == 30:
@@ -262,35 +297,35 @@ def test_a_crashed_run_goes_on(tmp_path):
 
 def test_a_run_replays_from_its_file():
     box = sent(PLANE, half_disk(500, 0))
-    method = EntropicGAN(batch=16, steps=10, hidden=8)
+    method = EntropicGAN(batch_size=16, steps=10, hidden_dim=8)
     one, two = (
-        synthesize(box, method, runtime=Runtime("cpu"), seed=3).product.tensors for _ in range(2)
+        synthesize(box, method, runtime=Runtime("cpu"), seed=3).artifact.tensors for _ in range(2)
     )
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
 def test_training_touches_nothing_but_what_was_sent():
     """The gate of a server has no way to a record: every other verb is refused."""
-    gate = ServerGate(sent(PLANE, half_disk(50, 0)), Runtime("cpu"))
+    gate = ServerGate(sent(PLANE, half_disk(50, 0)))
     with pytest.raises(PrivotError):
-        gate.open("curious")
+        gate.read_without_guarantee("curious")
     with pytest.raises(PrivotError):
-        gate.sum("means", lambda image, label: image, bound=1.0)
+        gate.sum("means", lambda image, label: image, clip_norm=1.0)
 
 
 def test_words_say_what_the_residual_means():
-    assert "misses" in meaning(1.2, 1.0, 0.01, 0.0)["meaning"]
-    assert "was learned" in meaning(0.8, 1.0, 0.01, 0.0)["meaning"]
-    assert "law of the noise" in meaning(1.02, 1.0, 0.01, 0.0)["meaning"]
+    assert "misses" in describe_residual(1.2, 1.0, 0.01, 0.0)["meaning"]
+    assert "learned some of the noise" in describe_residual(0.8, 1.0, 0.01, 0.0)["meaning"]
+    assert "distribution of the noise" in describe_residual(1.02, 1.0, 0.01, 0.0)["meaning"]
 
 
 def test_categories_are_drawn_from_their_probabilities():
-    net = RecordGenerator((1, 1, 1), 1, [[3]], code=1, hidden=4)
+    net = TabularGenerator((1, 1, 1), 1, [[3]], latent_dim=1, hidden_dim=4)
     with torch.no_grad():
         for each in net.parameters():
             each.zero_()
         net.layers[-1].bias.copy_(torch.tensor([0.7, 0.2, 0.1]).log())
-        codes = torch.randn(50_000, net.code, generator=torch.Generator().manual_seed(0))
+        codes = torch.randn(50_000, net.latent_dim, generator=torch.Generator().manual_seed(0))
         drawn = net(codes, torch.zeros(50_000, dtype=torch.int64)).flatten().long()
     assert (torch.bincount(drawn, minlength=3) / 50_000).tolist() == pytest.approx(
         [0.7, 0.2, 0.1], abs=0.01

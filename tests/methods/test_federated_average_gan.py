@@ -11,19 +11,20 @@ from scipy.stats import beta
 from torch.nn.functional import softplus
 from unwritten import Unpriced, Unwritten, clipping
 
-from privot.components.dp_sgd import flat
+from privot.components.dp_sgd import flatten_tensors
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError, SettingError
-from privot.methods import make
-from privot.methods.fedavg_gan import FederatedAverageGan, change, trained
-from privot.nets import initialise
-from privot.nets.dp_networks import PrivateCritic
-from privot.privacy import gate as gate_module
+from privot.methods import make_method
+from privot.methods.fedavg_gan import FedAvgGAN, get_weight_change, train_client_critic
+from privot.nets import initialize_weights
+from privot.nets.dp_critic import PrivateCritic
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Neighbours, Plan, Stage
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,16 +32,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (1, 8, 8)
 CLASSES = 2
 OWNERS = 5
-SPEC = Spec(SHAPE, CLASSES, owners=OWNERS)
+SPEC = Spec(SHAPE, CLASSES, num_clients=OWNERS)
 TINY = {
-    "lessons": 2,
-    "critic_batch": 3,
-    "turns": 1,
-    "records": 4,
-    "batch": 4,
-    "width": 2,
-    "code": 3,
-    "channels": 2,
+    "critic_steps": 2,
+    "critic_batch_size": 3,
+    "generator_steps": 1,
+    "records_per_client": 4,
+    "batch_size": 4,
+    "critic_channels": 2,
+    "latent_dim": 3,
+    "generator_channels": 2,
 }
 
 
@@ -61,13 +62,13 @@ def blobs(count=100):
 
 
 def gate_for(box, noise=0.0, rounds=10**6):
-    plan = Unpriced((Stage("updates", "poll", noise, rounds),), Neighbours.CLIENT)
+    plan = Unpriced((Stage("updates", "sum_over_shards", noise, rounds),), Neighbours.CLIENT)
     return Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"))
 
 
 def given(critic, lessons=2, batch=3, scale=1.0, rate=0.1):
     """What owners are sent in a round."""
-    start = scale * flat(critic.parameters()).detach()
+    start = scale * flatten_tensors(critic.parameters()).detach()
     fakes = torch.rand(CLASSES, 4, *SHAPE, generator=seeded(5))
     places = torch.rand(lessons, batch, generator=seeded(6))
     which = torch.randint(4, (lessons, batch), generator=seeded(7))
@@ -75,15 +76,17 @@ def given(critic, lessons=2, batch=3, scale=1.0, rate=0.1):
 
 
 def critic(width=2):
-    return initialise(PrivateCritic(SHAPE, CLASSES, width), seeded()).requires_grad_(False)
+    return initialize_weights(PrivateCritic(SHAPE, CLASSES, width), seeded()).requires_grad_(False)
 
 
 def asked(box, sent, bound, noise=0.0, times=1):
     """Sums over the owners' changes: [times, numbers]."""
     gate = gate_for(box, noise)
-    gate.split(OWNERS, {"change": torch.zeros(OWNERS, len(sent[1]))}, 6)
-    gate.update(trained, *sent)
-    return torch.stack([gate.poll("updates", change, bound=bound) for _ in range(times)])
+    gate.split_into_shards(OWNERS, {"weight_change": torch.zeros(OWNERS, len(sent[1]))}, 6)
+    gate.update_shards(train_client_critic, *sent)
+    return torch.stack(
+        [gate.sum_over_shards("updates", get_weight_change, clip_norm=bound) for _ in range(times)]
+    )
 
 
 # What is sent
@@ -109,7 +112,7 @@ def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
                 + softplus(net(sent[2][marks[some], which], marks[some])).mean()
             ).backward()
             optimiser.step()
-        wanted = wanted + flat(net.parameters()).detach() - sent[1]
+        wanted = wanted + flatten_tensors(net.parameters()).detach() - sent[1]
     torch.testing.assert_close(found.float(), wanted, rtol=1e-3, atol=1e-5)
 
 
@@ -124,7 +127,7 @@ def test_another_owner_moves_the_sum_by_twice_the_bound_and_no_more(scale, bound
     largest = 0.0
     (images, labels) = blobs(40)
     held = np.arange(40) % OWNERS
-    here = Sensitive(images, labels, SPEC, owners=held)
+    here = Sensitive(images, labels, SPEC, client_ids=held)
     for turn in range(8):
         count = int(rng.integers(1, 20))
         kinds = (np.zeros, np.ones, rng.random)
@@ -135,7 +138,7 @@ def test_another_owner_moves_the_sum_by_twice_the_bound_and_no_more(scale, bound
             np.concatenate([images[others], fresh]),
             np.concatenate([labels[others], marks]),
             SPEC,
-            owners=np.concatenate([held[others], np.full(count, 2)]),
+            client_ids=np.concatenate([held[others], np.full(count, 2)]),
         )
         sent = given(critic(), scale=scale, rate=(0.1, 1e3)[turn % 2])
         largest = max(largest, float((asked(here, sent, bound) - asked(there, sent, bound)).norm()))
@@ -167,7 +170,9 @@ def spied_on(threshold, noise=0.3, asks=400):
 
 
 def claimed(fpr, noise=0.3):
-    return Plan((Stage("updates", "poll", noise),), Neighbours.CLIENT).cost().tpr(fpr)
+    return (
+        Plan((Stage("updates", "sum_over_shards", noise),), Neighbours.CLIENT).cost().max_tpr(fpr)
+    )
 
 
 def test_an_audit_finds_no_more_than_is_claimed():
@@ -179,13 +184,13 @@ def test_an_audit_finds_no_more_than_is_claimed():
 @pytest.mark.parametrize("bug", ["a third of the noise", "no clip"])
 def test_the_audit_catches_a_planted_bug(monkeypatch, bug):
     if bug == "no clip":
-        monkeypatch.setattr(gate_module, "_clip", clipping())
+        monkeypatch.setattr(clipping_module, "clip_rows", clipping())
         tpr, fpr, _ = spied_on(50.0)
     else:
-        honest = gate_module.noisy
+        honest = secret_side_module.add_noise
         monkeypatch.setattr(
-            gate_module,
-            "noisy",
+            secret_side_module,
+            "add_noise",
             lambda total, noise_std, *more: honest(total, noise_std / 3, *more),
         )
         tpr, fpr, _ = spied_on(0.7)
@@ -196,31 +201,31 @@ def test_the_audit_catches_a_planted_bug(monkeypatch, bug):
 
 
 def test_samples_follow_their_label():
-    method = FederatedAverageGan(
+    method = FedAvgGAN(
         rounds=40,
-        lessons=4,
-        critic_batch=8,
-        critic_rate=0.1,
-        bound=2.0,
-        turns=4,
-        batch=32,
-        width=8,
-        code=8,
-        channels=8,
-        rate=2e-3,
-        average=0.9,
-        records=20,
-        noise=0.01,
+        critic_steps=4,
+        critic_batch_size=8,
+        critic_learning_rate=0.1,
+        clip_norm=2.0,
+        generator_steps=4,
+        batch_size=32,
+        critic_channels=8,
+        latent_dim=8,
+        generator_channels=8,
+        generator_learning_rate=2e-3,
+        ema_decay=0.9,
+        records_per_client=20,
+        noise_multiplier=0.01,
     )
     gate = gate_for(Sensitive(*blobs(), SPEC), 0.01, method.rounds)
-    made = method.fit(gate, Streams(0, Runtime("cpu")), silent)
+    made = method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress)
     images, labels = made.sample(SPEC, 200)
-    assert gate.left("updates") == 0
+    assert gate.count_remaining_queries("updates") == 0
     right = images[..., 4:].sum((1, 2, 3))
     left = images[..., :4].sum((1, 2, 3))
     assert ((right > left).long() == labels).float().mean() > 0.9
     numbers = sum(each.numel() for each in PrivateCritic(SHAPE, CLASSES, 8).parameters())
-    assert made.facts["bytes_per_client_and_round"] == 4 * numbers
+    assert made.metadata["bytes_per_client_and_round"] == 4 * numbers
 
 
 @pytest.mark.parametrize(
@@ -230,9 +235,11 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, rounds):
     box = Sensitive(*blobs(40), SPEC, name="blobs")
     ledger = Ledger(tmp_path / "blobs.jsonl")
     fresh = []
-    real = gate_module.noisy
-    method = FederatedAverageGan(**TINY, noise=3.0, rounds=rounds)
-    monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
+    real = secret_side_module.add_noise
+    method = FedAvgGAN(**TINY, noise_multiplier=3.0, rounds=rounds)
+    monkeypatch.setattr(
+        secret_side_module, "add_noise", lambda *given: fresh.append(1) or real(*given)
+    )
 
     def kill(stage, step, of, **facts):
         if step == 25:
@@ -258,35 +265,35 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch, rounds):
 
 
 def test_the_price_is_that_of_one_owner_in_every_round():
-    plan = FederatedAverageGan(rounds=200, noise=3.0).plan(Spec((1, 28, 28), 62, owners=300))
+    plan = FedAvgGAN(rounds=200, noise_multiplier=3.0).plan(Spec((1, 28, 28), 62, num_clients=300))
     assert plan.event() == dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(3.0), 200)
     assert plan.neighbours is Neighbours.CLIENT
-    alone = Plan((Stage("once", "poll", 3.0 / math.sqrt(200)),), Neighbours.CLIENT)
+    alone = Plan((Stage("once", "sum_over_shards", 3.0 / math.sqrt(200)),), Neighbours.CLIENT)
     assert plan.cost().epsilon(1.15e-3) == pytest.approx(alone.cost().epsilon(1.15e-3))
 
 
 def test_data_without_owners_and_other_relations_are_refused():
-    with pytest.raises(SettingError, match="owners"):
-        FederatedAverageGan(noise=1.0).plan(Spec(SHAPE, CLASSES))
+    with pytest.raises(SettingError, match="clients"):
+        FedAvgGAN(noise_multiplier=1.0).plan(Spec(SHAPE, CLASSES))
     box = Sensitive(*blobs(40), SPEC)
     gate = gate_for(box)
-    with pytest.raises(PlanError, match="owner"):
-        gate.split(OWNERS - 1, {"change": torch.zeros(OWNERS - 1, 3)}, 4)
+    with pytest.raises(PlanError, match="client"):
+        gate.split_into_shards(OWNERS - 1, {"weight_change": torch.zeros(OWNERS - 1, 3)}, 4)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"rounds": 0},
-        {"bound": 0},
-        {"batch": 1},
-        {"noise": -1.0},
-        {"average": 1},
-        {"critic_rate": 0},
-        {"records": 0},
-        {"rate": 1},
+        {"clip_norm": 0},
+        {"batch_size": 1},
+        {"noise_multiplier": -1.0},
+        {"ema_decay": 1},
+        {"critic_learning_rate": 0},
+        {"records_per_client": 0},
+        {"generator_learning_rate": 1},
     ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
-        make("federated-average-gan", wrong)
+        make_method("federated-average-gan", wrong)

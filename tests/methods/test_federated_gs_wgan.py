@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from privot.components.client_critics import Owners, wish
-from privot.components.federated_settings import MOST
-from privot.components.server_generator import Drawing
+from privot.components.client_critics import ClientCritics, masked_gradient
+from privot.components.federated_settings import MAX_SETTING
+from privot.components.server_generator import ServerGenerator
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods.federated_gs_wgan import FederatedGsWgan
+from privot.methods.federated_gs_wgan import FederatedGSWGAN
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours
@@ -27,19 +27,19 @@ SHAPE = (1, 8, 8)
 CLASSES = 2
 OWNERS = 3
 SIZES = (7, 3, 12)
-SPEC = Spec(SHAPE, CLASSES, owners=OWNERS)
-FEMNIST = Spec((1, 28, 28), 62, owners=300)
+SPEC = Spec(SHAPE, CLASSES, num_clients=OWNERS)
+FEMNIST = Spec((1, 28, 28), 62, num_clients=300)
 TINY = {
     "rounds": 4,
-    "rows": 2,
-    "records": 8,
-    "lessons": 1,
-    "warm": 1,
-    "critic_batch": 4,
-    "width": 2,
-    "code": 3,
-    "channels": 2,
-    "critics": 2,
+    "batch_per_class": 2,
+    "records_per_critic": 8,
+    "critic_steps": 1,
+    "warmup_rounds": 1,
+    "critic_batch_size": 4,
+    "critic_channels": 2,
+    "latent_dim": 3,
+    "generator_channels": 2,
+    "num_critics": 2,
 }
 
 
@@ -56,7 +56,7 @@ def held(sizes=SIZES, seed=0):
 
 
 def gate_for(folder, method, images, labels, owners, **more):
-    box = Sensitive(images, labels, SPEC, owners=owners)
+    box = Sensitive(images, labels, SPEC, client_ids=owners)
     plan = method.plan(SPEC)
     folder.mkdir(parents=True, exist_ok=True)
     return Gate(
@@ -73,7 +73,7 @@ def streams(seed=3):
 
 @pytest.mark.parametrize(("rounds", "noise"), [(25, 5.0), (100, 10.0), (400, 20.0)])
 def test_an_owner_s_slopes_are_one_gaussian_whatever_their_number(rounds, noise):
-    plan = FederatedGsWgan(rounds=rounds, noise=noise).plan(FEMNIST)
+    plan = FederatedGSWGAN(rounds=rounds, noise_multiplier=noise).plan(FEMNIST)
     assert plan.neighbours is Neighbours.CLIENT
     assert plan.cost().mu == pytest.approx(math.sqrt(62 * 100) / 10)
     assert plan.cost().epsilon(1.15e-3) == pytest.approx(54.2, abs=0.05)
@@ -81,88 +81,94 @@ def test_an_owner_s_slopes_are_one_gaussian_whatever_their_number(rounds, noise)
 
 def test_the_paper_s_goal_is_within_reach():
     """User-level epsilon of 59.9 at delta 1.15e-3, ten times less than 599."""
-    plan = FederatedGsWgan(rounds=100).plan(FEMNIST).calibrated(Budget(59.9, 1.15e-3))
+    plan = FederatedGSWGAN(rounds=100).plan(FEMNIST).calibrate(Budget(59.9, 1.15e-3))
     assert plan.cost().epsilon(1.15e-3) <= 59.9
-    assert plan.stages[0].noise == pytest.approx(9.4, abs=0.1)
+    assert plan.stages[0].noise_multiplier == pytest.approx(9.4, abs=0.1)
 
 
 def test_the_record_unit_is_that_of_gs_wgan_with_as_many_critics():
-    from privot.methods.gs_wgan import GsWgan
+    from privot.methods.gs_wgan import GSWGAN
 
-    settings = FederatedGsWgan(unit="record", critics=20, rounds=10, rows=2, noise=3.0)
-    central = GsWgan(critics=20, steps=10, batch=20, noise=3.0).plan(Spec((1, 8, 8), 10))
-    assert settings.plan(Spec((1, 8, 8), 10, owners=5)).event() == central.event()
+    settings = FederatedGSWGAN(
+        unit="record", num_critics=20, rounds=10, batch_per_class=2, noise_multiplier=3.0
+    )
+    central = GSWGAN(num_critics=20, steps=10, batch_size=20, noise_multiplier=3.0).plan(
+        Spec((1, 8, 8), 10)
+    )
+    assert settings.plan(Spec((1, 8, 8), 10, num_clients=5)).event() == central.event()
 
 
 @pytest.mark.parametrize(
     ("owners", "cohort", "rounds"), [*itertools.product([1, 5, 12], [0, 1, 4, 5, 99], [1, 7, 24])]
 )
 def test_the_schedule_asks_nobody_more_often_than_the_plan_says(owners, cohort, rounds):
-    settings = FederatedGsWgan(cohort=cohort, rounds=rounds, rows=3, noise=1.0)
+    settings = FederatedGSWGAN(
+        clients_per_round=cohort, rounds=rounds, batch_per_class=3, noise_multiplier=1.0
+    )
     turns = np.zeros(owners, int)
     for number in range(rounds):
-        asked = settings.asked(number, owners)
+        asked = settings.schedule_clients(number, owners)
         assert 0 < len(asked) == len(set(asked)) <= (cohort or owners)
         turns[asked] += 1
-    assert settings.plan(Spec(SHAPE, 4, owners=owners)).stages[0].steps == turns.max() * 12
+    assert settings.plan(Spec(SHAPE, 4, num_clients=owners)).stages[0].steps == turns.max() * 12
     assert turns.max() - turns.min() <= 1
 
 
 def test_delta_is_held_against_the_number_of_owners():
-    from privot.synthesis.preflight import cautions
+    from privot.synthesis.run_warnings import collect_warnings
 
-    plan = FederatedGsWgan(noise=9.0).plan(FEMNIST)
+    plan = FederatedGSWGAN(noise_multiplier=9.0).plan(FEMNIST)
     spec = dataclasses.replace(FEMNIST, size=41258)
-    assert "1/owners" not in " ".join(cautions(spec, plan, 1.15e-3, {}))
-    assert "1/owners" in " ".join(cautions(spec, plan, 0.01, {}))
+    assert "1/clients" not in " ".join(collect_warnings(spec, plan, 1.15e-3, {}))
+    assert "1/clients" in " ".join(collect_warnings(spec, plan, 0.01, {}))
 
 
 def test_who_owns_what_must_be_known():
-    with pytest.raises(SettingError, match="owners"):
-        FederatedGsWgan().plan(Spec(SHAPE, CLASSES))
+    with pytest.raises(SettingError, match="clients"):
+        FederatedGSWGAN().plan(Spec(SHAPE, CLASSES))
 
 
 def test_bytes_of_the_wire_are_told_beforehand():
-    settings = FederatedGsWgan(noise=1.0)
+    settings = FederatedGSWGAN(noise_multiplier=1.0)
     told = settings.forecast(FEMNIST, settings.plan(FEMNIST))
     assert told["bytes_down"] == 62 * 784
     assert told["bytes_up"] == 62 * 14 * 14 * 4
     assert told["bytes_up"] + told["bytes_down"] < 1.5e5  # the paper's
-    apart = FederatedGsWgan(noise=10.0, unit="record")
+    apart = FederatedGSWGAN(noise_multiplier=10.0, unit="record")
     assert (
-        1e9 < apart.forecast(FEMNIST, apart.plan(FEMNIST))["memory_of_an_owner"] < 4e9
+        1e9 < apart.forecast(FEMNIST, apart.plan(FEMNIST))["memory_of_a_client"] < 4e9
     )  # what an owner lends, unless it says otherwise
-    assert told["memory_of_an_owner"] < 1e8
-    assert FederatedGsWgan(window=16).numbers(FEMNIST) == (1, 8, 8)
+    assert told["memory_of_a_client"] < 1e8
+    assert FederatedGSWGAN(window_size=16).compute_gradient_shape(FEMNIST) == (1, 8, 8)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("unit", "user"),
-        ("kind", "vae"),
-        ("start", "mnist"),
+        ("generator", "vae"),
+        ("pretrain", "mnist"),
         ("rounds", 0),
-        ("rows", MOST + 1),
-        ("records", 0),
-        ("critics", -1),
-        ("cohort", -1),
-        ("window", -1),
-        ("warm", -1),
-        ("detail", 0.0),
-        ("detail", math.nan),
-        ("rate", 1.0),
-        ("critic_rate", math.inf),
-        ("average", 1.0),
-        ("noise", -1.0),
-        ("noise", math.nan),
-        ("noise", math.inf),
-        ("width", 10**9),
+        ("batch_per_class", MAX_SETTING + 1),
+        ("records_per_critic", 0),
+        ("num_critics", -1),
+        ("clients_per_round", -1),
+        ("window_size", -1),
+        ("warmup_rounds", -1),
+        ("frequency_fraction", 0.0),
+        ("frequency_fraction", math.nan),
+        ("generator_learning_rate", 1.0),
+        ("critic_learning_rate", math.inf),
+        ("ema_decay", 1.0),
+        ("noise_multiplier", -1.0),
+        ("noise_multiplier", math.nan),
+        ("noise_multiplier", math.inf),
+        ("critic_channels", 10**9),
     ],
 )
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match="federated-gs-wgan") as refused:
-        FederatedGsWgan(**{key: value})
+        FederatedGSWGAN(**{key: value})
     assert key in str(refused.value)
 
 
@@ -174,7 +180,7 @@ def test_bad_settings_are_errors(key, value):
 @pytest.mark.usefixtures("array_order")
 def test_a_replaced_owner_moves_no_state_and_no_answer_of_another(tmp_path, size, cohort):
     """All it holds, and how much: to the bit, through warming up, lessons and answers on the same images."""
-    method = FederatedGsWgan(**TINY, noise=2.0, cohort=cohort)
+    method = FederatedGSWGAN(**TINY, noise_multiplier=2.0, clients_per_round=cohort)
     who = 1
     found = []
     others = held(seed=5, sizes=(SIZES[0], size, SIZES[2]))
@@ -190,32 +196,36 @@ def test_a_replaced_owner_moves_no_state_and_no_answer_of_another(tmp_path, size
             ]
         )
         gate = gate_for(tmp_path / str(turn), method, *given, insecure_seed=1)
-        owners = Owners(gate, method, streams())
+        owners = ClientCritics(gate, method, streams())
         images = torch.randint(
             256, (2, OWNERS, CLASSES, 2, *SHAPE), generator=torch.Generator().manual_seed(0)
         ).byte()
         said = []
         for number, drawn in enumerate(images):
-            places = method.asked(number, OWNERS)
-            said.append(owners.answers(places, drawn[places], number // method.groups(OWNERS)))
+            places = method.schedule_clients(number, OWNERS)
+            said.append(
+                owners.query_gradients(places, drawn[places], number // method.count_groups(OWNERS))
+            )
         found.append((gate._shards[1], said))
     for name, one in found[0][0].items():
         moved = (one != found[1][0][name]).view(OWNERS, -1).any(1).tolist()
         assert [moved[0], moved[2]] == [False, False], name
-        assert moved[1] or name in ("owner", "known"), name
+        assert moved[1] or name in ("client", "seen_classes"), name
     for number, (one, two) in enumerate(zip(found[0][1], found[1][1], strict=True)):
-        for place, left, right in zip(method.asked(number, OWNERS), one, two, strict=True):
+        for place, left, right in zip(
+            method.schedule_clients(number, OWNERS), one, two, strict=True
+        ):
             assert torch.equal(left, right) == (place != who)
 
 
 def test_no_slope_is_longer_than_one(tmp_path):
     for full in (True, False):
-        method = FederatedGsWgan(**TINY, noise=0.0, full=full)
-        owners = Owners(gate_for(tmp_path / str(full), method, *held()), method, streams())
-        said = owners.answers(
+        method = FederatedGSWGAN(**TINY, noise_multiplier=0.0, normalize_gradients=full)
+        owners = ClientCritics(gate_for(tmp_path / str(full), method, *held()), method, streams())
+        said = owners.query_gradients(
             range(OWNERS), torch.randint(256, (OWNERS, CLASSES, 2, *SHAPE)).byte()
         )
-        assert said.shape == (OWNERS, CLASSES, 2, *method.numbers(SPEC))
+        assert said.shape == (OWNERS, CLASSES, 2, *method.compute_gradient_shape(SPEC))
         norms = said.flatten(3).norm(dim=3)
         assert norms.max() <= 1
         if full:
@@ -226,16 +236,16 @@ def test_a_slope_that_is_not_there_has_no_direction():
     from privot.nets.functional_critic import Critic
 
     critic = Critic(SHAPE, CLASSES, 2)
-    weights, along = critic.begin(1, torch.Generator().manual_seed(0))  # new: no slope
+    weights, along = critic.init_weights(1, torch.Generator().manual_seed(0))  # new: no slope
     how = {
         "critic": critic,
-        "down": torch.eye(8),
-        "across": torch.eye(8),
-        "full": True,
-        "known": False,
+        "row_basis": torch.eye(8),
+        "column_basis": torch.eye(8),
+        "normalize_gradients": True,
+        "mask_missing_classes": False,
     }
-    assert not wish(
-        {"weights": weights[0], "along": along[0]}, torch.rand(SHAPE), torch.tensor(0), **how
+    assert not masked_gradient(
+        {"weights": weights[0], "left_vectors": along[0]}, torch.rand(SHAPE), torch.tensor(0), **how
     ).any()
 
 
@@ -243,10 +253,10 @@ def test_a_slope_that_is_not_there_has_no_direction():
 def test_an_owner_wishes_nothing_for_classes_it_has_no_record_of(tmp_path, known):
     images, labels, owners = held()
     labels[owners == 1] = 1
-    method = FederatedGsWgan(**TINY, noise=0.0, known=known)
-    said = Owners(gate_for(tmp_path, method, images, labels, owners), method, streams()).answers(
-        range(OWNERS), torch.randint(256, (OWNERS, CLASSES, 2, *SHAPE)).byte()
-    )
+    method = FederatedGSWGAN(**TINY, noise_multiplier=0.0, mask_missing_classes=known)
+    said = ClientCritics(
+        gate_for(tmp_path, method, images, labels, owners), method, streams()
+    ).query_gradients(range(OWNERS), torch.randint(256, (OWNERS, CLASSES, 2, *SHAPE)).byte())
     there = said.flatten(2).any(2)
     assert there.tolist() == [[True, True], [not known, True], [True, True]]
 
@@ -257,25 +267,25 @@ def test_an_owner_wishes_nothing_for_classes_it_has_no_record_of(tmp_path, known
 @pytest.mark.parametrize("unit", ["client", pytest.param("record", marks=pytest.mark.slow)])
 def test_a_generator_learns_from_owners(tmp_path, unit):
     """Without noise: class 0 becomes brighter on the left, class 1 on the right."""
-    method = FederatedGsWgan(
+    method = FederatedGSWGAN(
         **{
             **TINY,
             "rounds": 50,
-            "rows": 8,
-            "records": 16,
-            "width": 4,
-            "channels": 8,
-            "critic_batch": 16,
-            "lessons": 4,
-            "warm": 4,
+            "batch_per_class": 8,
+            "records_per_critic": 16,
+            "critic_channels": 4,
+            "generator_channels": 8,
+            "critic_batch_size": 16,
+            "critic_steps": 4,
+            "warmup_rounds": 4,
         },
-        noise=0.0,
+        noise_multiplier=0.0,
         unit=unit,
-        critic_rate=2e-3,
-        rate=5e-3,
-        average=0.8,
+        critic_learning_rate=2e-3,
+        generator_learning_rate=5e-3,
+        ema_decay=0.8,
     )
-    box = Sensitive(*(given := held((24, 16, 30)))[:2], SPEC, owners=given[2], name="box")
+    box = Sensitive(*(given := held((24, 16, 30)))[:2], SPEC, client_ids=given[2], name="box")
     release = synthesize(box, method, ledger=tmp_path / "l.jsonl", runtime=Runtime("cpu"))
     images = release.sample(20, torch.arange(20) % 2)[0]
     left = images[..., :4].mean((1, 2, 3))
@@ -288,23 +298,25 @@ def test_a_generator_learns_from_owners(tmp_path, unit):
 
 
 def drawing(**more):
-    return Drawing(FederatedGsWgan(**{**TINY, **more}, noise=1.0), SPEC, streams())
+    return ServerGenerator(
+        FederatedGSWGAN(**{**TINY, **more}, noise_multiplier=1.0), SPEC, streams()
+    )
 
 
 def weights(half):
-    return torch.cat([each.detach().flatten() for each in half.pair.net.parameters()])
+    return torch.cat([each.detach().flatten() for each in half.trainer.net.parameters()])
 
 
 def test_a_round_is_drawn_alike_whenever_it_is_drawn():
     one = drawing()
     other = drawing()
     for number in (2, 0):
-        one.draw(number, [0, 2])
-    first = other.draw(0, [0, 2])
-    assert torch.equal(one.draw(0, [0, 2]), first)
+        one.generate_images(number, [0, 2])
+    first = other.generate_images(0, [0, 2])
+    assert torch.equal(one.generate_images(0, [0, 2]), first)
     assert first.shape == (2, CLASSES, 2, *SHAPE)
     assert first.dtype == torch.uint8
-    assert not torch.equal(one.draw(1, [0, 2]), first)
+    assert not torch.equal(one.generate_images(1, [0, 2]), first)
     assert not torch.equal(first[0], first[1])  # each has rows of its own
 
 
@@ -313,24 +325,24 @@ def test_who_does_not_answer_has_no_weight_and_those_who_do_have_the_same():
         OWNERS,
         CLASSES,
         2,
-        *drawing().settings.numbers(SPEC),
+        *drawing().settings.compute_gradient_shape(SPEC),
         generator=torch.Generator().manual_seed(0),
     )
     found = []
     for missing in (torch.nan, 0.0, 1e30):
         half = drawing()
-        half.draw(0, range(OWNERS))
+        half.generate_images(0, range(OWNERS))
         values = said.clone()
         values[1] = missing
-        half.take(values, torch.tensor([True, False, True]))
+        half.apply_gradients(values, torch.tensor([True, False, True]))
         found.append(weights(half))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     whole = []
     for answered in (None, torch.ones(OWNERS, dtype=torch.bool)):
         half = drawing()
-        half.draw(0, range(OWNERS))
-        half.take(said, answered)
+        half.generate_images(0, range(OWNERS))
+        half.apply_gradients(said, answered)
         whole.append(weights(half))
     assert torch.equal(*whole)
     assert not torch.equal(whole[0], found[0])
@@ -339,12 +351,14 @@ def test_who_does_not_answer_has_no_weight_and_those_who_do_have_the_same():
 def test_large_rounds_are_drawn_in_lots(monkeypatch):
     from privot.components import server_generator as module
 
-    monkeypatch.setattr(module, "LOT", 5)
+    monkeypatch.setattr(module, "CHUNK_SIZE", 5)
     half = drawing()
-    first = half.draw(0, range(OWNERS))
+    first = half.generate_images(0, range(OWNERS))
     before = weights(half)
     assert first.shape == (OWNERS, CLASSES, 2, *SHAPE)
-    half.take(torch.ones(OWNERS, CLASSES, 2, *half.settings.numbers(SPEC)))
+    half.apply_gradients(
+        torch.ones(OWNERS, CLASSES, 2, *half.settings.compute_gradient_shape(SPEC))
+    )
     assert not torch.equal(weights(half), before)
 
 
@@ -354,19 +368,19 @@ def test_a_half_that_was_kept_goes_on_as_it_would_have():
         OWNERS,
         CLASSES,
         2,
-        *drawing().settings.numbers(SPEC),
+        *drawing().settings.compute_gradient_shape(SPEC),
         generator=torch.Generator().manual_seed(0),
     )
-    one.draw(0, range(OWNERS))
-    one.take(said)
+    one.generate_images(0, range(OWNERS))
+    one.apply_gradients(said)
     other = drawing()
     assert not other.restore(None)
-    assert other.restore(one.kept())
+    assert other.restore(one.state_dict())
     for half in (one, other):
-        half.draw(1, [1])
-        half.take(said[:1])
+        half.generate_images(1, [1])
+        half.apply_gradients(said[:1])
     assert torch.equal(weights(one), weights(other))
-    made = [half.product() for half in (one, other)]
+    made = [half.export_artifact() for half in (one, other)]
     assert all(
         torch.equal(made[0].tensors[name], made[1].tensors[name]) for name in made[0].tensors
     )
@@ -374,40 +388,53 @@ def test_a_half_that_was_kept_goes_on_as_it_would_have():
 
 def test_slopes_move_pixels_where_they_point():
     """A slope towards white in one corner's frequencies, and images there become whiter."""
-    half = drawing(rate=1e-2, channels=8)
-    white = (half.down.T @ torch.ones(8, 8) @ half.across).expand(OWNERS, CLASSES, 2, 1, -1, -1)
-    before = half.draw(0, range(OWNERS)).float().mean()
+    half = drawing(generator_learning_rate=1e-2, generator_channels=8)
+    white = (half.row_basis.T @ torch.ones(8, 8) @ half.column_basis).expand(
+        OWNERS, CLASSES, 2, 1, -1, -1
+    )
+    before = half.generate_images(0, range(OWNERS)).float().mean()
     for number in range(15):
-        half.draw(number, range(OWNERS))
-        half.take(white)
-    assert half.draw(0, range(OWNERS)).float().mean() > before + 20
+        half.generate_images(number, range(OWNERS))
+        half.apply_gradients(white)
+    assert half.generate_images(0, range(OWNERS)).float().mean() > before + 20
 
 
 def test_the_margin_of_a_window_becomes_black():
     """Nobody is asked there, so who begins with nothing would draw anything there."""
-    half = drawing(rate=1e-2, channels=8, window=4, detail=1.0)
+    half = drawing(
+        generator_learning_rate=1e-2,
+        generator_channels=8,
+        window_size=4,
+        frequency_fraction=1.0,
+    )
     middle = (..., slice(2, 6), slice(2, 6))
-    assert half.settings.numbers(SPEC) == (1, 4, 4)
-    white = (half.down.T @ torch.ones(8, 8) @ half.across).expand(OWNERS, CLASSES, 2, 1, -1, -1)
-    before = half.draw(0, range(OWNERS)).float()
+    assert half.settings.compute_gradient_shape(SPEC) == (1, 4, 4)
+    white = (half.row_basis.T @ torch.ones(8, 8) @ half.column_basis).expand(
+        OWNERS, CLASSES, 2, 1, -1, -1
+    )
+    before = half.generate_images(0, range(OWNERS)).float()
     for number in range(40):
-        half.draw(number, range(OWNERS))
-        half.take(white)
-    after = half.draw(0, range(OWNERS)).float()
+        half.generate_images(number, range(OWNERS))
+        half.apply_gradients(white)
+    after = half.generate_images(0, range(OWNERS)).float()
     assert after[middle].mean() > before[middle].mean() + 20
     before[middle] = after[middle] = 0
     assert after.mean() < before.mean() / 4
 
 
-@pytest.mark.parametrize(("start", "window"), [("glyphs", 4), ("nothing", 0), ("nothing", 8)])
+@pytest.mark.parametrize(("start", "window"), [("glyphs", 4), ("off", 0), ("off", 8)])
 def test_a_prior_and_images_without_a_margin_are_moved_by_slopes_alone(start, window):
-    spec = Spec(SHAPE, 10, owners=OWNERS)
-    half = Drawing(
-        FederatedGsWgan(**TINY, noise=1.0, start=start, practice=1, window=window), spec, streams()
+    spec = Spec(SHAPE, 10, num_clients=OWNERS)
+    half = ServerGenerator(
+        FederatedGSWGAN(
+            **TINY, noise_multiplier=1.0, pretrain=start, pretrain_steps=1, window_size=window
+        ),
+        spec,
+        streams(),
     )
     before = weights(half)
-    half.draw(0, range(OWNERS))
-    half.take(torch.zeros(OWNERS, 10, 2, *half.settings.numbers(spec)))
+    half.generate_images(0, range(OWNERS))
+    half.apply_gradients(torch.zeros(OWNERS, 10, 2, *half.settings.compute_gradient_shape(spec)))
     assert torch.equal(weights(half), before)
 
 
@@ -418,8 +445,10 @@ def test_a_prior_and_images_without_a_margin_are_moved_by_slopes_alone(start, wi
     ("cohort", "again"), [(0, 12), (2, 13)]
 )  # of three owners in two groups, the next turn begins at an even round
 def test_a_killed_run_goes_on_and_asks_nobody_twice(tmp_path, cohort, again):
-    method = FederatedGsWgan(**{**TINY, "rounds": 20, "cohort": cohort}, noise=3.0)
-    box = Sensitive(*(given := held())[:2], SPEC, owners=given[2], name="box")
+    method = FederatedGSWGAN(
+        **{**TINY, "rounds": 20, "clients_per_round": cohort}, noise_multiplier=3.0
+    )
+    box = Sensitive(*(given := held())[:2], SPEC, client_ids=given[2], name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
 
     def killed(stage, step, of, **more):
@@ -447,28 +476,32 @@ def test_a_killed_run_goes_on_and_asks_nobody_twice(tmp_path, cohort, again):
     assert all(later[0] == before[1] + 1 for before, later in itertools.pairwise(asked))
     assert asked[-1][1] == method.plan(SPEC).stages[0].steps - 1
     assert list(tmp_path.glob("*.vault*")) == []
-    assert release.guarantee.unit == "all records of one owner"
+    assert release.guarantee.unit == "all records of one client"
     assert release.guarantee.neighbours == "client"
 
 
 def test_the_promise_is_worded_for_owners(tmp_path):
-    from privot.release import Guarantee, Release, verify
-    from privot.report.statement import statement, verdict
+    from privot.privacy.guarantee import Guarantee
+    from privot.release import Release
+    from privot.release.verify import verify
+    from privot.report.statement import build_statement, format_guarantee
 
-    method = FederatedGsWgan(**TINY, noise=30.0)
-    box = Sensitive(*(given := held())[:2], SPEC, owners=given[2], name="box")
+    method = FederatedGSWGAN(**TINY, noise_multiplier=30.0)
+    box = Sensitive(*(given := held())[:2], SPEC, client_ids=given[2], name="box")
     release = synthesize(
         box, method, ledger=tmp_path / "l.jsonl", runtime=Runtime("cpu"), out=tmp_path / "out"
     )
     assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(
         release.guarantee.epsilon
     )
-    assert Release.load(tmp_path / "out").spec.owners == OWNERS
-    said = statement(release.guarantee, release.spec)
-    assert verdict(release.guarantee).endswith("of all records of one owner")
-    assert "one owner holds other records" in said["neighbours"]
-    assert any("owner holds given records" in each for each in said["promise"])
+    assert Release.load(tmp_path / "out").spec.num_clients == OWNERS
+    said = build_statement(release.guarantee, release.spec)
+    assert format_guarantee(release.guarantee).endswith("of all records of one client")
+    assert "one client holds other records" in said["neighbours"]
+    assert any("client holds given records" in each for each in said["promise"])
     assert not any("People with several records" in each for each in said["not_covered"])
-    assert any("the number of owners" in each for each in said["not_covered"])
-    record = Guarantee.of(dataclasses.replace(method, unit="record", critics=2).plan(SPEC), 1e-3)
+    assert any("the number of clients" in each for each in said["not_covered"])
+    record = Guarantee.from_plan(
+        dataclasses.replace(method, unit="record", num_critics=2).plan(SPEC), 1e-3
+    )
     assert record.unit == "one record"

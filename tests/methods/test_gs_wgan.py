@@ -10,20 +10,21 @@ import pytest
 import torch
 from quick import quick
 
-from privot.components import sharded_critics
-from privot.components.pretraining import begun
-from privot.components.sharded_critics import Critics, clipped_slopes, learned, slope, warmed
+from privot.components import critic_training
+from privot.components.critic_gradients import compute_clipped_gradients, input_gradient
+from privot.components.pretraining import pretrain_generator
+from privot.components.sharded_critics import ShardedCritics, train_critic, warm_up
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods import make
-from privot.methods.g_pate import GPate, ballots
-from privot.methods.gs_wgan import GsWgan
-from privot.nets import NETS, initialise
+from privot.methods import make_method
+from privot.methods.g_pate import GPATE, vote_for_bins
+from privot.methods.gs_wgan import GSWGAN
+from privot.nets import GENERATORS, initialize_weights
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,18 +33,18 @@ SHAPE = (1, 8, 8)
 CLASSES = 2
 COUNT = 43
 MNIST = Spec((1, 28, 28), 10, 60_000)
-PUBLISHED = {"noise": 1.07, "critics": 1000, "steps": 20_000, "batch": 32}
+PUBLISHED = {"noise_multiplier": 1.07, "num_critics": 1000, "steps": 20_000, "batch_size": 32}
 TINY = {
-    "critics": 4,
+    "num_critics": 4,
     "steps": 6,
-    "batch": 5,
-    "block": 3,
-    "lessons": 1,
-    "warm": 1,
-    "critic_batch": 4,
-    "width": 2,
-    "code": 3,
-    "channels": 2,
+    "batch_size": 5,
+    "critics_per_step": 3,
+    "critic_steps": 1,
+    "warmup_rounds": 1,
+    "critic_batch_size": 4,
+    "critic_channels": 2,
+    "latent_dim": 3,
+    "generator_channels": 2,
 }
 
 
@@ -75,13 +76,13 @@ def gate_for(tmp_path, method, images, labels, seed=None):
 
 def long_run(tmp_path, name):
     """More answers than are kept, so that states are: what `synthesize` is given."""
-    method = make(name, {**TINY, "steps": 80, "batch": 2, "noise": 3.0})
+    method = make_method(name, {**TINY, "steps": 80, "batch_size": 2, "noise_multiplier": 3.0})
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
     return Sensitive(*records(), Spec(SHAPE, CLASSES), name="box"), method, ways
 
 
 def team_of(gate, count=4, width=4, shift=0, **more):
-    team = Critics(
+    team = ShardedCritics(
         gate,
         seeded(),
         seeded(1),
@@ -91,7 +92,7 @@ def team_of(gate, count=4, width=4, shift=0, **more):
         more.get("rate", 1e-3),
         more.get("detail", 1.0),
     )
-    team.shift = shift  # however small the images are
+    team.max_shift = shift  # however small the images are
     return team
 
 
@@ -100,20 +101,20 @@ def team_of(gate, count=4, width=4, shift=0, **more):
 
 def test_the_published_settings_cost_what_they_cost():
     """Claimed: 10."""
-    assert GsWgan(**PUBLISHED, routing="step").plan(MNIST).cost().epsilon(1e-5) >= 290
-    assert GsWgan(**PUBLISHED).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(5.5, abs=0.05)
+    assert GSWGAN(**PUBLISHED, routing="step").plan(MNIST).cost().epsilon(1e-5) >= 290
+    assert GSWGAN(**PUBLISHED).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(5.5, abs=0.05)
 
 
 def test_polls_are_one_gaussian():
     for steps in (1, 50, 2000):
-        assert GPate(noise=0.49989, steps=steps).plan(MNIST).cost().epsilon(1e-5) == pytest.approx(
-            10, abs=0.01
-        )
+        assert GPATE(noise_multiplier=0.49989, steps=steps).plan(MNIST).cost().epsilon(
+            1e-5
+        ) == pytest.approx(10, abs=0.01)
 
 
-@pytest.mark.parametrize("method", [GsWgan(noise=1.0), GPate(noise=1.0)])
+@pytest.mark.parametrize("method", [GSWGAN(noise_multiplier=1.0), GPATE(noise_multiplier=1.0)])
 def test_more_critics_than_records_are_refused_before_anything_is_begun(method):
-    with pytest.raises(SettingError, match="critics=1000"):
+    with pytest.raises(SettingError, match="num_critics=1000"):
         method.plan(Spec(SHAPE, CLASSES, 999))
     assert method.plan(Spec(SHAPE, CLASSES, 1000)).stages
 
@@ -125,16 +126,16 @@ def test_no_slope_and_no_ballot_is_longer_than_is_said():
     from privot.nets.functional_critic import Critic
 
     critic = Critic(SHAPE, CLASSES, 4)
-    weights, along = critic.begin(1, seeded())
+    weights, along = critic.init_weights(1, seeded())
     weights += torch.randn(weights.shape, generator=seeded(3))
-    how = {"critic": critic, "down": torch.eye(8), "across": torch.eye(8)}
+    how = {"critic": critic, "row_basis": torch.eye(8), "column_basis": torch.eye(8)}
     images = torch.rand(7, *SHAPE, generator=seeded(1))
     labels = torch.arange(7) % CLASSES
     for scale in (1.0, 1e4, 0.0, math.nan):  # whatever a shard has come to
-        state = {"weights": weights[0] * scale, "along": along[0]}
-        rows = clipped_slopes(state, images * 1e3, labels, **how).flatten(1).norm(dim=1)
+        state = {"weights": weights[0] * scale, "left_vectors": along[0]}
+        rows = compute_clipped_gradients(state, images * 1e3, labels, **how).flatten(1).norm(dim=1)
         assert not (rows > 1 + 1e-6).any()
-        votes = ballots(
+        votes = vote_for_bins(
             state,
             images,
             labels,
@@ -158,10 +159,10 @@ def test_a_record_reaches_its_own_shard_alone(tmp_path, shift):
     states = []
     for turn, given in enumerate((images, other)):
         (folder := tmp_path / str(turn)).mkdir()
-        gate = gate_for(folder, GsWgan(**TINY, noise=1.0), given, labels)
+        gate = gate_for(folder, GSWGAN(**TINY, noise_multiplier=1.0), given, labels)
         team = team_of(gate, shift=shift)
-        team.begin(2, silent)
-        team.learn(torch.rand(CLASSES, 3, *SHAPE, generator=seeded(5)), torch.tensor([0, 2]), 2, 10)
+        team.initialize(2, ignore_progress)
+        team.train(torch.rand(CLASSES, 3, *SHAPE, generator=seeded(5)), torch.tensor([0, 2]), 2, 10)
         states.append(gate._shards[1])
     for name, one in states[0].items():
         moved = (one != states[1][name]).flatten(1).any(1).tolist()
@@ -171,8 +172,8 @@ def test_a_record_reaches_its_own_shard_alone(tmp_path, shift):
 @pytest.mark.usefixtures("array_order")
 def test_leftover_records_are_in_no_shard(tmp_path):
     images, labels = records()  # 43 = 4 * 10 + 3
-    gate = gate_for(tmp_path, GsWgan(**TINY, noise=1.0), images, labels)
-    team_of(gate).begin(0, silent)
+    gate = gate_for(tmp_path, GSWGAN(**TINY, noise_multiplier=1.0), images, labels)
+    team_of(gate).initialize(0, ignore_progress)
     assert gate._shards[0].images.shape == (4, 10, *SHAPE)
     np.testing.assert_array_equal(gate._shards[0].images[1, 3].numpy(), images[1 + 4 * 3])
 
@@ -183,41 +184,47 @@ def test_leftover_records_are_in_no_shard(tmp_path):
 @pytest.mark.parametrize(("shift", "least"), [(0, 0.7), (1, 0.4)])  # of eight pixels one is much
 def test_critics_know_real_images_and_point_to_them(tmp_path, shift, least):
     images, labels = records(count=160)
-    gate = gate_for(tmp_path, GsWgan(**TINY, noise=0.0), images, labels)
+    gate = gate_for(tmp_path, GSWGAN(**TINY, noise_multiplier=0.0), images, labels)
     team = team_of(gate, rate=2e-3, width=8, shift=shift)
-    team.begin(0, silent)
+    team.initialize(0, ignore_progress)
     dark = 0.05 + 0.3 * torch.rand(CLASSES, 16, *SHAPE, generator=seeded(9))
     for turn in range(12):
-        team.learn(dark, torch.arange(4), 5, 5 * turn)
+        team.train(dark, torch.arange(4), 5, 5 * turn)
     fresh, names = (torch.from_numpy(each) for each in records(seed=8, count=40))
     states = [{name: value[place] for name, value in gate._shards[1].items()} for place in range(4)]
     fakes = dark[:, 0]
     for state in states:
-        real = team.critic.score(state["weights"], state["along"], fresh, names.long())
-        fake = team.critic.score(state["weights"], state["along"], fakes, torch.arange(2))
+        real = team.critic.score(state["weights"], state["left_vectors"], fresh, names.long())
+        fake = team.critic.score(state["weights"], state["left_vectors"], fakes, torch.arange(2))
         assert real.mean() > fake.mean() + 0.2
         for label in range(CLASSES):
-            way = team.pixels(slope(state, fakes[label], torch.tensor(label), **team.how))
+            way = team.to_pixels(
+                input_gradient(state, fakes[label], torch.tensor(label), **team.gradient_kwargs)
+            )
             toward = fresh[names == label].mean(0) - fakes[label]
             assert torch.cosine_similarity(way.flatten(), toward.flatten(), 0) > least
 
 
 def test_what_critics_learn_from_is_moved_about(tmp_path, monkeypatch):
     """Real images and fakes, each by a draw of its own, no farther than was said, and with nothing but black coming in."""
-    by = team_of(gate_for(tmp_path, GsWgan(**TINY, noise=1.0), *records()), shift=2)._by(3)
+    by = team_of(
+        gate_for(tmp_path, GSWGAN(**TINY, noise_multiplier=1.0), *records()), shift=2
+    )._draw_shifts(3)
     assert (by.shape, by.min(), by.max()) == ((3, 2, 16, 2), -2, 2)
     seen = []
     white = torch.ones(6, 1, 28, 28)
     labels = torch.arange(6) % 2
     monkeypatch.setattr(
-        sharded_critics,
-        "_judged",
+        critic_training,
+        "_update_critic",
         lambda state, critic, real, fake, *_: seen.append((real, fake)) or state,
     )
     unit = torch.rand(3, 16)
     which = torch.zeros(3, 16, dtype=torch.int64)
     one = torch.tensor(1.0)
-    learned(white, labels, {}, None, torch.ones(2, 4, 1, 28, 28), unit, which, unit, one, 1e-3, by)
+    train_critic(
+        white, labels, {}, None, torch.ones(2, 4, 1, 28, 28), unit, which, unit, one, 1e-3, by
+    )
     for turn, sides in enumerate(seen):
         for side, found in enumerate(sides):
             down, across = by[turn, side].abs().T
@@ -233,51 +240,52 @@ def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(
     class Seen(Exception): ...
 
     def begin(team, *_, **__):
-        raise Seen(team.shift)
+        raise Seen(team.max_shift)
 
-    monkeypatch.setattr(Critics, "begin", begin)
-    spec = Spec((1, side, side), 2, owners=2 if name.startswith("federated") else None)
+    monkeypatch.setattr(ShardedCritics, "initialize", begin)
+    spec = Spec((1, side, side), 2, num_clients=2 if name.startswith("federated") else None)
     box = Sensitive(np.zeros((8, 1, side, side), np.uint8), np.arange(8) % 2, spec, name="black")
-    method = make(name, {**quick(name), "noise": 9.0, "shift": asked})
+    method = make_method(name, {**quick(name), "noise_multiplier": 9.0, "max_shift": asked})
     with pytest.raises(Seen, match=f"^{got}$"):
         synthesize(box, method, ledger=tmp_path / "x.jsonl", runtime=Runtime("cpu"))
 
 
 def test_slopes_in_low_frequencies_are_the_low_part_of_all(tmp_path):
-    gate = gate_for(tmp_path, GsWgan(**TINY, noise=0.0), *records())
+    gate = gate_for(tmp_path, GSWGAN(**TINY, noise_multiplier=0.0), *records())
     whole = team_of(gate)
     low = team_of(gate, detail=0.5)
-    weights, along = whole.critic.begin(1, seeded())
+    weights, along = whole.critic.init_weights(1, seeded())
     weights += 0.1 * torch.randn(weights.shape, generator=seeded(2))
-    state = {"weights": weights[0], "along": along[0]}
+    state = {"weights": weights[0], "left_vectors": along[0]}
     image = torch.rand(SHAPE, generator=seeded(1))
-    full = slope(state, image, torch.tensor(0), **whole.how)
-    part = slope(state, image, torch.tensor(0), **low.how)
+    full = input_gradient(state, image, torch.tensor(0), **whole.gradient_kwargs)
+    part = input_gradient(state, image, torch.tensor(0), **low.gradient_kwargs)
     assert part.shape == (1, 4, 4)
     torch.testing.assert_close(part, full[:, :4, :4], rtol=1e-3, atol=1e-5)
-    assert low.pixels(part).norm() <= whole.pixels(full).norm()
+    assert low.to_pixels(part).norm() <= whole.to_pixels(full).norm()
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        GsWgan(**TINY, noise=0.0),
-        GsWgan(**TINY, noise=0.0, routing="step"),
-        GPate(**TINY, noise=0.0),
+        GSWGAN(**TINY, noise_multiplier=0.0),
+        GSWGAN(**TINY, noise_multiplier=0.0, routing="step"),
+        GPATE(**TINY, noise_multiplier=0.0),
     ],
 )
 def test_without_noise_what_comes_back_is_a_slope_of_norm_one_at_most(tmp_path, method):
     gate = gate_for(tmp_path, method, *records())
     team = team_of(gate)
-    team.begin(1, silent)
+    team.initialize(1, ignore_progress)
     images = torch.rand(5, *SHAPE, generator=seeded(3))
     labels = torch.arange(5) % CLASSES
-    found = method.ask(gate, team, images, labels, seeded())
+    found = method.query_gradients(gate, team, images, labels, seeded())
     state = gate._shards[1]
-    each = torch.func.vmap(functools.partial(clipped_slopes, **team.how), in_dims=(0, None, None))(
-        state, images, labels
-    )  # [critics, rows, ...]
-    if isinstance(method, GPate):
+    each = torch.func.vmap(
+        functools.partial(compute_clipped_gradients, **team.gradient_kwargs),
+        in_dims=(0, None, None),
+    )(state, images, labels)  # [critics, rows, ...]
+    if isinstance(method, GPATE):
         torch.testing.assert_close(found.float(), each.mean(0), rtol=1e-3, atol=1e-4)
     else:
         gaps = (found.float()[None] - each).flatten(2).norm(dim=2)  # [critics, rows]
@@ -290,13 +298,13 @@ def test_without_noise_what_comes_back_is_a_slope_of_norm_one_at_most(tmp_path, 
 def test_full_slopes_are_of_norm_one_and_point_as_before(tmp_path):
     found = {}
     for full in (False, True):
-        method = GsWgan(**TINY | {"critics": 1}, noise=0.0, full=full)
+        method = GSWGAN(**TINY | {"num_critics": 1}, noise_multiplier=0.0, normalize_gradients=full)
         gate = gate_for(tmp_path / str(full), method, *records())
         team = team_of(gate, count=1, detail=0.5)
-        team.begin(2, silent)
+        team.initialize(2, ignore_progress)
         images = torch.rand(5, *SHAPE, generator=seeded(3))
         labels = torch.arange(5) % CLASSES
-        found[full] = method.ask(gate, team, images, labels, seeded()).flatten(1)
+        found[full] = method.query_gradients(gate, team, images, labels, seeded()).flatten(1)
     assert (found[False].norm(dim=1) < 0.95).any(), "else there is nothing to show"
     torch.testing.assert_close(
         found[True].norm(dim=1), torch.ones(5, dtype=torch.float64), rtol=1e-3, atol=0
@@ -307,62 +315,71 @@ def test_full_slopes_are_of_norm_one_and_point_as_before(tmp_path):
         rtol=1e-3,
         atol=0,
     )
-    with pytest.raises(SettingError, match="full"):
-        GsWgan(full=True, routing="step")
+    with pytest.raises(SettingError, match="normalize_gradients"):
+        GSWGAN(normalize_gradients=True, routing="step")
 
 
 def test_votes_without_noise_give_back_the_way_most_critics_point(tmp_path):
-    method = GPate(**{**TINY, "votes": True, "bins": 40}, directions=64, noise=0.0)
+    method = GPATE(
+        **{**TINY, "votes": True, "num_bins": 40}, num_directions=64, noise_multiplier=0.0
+    )
     gate = gate_for(tmp_path, method, *records())
     team = team_of(gate)
-    team.begin(2, silent)
+    team.initialize(2, ignore_progress)
     for value in gate._shards[1].values():
         value[:] = value[:1].clone()  # all of one opinion
     images = torch.rand(5, *SHAPE, generator=seeded(3))
     labels = torch.arange(5) % CLASSES
-    found = method.ask(gate, team, images, labels, seeded())
+    found = method.query_gradients(gate, team, images, labels, seeded())
     state = {name: value[0] for name, value in gate._shards[1].items()}
-    wanted = clipped_slopes(state, images, labels, **team.how)
+    wanted = compute_clipped_gradients(state, images, labels, **team.gradient_kwargs)
     assert torch.cosine_similarity(found.float().flatten(1), wanted.flatten(1)).min() > 0.9
 
 
 def test_all_queries_run_on_public_images_so_that_their_errors_can_be_read():
     """On the secret side an error keeps its words; here it would speak."""
-    from privot.nets.functional_critic import Critic, Sketch
+    from privot.nets.functional_critic import Critic
+    from privot.nets.tiny_generator import TinyGenerator
 
     critic = Critic(SHAPE, CLASSES, 2)
-    sketch = Sketch(SHAPE, CLASSES)
-    weights, along = critic.begin(1, seeded())
-    other = sketch.begin(1, seeded())
+    sketch = TinyGenerator(SHAPE, CLASSES)
+    weights, along = critic.init_weights(1, seeded())
+    other = sketch.init_weights(1, seeded())
     state = {
         "weights": weights[0],
-        "along": along[0],
-        "mean": weights[0] * 0,
-        "square": weights[0] * 0,
+        "left_vectors": along[0],
+        "adam_mean": weights[0] * 0,
+        "adam_square": weights[0] * 0,
     }
-    state |= {"sketch": other[0], "sketch mean": other[0] * 0, "sketch square": other[0] * 0}
+    state |= {
+        "tiny_generator": other[0],
+        "tiny_generator_mean": other[0] * 0,
+        "tiny_generator_square": other[0] * 0,
+    }
     images = torch.rand(6, *SHAPE)
     labels = torch.arange(6) % 2
     unit = torch.rand(2, 3)
-    after = warmed(
+    after = warm_up(
         images,
         labels,
         state,
         critic,
         sketch,
         unit,
-        torch.randn(2, 3, sketch.code),
+        torch.randn(2, 3, sketch.latent_dim),
         unit,
         torch.tensor(0.0),
         1e-3,
     )
     assert after.keys() == state.keys()
-    assert not torch.equal(after["sketch"], state["sketch"])
+    assert not torch.equal(after["tiny_generator"], state["tiny_generator"])
     fakes = torch.rand(CLASSES, 4, *SHAPE)
     which = torch.zeros(2, 3, dtype=torch.int64)
-    last = learned(images, labels, after, critic, fakes, unit, which, unit, torch.tensor(3.0), 1e-3)
+    last = train_critic(
+        images, labels, after, critic, fakes, unit, which, unit, torch.tensor(3.0), 1e-3
+    )
     assert not torch.equal(last["weights"], after["weights"])
-    assert torch.equal(last["sketch"], after["sketch"])
+    assert torch.equal(last["tiny_generator"], after["tiny_generator"])
 
 
 # A run
@@ -409,7 +426,7 @@ def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, na
     box, method, ways = long_run(tmp_path, name)
 
     with (
-        mock.patch.object(Gate, "store", side_effect=KeyboardInterrupt),
+        mock.patch.object(Gate, "save_shard_states", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         synthesize(box, method, **ways)
@@ -432,21 +449,21 @@ def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, na
     ("name", "key", "value"),
     [
         ("gs-wgan", "routing", "batch"),
-        ("gs-wgan", "critics", 0),
-        ("gs-wgan", "kind", "vae"),
-        ("gs-wgan", "detail", 0.0),
-        ("gs-wgan", "noise", -1.0),
-        ("gs-wgan", "warm", -1),
-        ("gs-wgan", "shift", -1),
-        ("g-pate", "bins", 1),
-        ("g-pate", "directions", 0),
-        ("g-pate", "rate", 1.0),
-        ("g-pate", "average", 1.0),
+        ("gs-wgan", "num_critics", 0),
+        ("gs-wgan", "generator", "vae"),
+        ("gs-wgan", "frequency_fraction", 0.0),
+        ("gs-wgan", "noise_multiplier", -1.0),
+        ("gs-wgan", "warmup_rounds", -1),
+        ("gs-wgan", "max_shift", -1),
+        ("g-pate", "num_bins", 1),
+        ("g-pate", "num_directions", 0),
+        ("g-pate", "generator_learning_rate", 1.0),
+        ("g-pate", "ema_decay", 1.0),
     ],
 )
 def test_bad_settings_are_errors(name, key, value):
     with pytest.raises(SettingError, match=name) as refused:
-        make(name, {key: value})
+        make_method(name, {key: value})
     assert key in str(refused.value)
 
 
@@ -456,10 +473,17 @@ def test_bad_settings_are_errors(name, key, value):
 @pytest.mark.usefixtures("coarse_prices")
 def test_a_generator_may_begin_with_public_characters(tmp_path):
     """Steps that go nowhere leave what was practised; the ledger and the price are those of a start from nothing."""
-    still = {**TINY, "noise": 1.0, "steps": 1, "rate": 1e-12, "average": 0.0, "code": 16}
+    still = {
+        **TINY,
+        "noise_multiplier": 1.0,
+        "steps": 1,
+        "generator_learning_rate": 1e-12,
+        "ema_decay": 0.0,
+        "latent_dim": 16,
+    }
     made = {}
-    for start in ("nothing", "glyphs"):
-        settings = still | {"start": start, "practice": 5}
+    for start in ("off", "glyphs"):
+        settings = still | {"pretrain": start, "pretrain_steps": 5}
         told = []
         made[start] = synthesize(
             "digits",
@@ -471,25 +495,30 @@ def test_a_generator_may_begin_with_public_characters(tmp_path):
             runtime=Runtime("cpu"),
             progress=lambda stage, step, of, told=told, **more: told.append(stage),
         )
-        assert ("learning to write" in told) == (start == "glyphs")
+        assert ("pretraining the generator on characters" in told) == (start == "glyphs")
     spec = made["glyphs"].spec
-    arguments = {"shape": list(spec.shape), "classes": 10, "code": 16, "width": still["channels"]}
-    net = initialise(
-        NETS["DeepConvGenerator"](**arguments), Streams(3, Runtime("cpu")).generator("weights")
+    arguments = {
+        "shape": list(spec.shape),
+        "classes": 10,
+        "latent_dim": 16,
+        "channels": still["generator_channels"],
+    }
+    net = initialize_weights(
+        GENERATORS["DcganGenerator"](**arguments), Streams(3, Runtime("cpu")).make_rng("weights")
     )
-    practised = begun(net, "glyphs", 5, spec, Streams(3, Runtime("cpu"))).state_dict()
-    for key, value in made["glyphs"].product.tensors.items():
+    practised = pretrain_generator(net, "glyphs", 5, spec, Streams(3, Runtime("cpu"))).state_dict()
+    for key, value in made["glyphs"].artifact.tensors.items():
         if "weight" in key:
             torch.testing.assert_close(value, practised[key], atol=1e-6, rtol=1e-6)
             assert (
-                not torch.allclose(value, made["nothing"].product.tensors[key], atol=1e-3)
+                not torch.allclose(value, made["off"].artifact.tensors[key], atol=1e-3)
                 or value.ndim < 2
             )
-    assert made["glyphs"].guarantee == made["nothing"].guarantee
+    assert made["glyphs"].guarantee == made["off"].guarantee
 
 
 def test_a_start_that_knows_nothing_of_the_data_is_refused():
-    with pytest.raises(SettingError, match="it draws 10 or 62 classes in grey"):
-        GsWgan(start="glyphs").plan(Spec((3, 32, 32), 10))
-    with pytest.raises(SettingError, match="practice=0"):
-        GsWgan(practice=0)
+    with pytest.raises(SettingError, match="needs gray images of 10 or 62 classes"):
+        GSWGAN(pretrain="glyphs").plan(Spec((3, 32, 32), 10))
+    with pytest.raises(SettingError, match="pretrain_steps=0"):
+        GSWGAN(pretrain_steps=0)

@@ -8,32 +8,37 @@ import numpy as np
 import pytest
 import torch
 
-from privot.baselines import kip
-from privot.baselines.condensation import Pool, standardised, start
-from privot.baselines.kernel_ridge import DenseKernel, FeatureKernel, coefficients
-from privot.baselines.kip import KernelPoints, centred, probabilities
-from privot.baselines.ntk import BIAS, WEIGHT, tangent_kernel
-from privot.baselines.zca import Whitening
-from privot.data import load
+from privot.baselines import kip_run
+from privot.baselines.condensation import ClassPool, initialize_images, standardize_images
+from privot.baselines.kernel_ridge import (
+    ConvFeatureRegression,
+    DenseNtkRegression,
+    solve_kernel_ridge,
+)
+from privot.baselines.kip import KernelInducingPoints
+from privot.baselines.kip_run import center_labels, project_to_simplex
+from privot.baselines.ntk import BIAS_VARIANCE, WEIGHT_VARIANCE, compute_neural_tangent_kernel
+from privot.baselines.zca import ZcaWhitening
+from privot.data import load_dataset
 from privot.data.dataset import Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.methods import make
+from privot.methods import make_method
 from privot.nets.ensemble import Ensemble
-from privot.release import NoGuarantee
-from privot.runtime import Runtime, Streams, silent
+from privot.privacy.guarantee import NoGuarantee
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DENSE = {"kernel": "dense", "per_class": 2, "steps": 60, "batch": 500, "augment": False}
+DENSE = {"kernel": "dense", "images_per_class": 2, "steps": 60, "batch_size": 500, "augment": False}
 FEATURES = {
-    "per_class": 2,
+    "images_per_class": 2,
     "steps": 60,
-    "batch": 200,
-    "width": 16,
-    "nets": 4,
-    "rate": 0.1,
+    "batch_size": 200,
+    "net_width": 16,
+    "num_networks": 4,
+    "learning_rate": 0.1,
     "augment": False,
 }
 
@@ -44,7 +49,9 @@ def seeded(seed=0):
 
 @pytest.fixture(scope="module")
 def digits():
-    return load("digits", public=True).records(), load("digits", "test", public=True).records()
+    return load_dataset("digits", public=True).records(), load_dataset(
+        "digits", "test", public=True
+    ).records()
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def make_set(tmp_path):
     def made(**settings):
         return synthesize(
             "digits",
-            KernelPoints(**settings),
+            KernelInducingPoints(**settings),
             ledger=tmp_path / "digits.jsonl",
             runtime=Runtime("cpu"),
         )
@@ -63,7 +70,7 @@ def make_set(tmp_path):
 def accuracy(kernel, images, labels, test):
     """Of kernel ridge regression from a set on images that nobody has trained on."""
     guesses = kernel.predict(
-        standardised(images), centred(labels, 10), standardised(test.images), 1e-6
+        standardize_images(images), center_labels(labels, 10), standardize_images(test.images), 1e-6
     )
     return (guesses.argmax(1) == test.labels).float().mean().item()
 
@@ -86,7 +93,10 @@ def finite_network(size, width, depth, generator):
 def forward(layers, x):
     for place, (weight, bias) in enumerate(layers):
         x = x.relu() if place else x
-        x = math.sqrt(WEIGHT / weight.shape[1]) * (weight @ x) + math.sqrt(BIAS) * bias
+        x = (
+            math.sqrt(WEIGHT_VARIANCE / weight.shape[1]) * (weight @ x)
+            + math.sqrt(BIAS_VARIANCE) * bias
+        )
     return x[0]
 
 
@@ -105,7 +115,7 @@ def test_the_dense_kernel_is_that_of_wide_networks(depth):
             for x in images
         ]
         total += torch.stack(slopes) @ torch.stack(slopes).T / rounds
-    exact = tangent_kernel(images, images, depth)
+    exact = compute_neural_tangent_kernel(images, images, depth)
     # 30 networks of width 400: a standard error near 1/sqrt(30 * 400) of the diagonal a layer
     assert (total - exact).abs().max() < 0.06 * exact.diagonal().mean()
 
@@ -118,14 +128,14 @@ def test_one_hidden_layer_by_hand():
     below = 1e6
     angle = math.pi / 4
     layer = math.sqrt(2) * 1e6 * (math.sin(angle) + (math.pi - angle) * math.cos(angle)) / math.pi
-    assert tangent_kernel(x, y, 1).item() == pytest.approx(
+    assert compute_neural_tangent_kernel(x, y, 1).item() == pytest.approx(
         below * (math.pi - angle) / math.pi + layer, rel=1e-4
     )
 
 
 def test_gradients_pass_where_an_image_meets_itself():
     images = torch.randn(3, 5, generator=seeded(), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: tangent_kernel(x, x, 2), images)
+    assert torch.autograd.gradcheck(lambda x: compute_neural_tangent_kernel(x, x, 2), images)
 
 
 def test_coefficients_solve_the_ridge_system():
@@ -133,17 +143,17 @@ def test_coefficients_solve_the_ridge_system():
     kernel = root @ root.T
     labels = torch.randn(20, 3, generator=seeded(1), dtype=torch.float64)
     ridged = kernel + 1e-3 * kernel.trace() / 20 * torch.eye(20)
-    torch.testing.assert_close(ridged @ coefficients(kernel, labels, 1e-3), labels)
+    torch.testing.assert_close(ridged @ solve_kernel_ridge(kernel, labels, 1e-3), labels)
 
 
 def test_features_regress_as_their_kernel_does(digits):
     """Against the plain formula K(T,X) (K(X,X) + ridge)^-1 y, gradient included; portions change nothing."""
     records, test = digits
     nets = Ensemble(3, (1, 8, 8), 10, width=6, generator=seeded()).double()
-    kernel = FeatureKernel(nets, portion=7)
-    kernel.renew(seeded(5))
+    kernel = ConvFeatureRegression(nets, chunk_size=7)
+    kernel.resample(seeded(5))
     support = records.images[:12].double()
-    labels = centred(records.labels[:12], 10)
+    labels = center_labels(records.labels[:12], 10)
     images = test.images[:20].double()
 
     def plainly(x):
@@ -163,9 +173,9 @@ def test_features_regress_as_their_kernel_does(digits):
 
 
 def test_renewed_networks_are_others_of_the_same_law():
-    kernel = FeatureKernel(Ensemble(2, (1, 8, 8), 10, width=64, generator=seeded()))
+    kernel = ConvFeatureRegression(Ensemble(2, (1, 8, 8), 10, width=64, generator=seeded()))
     before = {name: value.clone() for name, value in kernel.nets.named_parameters()}
-    kernel.renew(seeded(1))
+    kernel.resample(seeded(1))
     for name in ("conv0", "bias0", "conv1", "bias1"):
         now = kernel.nets.get_parameter(name)
         assert not torch.equal(now, before[name])
@@ -177,10 +187,10 @@ def test_renewed_networks_are_others_of_the_same_law():
 
 
 def test_whitening_evens_out_and_comes_back(digits):
-    images = standardised(digits[0].images)
-    white = Whitening(images)
+    images = standardize_images(digits[0].images)
+    white = ZcaWhitening(images)
     seen = white(images)
-    torch.testing.assert_close(white.back(seen), images, rtol=0, atol=1e-4)
+    torch.testing.assert_close(white.inverse_transform(seen), images, rtol=0, atol=1e-4)
     old, new = (torch.cov(each.flatten(1).T.double(), correction=0) for each in (images, seen))
     spread = torch.linalg.eigvalsh(old)
     wanted = spread / (
@@ -191,7 +201,7 @@ def test_whitening_evens_out_and_comes_back(digits):
 
 def test_probabilities_are_the_nearest():
     labels = torch.randn(5, 4, generator=seeded(), dtype=torch.float64)
-    found = probabilities(labels)
+    found = project_to_simplex(labels)
     assert (found >= 0).all()
     torch.testing.assert_close(found.sum(1), torch.ones(5, dtype=torch.float64))
     away = (found - labels - 0.25).norm(dim=1)
@@ -200,7 +210,7 @@ def test_probabilities_are_the_nearest():
         other = torch.rand(5, 4, generator=generator, dtype=torch.float64) ** 3
         other /= other.sum(1, keepdim=True)
         assert ((other - labels - 0.25).norm(dim=1) >= away - 1e-6).all()
-    torch.testing.assert_close(probabilities(centred(torch.arange(4), 4)), torch.eye(4))
+    torch.testing.assert_close(project_to_simplex(center_labels(torch.arange(4), 4)), torch.eye(4))
 
 
 # The set
@@ -212,13 +222,13 @@ def test_probabilities_are_the_nearest():
 def test_the_set_predicts_images_it_has_not_seen(settings, least, make_set, digits):
     records, test = digits
     release = make_set(**settings)
-    images = release.product.tensors["images"]
-    labels = release.product.tensors["labels"]
-    begun, _ = start(records, release.spec, 2, "random", Streams(0).generator("start"))
+    images = release.artifact.tensors["images"]
+    labels = release.artifact.tensors["labels"]
+    begun, _ = initialize_images(records, release.spec, 2, "random", Streams(0).make_rng("start"))
     kernel = (
-        DenseKernel(3)
+        DenseNtkRegression(3)
         if "kernel" in settings
-        else FeatureKernel(Ensemble(16, (1, 8, 8), 10, width=32, generator=seeded(9)))
+        else ConvFeatureRegression(Ensemble(16, (1, 8, 8), 10, width=32, generator=seeded(9)))
     )
     before, after = (accuracy(kernel, each, labels, test) for each in (begun, images))
     assert labels.tolist() == [each // 2 for each in range(20)]
@@ -228,12 +238,14 @@ def test_the_set_predicts_images_it_has_not_seen(settings, least, make_set, digi
 
 
 def descended(records, **settings):
-    method = KernelPoints(**{**DENSE, **settings})
+    method = KernelInducingPoints(**{**DENSE, **settings})
     spec = Spec((1, 8, 8), 10)
     streams = Streams(0, Runtime("cpu"))
-    white = Whitening(standardised(records.images)) if method.zca else None
-    begun, labels = method._begin(records, white, method.per_class, spec, streams)
-    return method._descend(begun, labels, Pool(records, 10), white, spec, streams, silent)
+    white = ZcaWhitening(standardize_images(records.images)) if method.zca else None
+    begun, labels = method._initialize_set(records, white, method.images_per_class, spec, streams)
+    return method._optimize_set(
+        begun, labels, ClassPool(records, 10), white, spec, streams, ignore_progress
+    )
 
 
 @pytest.fixture
@@ -241,11 +253,11 @@ def asked(monkeypatch):
     """What the dense kernel was asked at each step: the set, its labels, the records, the ridge."""
     calls = []
 
-    def spied(kernel, support, labels, images, ridge, real=DenseKernel.predict):
+    def spied(kernel, support, labels, images, ridge, real=DenseNtkRegression.predict):
         calls.append((support.detach().clone(), labels.detach().clone(), images, ridge))
         return real(kernel, support, labels, images, ridge)
 
-    monkeypatch.setattr(DenseKernel, "predict", spied)
+    monkeypatch.setattr(DenseNtkRegression, "predict", spied)
     return calls
 
 
@@ -253,17 +265,20 @@ def asked(monkeypatch):
 def test_the_kernel_sees_set_and_records_alike(zca, asked, digits):
     """Both standardised, or both whitened, and regressed with the ridge that was asked for."""
     records = digits[0]
-    white = Whitening(standardised(records.images)) if zca else lambda images: images
+    white = ZcaWhitening(standardize_images(records.images)) if zca else lambda images: images
     descended(
-        records, steps=2, batch=2000, zca=zca, init="real", ridge=3e-3
+        records, steps=2, batch_size=2000, zca=zca, init="real", ridge=3e-3
     )  # more than there are: every record is seen
-    begun, _ = start(records, Spec((1, 8, 8), 10), 2, "real", Streams(0).generator("start"))
-    torch.testing.assert_close(asked[0][0], white(standardised(begun)), rtol=0, atol=1e-4)
+    begun, _ = initialize_images(
+        records, Spec((1, 8, 8), 10), 2, "real", Streams(0).make_rng("start")
+    )
+    torch.testing.assert_close(asked[0][0], white(standardize_images(begun)), rtol=0, atol=1e-4)
     for _, _, seen, ridge in asked:
         assert ridge == 3e-3
         nearest = (
             torch.cdist(
-                white(standardised(records.images)).flatten(1).double(), seen.flatten(1).double()
+                white(standardize_images(records.images)).flatten(1).double(),
+                seen.flatten(1).double(),
             )
             .min(1)
             .values
@@ -274,13 +289,13 @@ def test_the_kernel_sees_set_and_records_alike(zca, asked, digits):
 @pytest.mark.parametrize("zca", [False, True])
 def test_what_is_fitted_is_what_can_be_released(zca, asked, digits):
     """At every step the set is images between black and white, and learned labels are probabilities; a wild rate makes it bind."""
-    white = Whitening(standardised(digits[0].images)) if zca else None
-    images, soft = descended(digits[0], steps=6, rate=1.0, zca=zca, learned_labels=True)
+    white = ZcaWhitening(standardize_images(digits[0].images)) if zca else None
+    images, soft = descended(digits[0], steps=6, learning_rate=1.0, zca=zca, learn_labels=True)
     black = torch.zeros(1, 1, 8, 8)
-    low, high = (standardised(black + level).flatten()[0] for level in (0, 1))
+    low, high = (standardize_images(black + level).flatten()[0] for level in (0, 1))
     held = []
     for support, labels, _, _ in asked:
-        pixels = white.back(support) if white else support
+        pixels = white.inverse_transform(support) if white else support
         assert low - 1e-3 <= pixels.min() <= pixels.max() <= high + 1e-3
         held.append(((pixels < low + 1e-3) | (pixels > high - 1e-3)).float().mean())
         assert labels.min() >= -0.1 - 1e-6
@@ -308,16 +323,24 @@ def test_a_few_steps_tell_bands_apart(device, side, width, zca):
     records = Records(images, labels)
     spec = Spec((3, side, side), 3)
     streams = Streams(0, Runtime(device))
-    method = KernelPoints(per_class=2, steps=40, batch=60, nets=2, width=width, zca=zca)
-    white = Whitening(standardised(images)) if zca else None
-    begun, known = method._begin(records, white, 2, spec, streams)
-    made, soft = method._descend(begun, known, Pool(records, 3), white, spec, streams, silent)
+    method = KernelInducingPoints(
+        images_per_class=2, steps=40, batch_size=60, num_networks=2, net_width=width, zca=zca
+    )
+    white = ZcaWhitening(standardize_images(images)) if zca else None
+    begun, known = method._initialize_set(records, white, 2, spec, streams)
+    made, soft = method._optimize_set(
+        begun, known, ClassPool(records, 3), white, spec, streams, ignore_progress
+    )
     shown = white or (lambda x: x)
-    kernel = FeatureKernel(Ensemble(4, spec.shape, 3, width=width, generator=seeded(9)).to(device))
+    kernel = ConvFeatureRegression(
+        Ensemble(4, spec.shape, 3, width=width, generator=seeded(9)).to(device)
+    )
     before, after = (
         (
-            kernel.predict(shown(standardised(each)), soft, shown(standardised(images)), 1e-6)
-            - centred(labels, 3)
+            kernel.predict(
+                shown(standardize_images(each)), soft, shown(standardize_images(images)), 1e-6
+            )
+            - center_labels(labels, 3)
         )
         .square()
         .mean()
@@ -332,26 +355,32 @@ def test_whitened_noise_is_noise_where_the_steps_are_made(digits):
     records = digits[0]
     spec = Spec((1, 8, 8), 10)
     streams = Streams(0, Runtime("cpu"))
-    white = Whitening(standardised(records.images))
-    begun, labels = KernelPoints(zca=True)._begin(records, white, 20, spec, streams)
-    plain, same = start(records, spec, 20, "random", streams.generator("start"))
+    white = ZcaWhitening(standardize_images(records.images))
+    begun, labels = KernelInducingPoints(zca=True)._initialize_set(
+        records, white, 20, spec, streams
+    )
+    plain, same = initialize_images(records, spec, 20, "random", streams.make_rng("start"))
     assert torch.equal(labels, same)
     assert 0 <= begun.min() < begun.max() <= 1
     # About 1 less what is cut off at black and white; noise in pixels is 2.4 here, most of it where digits do not differ.
-    assert 0.7 < white(standardised(begun)).std() < 1.1
-    assert white(standardised(plain)).std() > 2
-    real, _ = KernelPoints(zca=True, init="real")._begin(records, white, 2, spec, streams)
-    assert torch.equal(real, start(records, spec, 2, "real", streams.generator("start"))[0])
+    assert 0.7 < white(standardize_images(begun)).std() < 1.1
+    assert white(standardize_images(plain)).std() > 2
+    real, _ = KernelInducingPoints(zca=True, init="real")._initialize_set(
+        records, white, 2, spec, streams
+    )
+    assert torch.equal(
+        real, initialize_images(records, spec, 2, "real", streams.make_rng("start"))[0]
+    )
 
 
 @pytest.mark.parametrize(("per_class", "usual"), [(2, 0.04), (50, 0.1)])
 def test_the_usual_rate_is_that_of_the_size(per_class, usual, digits):
     # Adam's first step is the rate itself, in standardised pixels, wherever there is a slope.
-    images, _ = descended(digits[0], per_class=per_class, steps=1)
-    begun, _ = start(
-        digits[0], Spec((1, 8, 8), 10), per_class, "random", Streams(0).generator("start")
+    images, _ = descended(digits[0], images_per_class=per_class, steps=1)
+    begun, _ = initialize_images(
+        digits[0], Spec((1, 8, 8), 10), per_class, "random", Streams(0).make_rng("start")
     )
-    moved = (standardised(images) - standardised(begun)).abs()
+    moved = (standardize_images(images) - standardize_images(begun)).abs()
     assert moved[(begun > 0.1) & (begun < 0.9)].median() == pytest.approx(usual, rel=0.01)
 
 
@@ -359,32 +388,32 @@ def test_learned_labels_lower_the_loss(digits):
     records = digits[0]
     losses = []
     for learned in (False, True):
-        images, soft = descended(records, learned_labels=learned, steps=150)
-        guesses = DenseKernel(3).predict(
-            standardised(images), soft, standardised(records.images), 1e-6
+        images, soft = descended(records, learn_labels=learned, steps=150)
+        guesses = DenseNtkRegression(3).predict(
+            standardize_images(images), soft, standardize_images(records.images), 1e-6
         )
-        losses.append((guesses - centred(records.labels, 10)).square().mean().item())
+        losses.append((guesses - center_labels(records.labels, 10)).square().mean().item())
     assert losses[1] < 0.95 * losses[0]
 
 
 def test_learned_labels_are_released_as_probabilities(make_set):
-    release = make_set(**{**DENSE, "steps": 20}, learned_labels=True)
-    soft = release.product.tensors["soft"]
-    labels = release.product.tensors["labels"]
-    assert release.product.fits(release.spec)
+    release = make_set(**{**DENSE, "steps": 20}, learn_labels=True)
+    soft = release.artifact.tensors["soft_labels"]
+    labels = release.artifact.tensors["labels"]
+    assert release.artifact.is_consistent_with(release.spec)
     assert soft.argmax(1).eq(labels).float().mean() > 0.5  # they began as the hard ones
     assert not torch.equal(soft, torch.eye(10)[labels])
-    assert "soft" not in make_set(**{**DENSE, "steps": 1}).product.tensors
+    assert "soft_labels" not in make_set(**{**DENSE, "steps": 1}).artifact.tensors
 
 
 def test_augmentation_changes_both_sides_alike(digits, monkeypatch):
     seen = []
 
-    def spied(images, drawn, real=kip.apply):
+    def spied(images, drawn, real=kip_run.apply_augmentations):
         seen.append((len(images), drawn))
         return real(images, drawn)
 
-    monkeypatch.setattr(kip, "apply", spied)
+    monkeypatch.setattr(kip_run, "apply_augmentations", spied)
     plain, _ = descended(digits[0], steps=6)
     assert seen == []
     changed, _ = descended(digits[0], steps=6, augment=True)
@@ -397,7 +426,7 @@ def test_augmentation_changes_both_sides_alike(digits, monkeypatch):
     assert (
         len(
             {
-                tuple(drawn.plane[0].flatten().tolist()) + tuple(drawn.hole[0].tolist())
+                tuple(drawn.affine[0].flatten().tolist()) + tuple(drawn.cutout[0].tolist())
                 for _, drawn in seen
             }
         )
@@ -413,15 +442,17 @@ def test_classes_count_alike_however_rare(digits):
     )
     images, soft = descended(Records(records.images[kept], records.labels[kept]))
     guesses = (
-        DenseKernel(3)
-        .predict(standardised(images), soft, standardised(records.images), 1e-6)
+        DenseNtkRegression(3)
+        .predict(standardize_images(images), soft, standardize_images(records.images), 1e-6)
         .argmax(1)
     )
     assert (guesses[records.labels == 0] == 0).float().mean() > 0.8
 
 
 def test_ratio_counts_of_the_class(make_set):
-    images = make_set(kernel="dense", ratio=0.01, steps=1, batch=100).product.tensors["images"]
+    images = make_set(kernel="dense", ratio=0.01, steps=1, batch_size=100).artifact.tensors[
+        "images"
+    ]
     assert len(images) == 10 * round(0.01 * 1438 / 10)
 
 
@@ -436,7 +467,7 @@ def test_it_promises_nothing(make_set, digits):
     real = make_set(**{**DENSE, "steps": 5}, init="real")
     assert "real images" in real.guarantee.reason
     near = (
-        torch.cdist(real.product.tensors["images"].flatten(1), digits[0].images.flatten(1))
+        torch.cdist(real.artifact.tensors["images"].flatten(1), digits[0].images.flatten(1))
         .min(1)
         .values
     )
@@ -451,16 +482,16 @@ def test_it_promises_nothing(make_set, digits):
         ("init", "noise"),
         ("ridge", 1e-14),
         ("ridge", math.nan),
-        ("rate", 0),
+        ("learning_rate", 0),
         ("steps", 0),
-        ("nets", 0),
-        ("batch", 0),
+        ("num_networks", 0),
+        ("batch_size", 0),
         ("ratio", 2.0),
     ],
 )
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match=f"kernel-points.{key}"):
-        make("kernel-points", {key: value})
+        make_method("kernel-points", {key: value})
 
 
 @pytest.mark.skipif(
@@ -471,12 +502,13 @@ def test_half_precision_predicts_as_double_does():
     """On a GPU against float64 on the CPU, at the size of CIFAR-10 images: predictions, and the gradient that moves the set."""
     nets = Ensemble(2, (3, 32, 32), 10, width=128, generator=seeded())
     support, images = (
-        standardised(torch.rand(count, 3, 32, 32, generator=seeded(count))) for count in (20, 40)
+        standardize_images(torch.rand(count, 3, 32, 32, generator=seeded(count)))
+        for count in (20, 40)
     )
-    labels = centred(torch.arange(20) % 10, 10)
+    labels = center_labels(torch.arange(20) % 10, 10)
     found = []
     for device, kind in (("cpu", torch.float64), ("cuda", torch.float32)):
-        kernel = FeatureKernel(copy.deepcopy(nets).to(device, kind))
+        kernel = ConvFeatureRegression(copy.deepcopy(nets).to(device, kind))
         own = support.to(device, kind).requires_grad_()
         guesses = kernel.predict(own, labels.to(device), images.to(device, kind), 1e-3)
         (slope,) = torch.autograd.grad(guesses.square().sum(), own)
@@ -497,10 +529,14 @@ def test_a_gpu_moves_the_set_as_the_cpu_does():
     for device in ("cpu", "cuda"):
         there = Records(*(each.to(device) for each in records))
         streams = Streams(0, Runtime(device))
-        method = KernelPoints(kernel="dense", per_class=2, steps=5, batch=60, augment=False)
-        begun, labels = method._begin(there, None, 2, spec, streams)
+        method = KernelInducingPoints(
+            kernel="dense", images_per_class=2, steps=5, batch_size=60, augment=False
+        )
+        begun, labels = method._initialize_set(there, None, 2, spec, streams)
         made.append(
-            method._descend(begun, labels, Pool(there, 3), None, spec, streams, silent)[0].cpu()
+            method._optimize_set(
+                begun, labels, ClassPool(there, 3), None, spec, streams, ignore_progress
+            )[0].cpu()
         )
     assert (made[0] - begun.cpu()).abs().max() > 0.01
     # A dense kernel has nothing random, and with all records in each batch their order is all that differs. Adam's first steps are the
@@ -514,7 +550,7 @@ def test_images_without_any_spread_do_no_harm(tmp_path):
     for more in ({"kernel": "dense"}, {"zca": True}):
         release = synthesize(
             box,
-            KernelPoints(per_class=1, steps=2, batch=4, width=4, **more),
+            KernelInducingPoints(images_per_class=1, steps=2, batch_size=4, net_width=4, **more),
             ledger=tmp_path / "b.jsonl",
         )
-        assert release.product.tensors["images"].isfinite().all()
+        assert release.artifact.tensors["images"].isfinite().all()

@@ -10,36 +10,42 @@ from scipy.stats import beta, norm
 from test_sliced_flow import CLASSES, SHAPE, TINY, blobs, block_sums, gate_for, seeded, spec_of
 from unwritten import clipping
 
-from privot.components.dp_sgd import gradient, weights
-from privot.components.flow_snapshots import STRIP
-from privot.components.latent_space import Coded, drawn_scenes, redrawn, taught_in_public
-from privot.components.sliced_statistics import moments, tight_frame
-from privot.data import load
+from privot.components.dp_sgd import compute_per_example_gradient, detach_weights
+from privot.components.flow_snapshots import SNAPSHOTS_KEY
+from privot.components.latent_space import (
+    LatentSpace,
+    generate_synthetic_images,
+    reconstruction_loss,
+    train_on_public,
+)
+from privot.components.sliced_statistics import compute_record_moments, draw_tight_frame
+from privot.data import load_dataset
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.methods import make
+from privot.methods import make_method
 from privot.methods.sliced_flow import SlicedFlow
 from privot.methods.sliced_generator import SlicedGenerator
-from privot.nets import initialise
+from privot.nets import initialize_weights
 from privot.nets.autoencoders import ConvAutoencoder
-from privot.nets.dp_networks import Autoencoder
+from privot.nets.dp_autoencoder import Autoencoder
 from privot.privacy import accounting
-from privot.privacy import gate as gate_module
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Full
-from privot.runtime import Runtime, Streams, silent
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import resize, synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CODE = 4
 LEARN = {
-    "inner": CODE,
-    "bases": 4,
-    "blocks": 10,
-    "lessons": 120,
-    "lesson_size": 50,
-    "lesson_rate": 0.01,
+    "autoencoder_dim": CODE,
+    "num_bases": 4,
+    "num_blocks": 10,
+    "autoencoder_steps": 120,
+    "autoencoder_batch_size": 50,
+    "autoencoder_learning_rate": 0.01,
 }
 
 
@@ -51,13 +57,15 @@ class Loud(torch.nn.Module):
 
 
 def loud():
-    return Coded(Loud(), {}, torch.nn.Identity(), CODE)
+    return LatentSpace(Loud(), {}, torch.nn.Identity(), CODE)
 
 
 def unpriced(monkeypatch):
     """Prices of sampled answers take a second each, and are not what most of these are about."""
     monkeypatch.setattr(
-        accounting, "cost", lambda event, neighbours, roughly=False: accounting._gaussian(1.0)
+        accounting,
+        "compute_privacy_cost",
+        lambda event, neighbours, coarse=False: accounting._gaussian_cost(1.0),
     )
 
 
@@ -66,7 +74,7 @@ def unpriced(monkeypatch):
 
 def test_the_ball_is_the_gates_not_the_encoders():
     """Records at two far ends, one crosses: block sums move by the bound and no more, though codes are a thousand times too long."""
-    frame = tight_frame(loud(), 1, 3, 0, seeded())
+    frame = draw_tight_frame(loud(), 1, 3, 0, seeded())
     radius = 2.0
     images = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(20)])
     labels = np.repeat([0, 1], 10)
@@ -74,15 +82,15 @@ def test_the_ball_is_the_gates_not_the_encoders():
     other[0] = 1 - other[0]
     apart = (block_sums(each, labels, loud(), frame, 2, radius) for each in (images, other))
     assert 0.99 < torch.dist(*apart) / (2 * radius * math.sqrt(3)) <= 1
-    parts = torch.func.vmap(moments, in_dims=(0, 0, None, None))(
+    parts = torch.func.vmap(compute_record_moments, in_dims=(0, 0, None, None))(
         torch.from_numpy(images), torch.from_numpy(labels), loud(), radius
     )
     assert parts.norm(dim=1).max() <= 1 + 1e-6
 
 
 def test_an_encoder_that_is_believed_is_seen(monkeypatch):
-    monkeypatch.setattr(gate_module, "_clip", clipping())
-    frame = tight_frame(loud(), 1, 3, 0, seeded())
+    monkeypatch.setattr(clipping_module, "clip_rows", clipping())
+    frame = draw_tight_frame(loud(), 1, 3, 0, seeded())
     images = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(20)])
     labels = np.repeat([0, 1], 10)
     other = images.copy()
@@ -94,19 +102,27 @@ def test_an_encoder_that_is_believed_is_seen(monkeypatch):
 def lesson_gate(images, labels, noise, asks):
     """A gate for lessons on all records, and what they ask: sums of gradients of a net that stands still."""
     method = SlicedFlow(
-        **{**TINY, "blocks": 2},
+        **{**TINY, "num_blocks": 2},
         space="private",
-        inner=CODE,
-        noise=1.0,
-        lessons=asks,
-        lesson_size=len(labels),
+        autoencoder_dim=CODE,
+        noise_multiplier=1.0,
+        autoencoder_steps=asks,
+        autoencoder_batch_size=len(labels),
     )
     gate = gate_for(method, images, labels)
-    net = initialise(Autoencoder(SHAPE, CODE, 8, 4), seeded())
+    net = initialize_weights(Autoencoder(SHAPE, CODE, 8, 4), seeded())
     gate._stages["autoencoder"] = Stage("autoencoder", "sum", noise, asks, Full())
     # a small bound, so that every gradient is cut
     return [
-        gate.sum("autoencoder", gradient, net, weights(net), redrawn, None, bound=0.01)
+        gate.sum(
+            "autoencoder",
+            compute_per_example_gradient,
+            net,
+            detach_weights(net),
+            reconstruction_loss,
+            None,
+            clip_norm=0.01,
+        )
         for _ in range(asks)
     ]
 
@@ -135,9 +151,11 @@ def audited(noise, runs=300):
 def test_an_audit_of_lessons_finds_what_is_claimed_and_a_third_of_the_noise(monkeypatch):
     found, allowed = audited(noise=0.7)
     assert found <= allowed
-    honest = gate_module.noisy
+    honest = secret_side_module.add_noise
     monkeypatch.setattr(
-        gate_module, "noisy", lambda total, noise_std, *more: honest(total, noise_std / 3, *more)
+        secret_side_module,
+        "add_noise",
+        lambda total, noise_std, *more: honest(total, noise_std / 3, *more),
     )
     found, allowed = audited(noise=0.7)
     assert found > allowed
@@ -149,9 +167,10 @@ def test_an_audit_of_lessons_finds_what_is_claimed_and_a_third_of_the_noise(monk
 @pytest.mark.parametrize("mode", ["blocks", "records", "resampled"])
 def test_lessons_are_in_the_plan(mode):
     spec = Spec(SHAPE, 2, 2000, (1000, 1000))
-    given = {"noise": 2.0, "mode": mode, "steps": 20}
+    given = {"noise_multiplier": 2.0, "mode": mode, "steps": 20}
     plain, paid = (
-        SlicedFlow(**given, space=space, lessons=20).plan(spec) for space in ("public", "private")
+        SlicedFlow(**given, space=space, autoencoder_steps=20).plan(spec)
+        for space in ("public", "private")
     )
     assert [stage.name for stage in paid.stages] == [
         "autoencoder",
@@ -159,20 +178,30 @@ def test_lessons_are_in_the_plan(mode):
     ]
     assert paid.neighbours is plain.neighbours is Neighbours.REPLACE
     lessons = paid.stages[0]
-    assert (lessons.verb, lessons.steps, lessons.sampling.drawn, lessons.sampling.size) == (
+    assert (
+        lessons.operation,
+        lessons.steps,
+        lessons.sampling.sample_size,
+        lessons.sampling.dataset_size,
+    ) == (
         "sum",
         20,
         100,
         2000,
     )
     if mode == "blocks":
-        assert SlicedGenerator(noise=2.0, space="private", lessons=20).plan(spec) == paid
+        assert (
+            SlicedGenerator(noise_multiplier=2.0, space="private", autoencoder_steps=20).plan(spec)
+            == paid
+        )
 
 
 def test_lessons_are_in_the_price():
     """Shares are of mu², roughly, so that the whole costs about what one answer would; what is charged is the exact price of the events."""
     spec = Spec((1, 28, 28), 10, 60_000, (6000,) * 10)
-    one, paid = (SlicedFlow(noise=1.0, space=space).plan(spec) for space in ("public", "private"))
+    one, paid = (
+        SlicedFlow(noise_multiplier=1.0, space=space).plan(spec) for space in ("public", "private")
+    )
     whole = paid.cost().epsilon(1e-5)
     rest = Plan(paid.stages[1:], paid.neighbours).cost().epsilon(1e-5)
     assert rest < 0.75 * whole
@@ -183,24 +212,24 @@ def test_lessons_are_in_the_price():
     ("wrong", "spec", "words"),
     [
         (
-            {"space": "private", "lesson_size": 300},
+            {"space": "private", "autoencoder_batch_size": 300},
             Spec(SHAPE, 2, 200, (100, 100)),
-            "lesson_size=300",
+            "autoencoder_batch_size=300",
         ),
-        ({"space": "private", "mode": "records"}, Spec(SHAPE, 2), "declared"),
+        ({"space": "private", "mode": "records"}, Spec(SHAPE, 2), "needs the number of records"),
         (
             {"space": "private", "mode": "records", "neighbours": "local"},
             Spec(SHAPE, 2, 200),
             "local",
         ),
-        ({"inner": 1}, Spec(SHAPE, 2, 200, (100, 100)), "inner"),
-        ({"public": ""}, Spec(SHAPE, 2, 200, (100, 100)), "public"),
-        ({"lesson_share": 1.0}, Spec(SHAPE, 2, 200, (100, 100)), "lesson_share"),
+        ({"autoencoder_dim": 1}, Spec(SHAPE, 2, 200, (100, 100)), "autoencoder_dim"),
+        ({"public_data": ""}, Spec(SHAPE, 2, 200, (100, 100)), "public_data"),
+        ({"autoencoder_share": 1.0}, Spec(SHAPE, 2, 200, (100, 100)), "autoencoder_share"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, spec, words):
     with pytest.raises(SettingError, match=words):
-        make("sliced-flow", wrong).plan(spec)
+        make_method("sliced-flow", wrong).plan(spec)
 
 
 # Learning
@@ -208,24 +237,26 @@ def test_what_cannot_be_is_refused(wrong, spec, words):
 
 def test_an_autoencoder_learns_from_public_pictures():
     images = torch.from_numpy(blobs()[0])
-    net = initialise(ConvAutoencoder(SHAPE, CODE, width=8), seeded())
-    how = {"lessons": 120, "batch": 50, "rate": 0.01, "progress": silent}
-    here = Coded.of(taught_in_public(net, images, **how, streams=Streams(0, Runtime("cpu"))), CODE)
-    codes = here.point(images)
+    net = initialize_weights(ConvAutoencoder(SHAPE, CODE, channels=8), seeded())
+    how = {"steps": 120, "batch_size": 50, "learning_rate": 0.01, "progress": ignore_progress}
+    here = LatentSpace.from_autoencoder(
+        train_on_public(net, images, **how, streams=Streams(0, Runtime("cpu"))), CODE
+    )
+    codes = here.encode_image(images)
     torch.testing.assert_close(codes.norm(dim=1), torch.full((400,), math.sqrt(CODE)))
-    assert (here.image(codes, 1) - images).square().mean() < 0.5 * images.var(0).mean()
-    assert here.point(images[:6].view(2, 3, *SHAPE)).shape == (2, 3, CODE)
-    assert here.image(codes.view(4, 100, CODE), 1).shape == (4, 100, *SHAPE)
+    assert (here.decode_point(codes, 1) - images).square().mean() < 0.5 * images.var(0).mean()
+    assert here.encode_image(images[:6].view(2, 3, *SHAPE)).shape == (2, 3, CODE)
+    assert here.decode_point(codes.view(4, 100, CODE), 1).shape == (4, 100, *SHAPE)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (1, 7, 9), (1, 1, 5), (3, 40, 33)])
 def test_autoencoders_fit_every_shape(shape):
-    net = ConvAutoencoder(shape, 6, width=4)
+    net = ConvAutoencoder(shape, 6, channels=4)
     assert net(torch.rand(2, *shape)).shape == (2, *shape)
 
 
 def test_scenes_are_drawn_to_the_shape():
-    found = drawn_scenes((1, 8, 8), 100, Streams(0, Runtime("cpu")))
+    found = generate_synthetic_images((1, 8, 8), 100, Streams(0, Runtime("cpu")))
     assert found.shape == (2000, 1, 8, 8)
 
 
@@ -254,18 +285,18 @@ def test_particles_in_a_learned_space_follow_their_label(streams, mode, least):
     method = SlicedFlow(
         **LEARN,
         space="public",
-        public="blobs",
+        public_data="blobs",
         mode=mode,
-        noise=0.0,
-        per_class=50,
+        noise_multiplier=0.0,
+        images_per_class=50,
         steps=60,
-        drawn=200,
-        clip=10.0,
-        hold=1.0,
+        sample_size=200,
+        clip_ratio=10.0,
+        label_norm=1.0,
     )
-    made = method.fit(gate_for(method, images, labels), streams, silent)
+    made = method.fit(gate_for(method, images, labels), streams, ignore_progress)
     assert agree(made.tensors["images"], made.tensors["labels"]) > least
-    assert made.fits(spec_of(labels))
+    assert made.is_consistent_with(spec_of(labels))
 
 
 def test_a_generator_draws_with_the_decoder_that_was_taught(streams):
@@ -273,25 +304,25 @@ def test_a_generator_draws_with_the_decoder_that_was_taught(streams):
     method = SlicedGenerator(
         **LEARN,
         space="public",
-        public="blobs",
-        noise=0.0,
-        code=4,
-        hidden=32,
-        batch=40,
+        public_data="blobs",
+        noise_multiplier=0.0,
+        latent_dim=4,
+        hidden_dim=32,
+        batch_per_class=40,
         steps=120,
-        rate=0.01,
+        learning_rate=0.01,
     )
-    made = method.fit(gate_for(method, images, labels), streams, silent)
+    made = method.fit(gate_for(method, images, labels), streams, ignore_progress)
     assert agree(*made.sample(spec_of(labels), 200)) > 0.9
-    assert made.fits(spec_of(labels))
-    for name, value in streams.stored("autoencoder").items():
+    assert made.is_consistent_with(spec_of(labels))
+    for name, value in streams.load_checkpoint("autoencoder").items():
         assert "decoder" not in name or torch.equal(made.tensors[name], value)
 
 
 def test_public_data_that_is_not_at_hand_is_said():
-    method = SlicedFlow(**LEARN, space="public", public="blobs", noise=1.0)
+    method = SlicedFlow(**LEARN, space="public", public_data="blobs", noise_multiplier=1.0)
     with pytest.raises(SettingError, match="blobs"):
-        method.fit(gate_for(method, *blobs(40)), Streams(0, Runtime("cpu")), silent)
+        method.fit(gate_for(method, *blobs(40)), Streams(0, Runtime("cpu")), ignore_progress)
 
 
 # Releases
@@ -305,18 +336,18 @@ def test_a_release_keeps_the_decoder_and_says_what_was_public(tmp_path):
     given = {
         **TINY,
         **LEARN,
-        "lessons": 20,
-        "noise": 1.0,
+        "autoencoder_steps": 20,
+        "noise_multiplier": 1.0,
         "space": "public",
-        "public": str(tmp_path / "open.npz"),
+        "public_data": str(tmp_path / "open.npz"),
     }
     box = sealed(images, labels, spec_of(labels))
     book = {"ledger": tmp_path / "book.jsonl", "runtime": Runtime("cpu")}
     release = synthesize(box, SlicedFlow(**given), **book)
-    assert release.facts["public_data"]["count"] == 100
-    assert len(release.facts["public_data"]["sha256"]) == 64
+    assert release.metadata["public_data"]["count"] == 100
+    assert len(release.metadata["public_data"]["sha256"]) == 64
     larger = resize(release, 20, runtime=Runtime("cpu"))
-    assert larger.product.tensors["images"].shape == (20 * CLASSES, *SHAPE)
+    assert larger.artifact.tensors["images"].shape == (20 * CLASSES, *SHAPE)
     torch.testing.assert_close(
         resize(release, 12, runtime=Runtime("cpu")).sample(24)[0],
         release.sample(24)[0],
@@ -324,21 +355,27 @@ def test_a_release_keeps_the_decoder_and_says_what_was_public(tmp_path):
         rtol=0,
     )
     bare = {
-        name: value for name, value in release.product.tensors.items() if "decoder.last" not in name
+        name: value
+        for name, value in release.artifact.tensors.items()
+        if "decoder.output_conv" not in name
     }
     with pytest.raises(ReleaseError, match="decoder"):
-        SlicedFlow(**given).again(
-            type(release.product)("set", bare), release.spec, Streams(0), silent
+        SlicedFlow(**given).regenerate(
+            type(release.artifact)("set", bare), release.spec, Streams(0), ignore_progress
         )
 
 
 def test_the_sensitive_data_itself_is_refused_before_any_charge(tmp_path):
     images, labels = blobs(60)
     np.savez(tmp_path / "same.npz", x=images.transpose(0, 2, 3, 1), y=labels)
-    method = SlicedFlow(**TINY, noise=1.0, space="public", public=str(tmp_path / "same.npz"))
+    method = SlicedFlow(
+        **TINY, noise_multiplier=1.0, space="public", public_data=str(tmp_path / "same.npz")
+    )
     with pytest.raises(SettingError, match="itself"):
         synthesize(
-            load(tmp_path / "same.npz", public_classes=True), method, ledger=tmp_path / "book.jsonl"
+            load_dataset(tmp_path / "same.npz", public_classes=True),
+            method,
+            ledger=tmp_path / "book.jsonl",
         )
     assert not (tmp_path / "book.jsonl").exists()
 
@@ -348,10 +385,17 @@ def test_a_run_that_was_killed_goes_on_with_its_encoder(tmp_path, monkeypatch, s
     images, labels = blobs(60)
     unpriced(monkeypatch)
     fresh = []
-    real = gate_module.noisy
-    monkeypatch.setattr(gate_module, "noisy", lambda *given: fresh.append(1) or real(*given))
+    real = secret_side_module.add_noise
+    monkeypatch.setattr(
+        secret_side_module, "add_noise", lambda *given: fresh.append(1) or real(*given)
+    )
     method = SlicedFlow(
-        **{**TINY, "bases": 4}, space=space, inner=CODE, lessons=6, lesson_size=20, noise=2.0
+        **{**TINY, "num_bases": 4},
+        space=space,
+        autoencoder_dim=CODE,
+        autoencoder_steps=6,
+        autoencoder_batch_size=20,
+        noise_multiplier=2.0,
     )
     box = sealed(images, labels, spec_of(labels))
     given = {"out": tmp_path / "out", "ledger": tmp_path / "book.jsonl", "runtime": Runtime("cpu")}
@@ -375,13 +419,18 @@ def test_a_run_that_was_killed_goes_on_with_its_encoder(tmp_path, monkeypatch, s
 @pytest.mark.parametrize("mode", ["blocks", "records", "resampled"])
 def test_the_strip_begins_at_the_start_and_ends_at_the_release(mode):
     images, labels = blobs(60)
-    method = SlicedFlow(**{**TINY, "steps": 60}, mode=mode, drawn=40, noise=0.5)
-    made = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), silent)
-    strip = made.kept[STRIP].float()
+    method = SlicedFlow(**{**TINY, "steps": 60}, mode=mode, sample_size=40, noise_multiplier=0.5)
+    made = method.fit(gate_for(method, images, labels), Streams(0, Runtime("cpu")), ignore_progress)
+    strip = made.resize_state[SNAPSHOTS_KEY].float()
     assert strip.shape == (8, CLASSES, *SHAPE)
     torch.testing.assert_close(
-        strip[-1], made.tensors["images"][:: method.per_class], atol=1e-3, rtol=0
+        strip[-1], made.tensors["images"][:: method.images_per_class], atol=1e-3, rtol=0
     )
     assert (strip[0] - strip[-1]).abs().max() > 0.05
-    bare = SlicedFlow(**TINY, mode=mode, drawn=40, noise=0.5, keep=False)
-    assert bare.fit(gate_for(bare, images, labels), Streams(0, Runtime("cpu")), silent).kept == {}
+    bare = SlicedFlow(**TINY, mode=mode, sample_size=40, noise_multiplier=0.5, keep_answers=False)
+    assert (
+        bare.fit(
+            gate_for(bare, images, labels), Streams(0, Runtime("cpu")), ignore_progress
+        ).resize_state
+        == {}
+    )

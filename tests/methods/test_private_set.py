@@ -13,22 +13,36 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import avg_pool2d, conv2d, group_norm, pad
 from unwritten import Unwritten, clipping
 
-from privot.audit import least, most
-from privot.components.feature_matching import Round, unit
-from privot.data import load
+from privot.audit import clopper_pearson_lower, clopper_pearson_upper
+from privot.components import private_set_nets, private_set_queries, private_set_settings
+from privot.components.feature_matching import MatchingRound, compute_unit_features
+from privot.components.private_set_nets import build_set_nets
+from privot.components.private_set_queries import (
+    MAX_RELATIVE_NORM,
+    clip_and_count_image,
+    compute_record_features,
+    query_class_means,
+    query_features,
+)
+from privot.components.private_set_settings import DEFAULT_BUDGET_SHARES, MIN_NETS_PER_QUERY
+from privot.components.private_set_storage import restore_rounds
+from privot.data import load_dataset
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError, SettingError
-from privot.methods import make, private_set
-from privot.methods.private_set import GROUP, REACH, PrivateSet, directions, picture
-from privot.nets.augment import apply, draw
-from privot.nets.ensemble import Ensemble, Frozen
-from privot.privacy import gate as gate_module
-from privot.privacy.gate import SENSITIVITY, Gate
+from privot.methods import make_method, private_set
+from privot.methods.private_set import PrivateSet
+from privot.nets.augment import apply_augmentations, sample_augment_params
+from privot.nets.ensemble import Ensemble, FrozenEnsemble
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
+from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
-from privot.release import Release, verify
-from privot.runtime import Runtime, Streams, silent
+from privot.privacy.sensitivity import SENSITIVITY
+from privot.release import Release
+from privot.release.verify import verify
+from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +50,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 GREY = (1, 8, 8)
 COLOUR = (3, 8, 8)
 CLASSES = 3
-TINY = {"per_class": 2, "nets": 3, "seeing": 2, "trained": 2, "width": 4, "steps": 2, "lessons": 1}
+TINY = {
+    "images_per_class": 2,
+    "num_random_nets": 3,
+    "num_pretrained_nets": 2,
+    "nets_per_round": 2,
+    "net_width": 4,
+    "steps": 2,
+    "net_train_epochs": 1,
+}
 SIZES = (5, 7, 4)
 COUNT = sum(SIZES)
 LABELS = np.repeat(np.arange(CLASSES), SIZES)
@@ -53,7 +75,7 @@ def pictures(shape=GREY, seed=0, count=COUNT, bright=1.0):
 
 def gate_for(method, spec, images=None, labels=LABELS, plan=None, seed=None):
     box = Sensitive(pictures(spec.shape) if images is None else images, labels, spec)
-    runtime = Runtime("cpu", microbatch=COUNT + 1)
+    runtime = Runtime("cpu", microbatch_size=COUNT + 1)
     return Gate(
         box,
         plan or method.plan(spec),
@@ -72,13 +94,13 @@ def streams(seed=0):
 
 
 def rig(shape=GREY, count=3, seed=0, texture=0.0):
-    """What `directions` is given beside a record, as in a run: nets, weights, augmentations, centres."""
+    """What `compute_record_features` is given beside a record, as in a run: nets, weights, augmentations, centres."""
     nets = Ensemble(
-        count, shape, CLASSES, width=4, texture=texture, generator=seeded(seed)
+        count, shape, CLASSES, width=4, texture_norm=texture, generator=seeded(seed)
     ).requires_grad_(False)
-    weights = Frozen(nets)[:]
-    drawn = draw(count, shape[1:], seeded(seed + 1))
-    centre = unit(
+    weights = FrozenEnsemble(nets)[:]
+    drawn = sample_augment_params(count, shape[1:], seeded(seed + 1))
+    centre = compute_unit_features(
         nets, weights, torch.rand(6, *shape, generator=seeded(seed + 2)), drawn, None
     ).mean(1)
     return nets, weights, drawn, centre
@@ -117,36 +139,39 @@ def norms(query, images, *public):
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
 def test_a_part_is_never_longer_than_one(shape):
     images = extremes(shape)
-    reach = REACH * math.sqrt(math.prod(shape))
+    reach = MAX_RELATIVE_NORM * math.sqrt(math.prod(shape))
     for share in (0.0, 0.1):
-        found = norms(picture, images, reach, share)
+        found = norms(clip_and_count_image, images, reach, share)
         assert found.max() <= 1 + 1e-6
         assert found.max() > 0.999
         assert found.min() >= share * (1 - 1e-6)
     for count, texture in ((1, 0.0), (3, 0.0), (10, 0.0), (3, 0.7)):
         nets, weights, drawn, centre = rig(shape, count, texture=texture)
-        found = norms(directions, images, nets, weights, drawn, centre)
+        found = norms(compute_record_features, images, nets, weights, drawn, centre)
         assert found.max() <= 1 + 1e-6
         assert (
             found.median() > 0.999
         )  # a unit vector whatever the record is: the clip is a guard, not a loss
-    centre = unit(nets, weights, images[9:10], drawn, None)[
+    centre = compute_unit_features(nets, weights, images[9:10], drawn, None)[
         :, 0
     ]  # a centre that is the record itself leaves no direction
-    assert norms(directions, images[9:10], nets, weights, drawn, centre).item() <= 1 + 1e-6
+    assert (
+        norms(compute_record_features, images[9:10], nets, weights, drawn, centre).item()
+        <= 1 + 1e-6
+    )
 
 
 def test_planted_parts_are_seen_to_be_longer():
     images = extremes(GREY, 48)
-    reach = REACH * 8
+    reach = MAX_RELATIVE_NORM * 8
     given = rig()
 
     def without_room_for_the_count(image, label, reach, share):
-        part = picture(image, label, reach, share)
+        part = clip_and_count_image(image, label, reach, share)
         return torch.cat([part[:-1] / math.sqrt(1 - share**2), part[-1:]])
 
     def each_net_of_norm_one(image, label, *public):
-        return directions(image, label, *public) * math.sqrt(3)
+        return compute_record_features(image, label, *public) * math.sqrt(3)
 
     assert norms(without_room_for_the_count, images, reach, 0.1).max() > 1 + 1e-6
     assert norms(each_net_of_norm_one, images, *given).max() > 1 + 1e-6
@@ -172,19 +197,19 @@ def neighbours(relation, count, shape=GREY):
 
 
 @pytest.mark.parametrize("relation", [Neighbours.ADD_REMOVE, Neighbours.REPLACE])
-@pytest.mark.parametrize("which", ["picture", "directions"])
+@pytest.mark.parametrize("which", ["clip_and_count_image", "compute_record_features"])
 @pytest.mark.usefixtures("array_order")
 def test_neighbours_answers_are_no_farther_apart_than_the_table_says(which, relation):
     spec = Spec(GREY, CLASSES)
-    public = (REACH * 8, 0.1) if which == "picture" else rig()
+    public = (MAX_RELATIVE_NORM * 8, 0.1) if which == "clip_and_count_image" else rig()
     gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10**6),), relation))
     largest = 0.0
     bound = SENSITIVITY["sum", relation]
     for images, labels, changed, renamed in neighbours(relation, 120):
         answers = []
         for box in ((images, labels), (changed, renamed)):
-            gate._data = Sensitive(*box, spec)
-            answers.append(gate.sum("it", globals()[which], *public, bound=1.0, per_class=True))
+            gate._dataset = Sensitive(*box, spec)
+            answers.append(gate.sum("it", globals()[which], *public, clip_norm=1.0, per_class=True))
         largest = max(largest, float((answers[0] - answers[1]).norm()))
     assert largest <= bound * (1 + 1e-6)
     assert largest > (
@@ -211,47 +236,57 @@ def test_all_answers_together_cost_one_gaussian(shape, shares, nets):
     spec = Spec(shape, 10)
     for noise in (0.5, 3.7306):
         method = PrivateSet(
-            noise=noise, shares=shares, nets=nets, trained=nets, seeing=nets or 20, views=3
+            noise_multiplier=noise,
+            budget_shares=shares,
+            num_random_nets=nets,
+            nets_per_round=nets,
+            num_pretrained_nets=nets or 20,
+            augmentations=3,
         )
         plan = method.plan(spec)
         assert plan.cost().mu == pytest.approx(1 / noise, rel=1e-12)
-        paid = [stage.steps / stage.noise**2 * noise**2 for stage in plan.stages]
-        assert paid == pytest.approx([share for share in method._shares(spec) if share])
+        paid = [stage.steps / stage.noise_multiplier**2 * noise**2 for stage in plan.stages]
+        assert paid == pytest.approx([share for share in method.get_budget_shares(spec) if share])
     assert plan.cost().epsilon(1e-5) == pytest.approx(1.0, abs=1e-4)
-    calibrated = PrivateSet(shares=shares, nets=nets).plan(spec).calibrated(Budget(1.0))
+    calibrated = (
+        PrivateSet(budget_shares=shares, num_random_nets=nets).plan(spec).calibrate(Budget(1.0))
+    )
     assert 1 - 1e-6 < calibrated.cost().epsilon(1e-5) <= 1.0
 
 
 @pytest.mark.parametrize(("shape", "nets"), [(GREY, 13), (COLOUR, 10), (GREY, 21)])
 def test_the_gate_is_asked_for_what_the_plan_says_and_no_more(monkeypatch, shape, nets):
-    monkeypatch.setattr(private_set, "KINDS", 3)
-    monkeypatch.setattr(private_set, "EACH", 4)
-    method = PrivateSet(**{**TINY, "nets": nets, "seeing": nets, "trained": nets}, noise=2.0)
+    monkeypatch.setattr(private_set_nets, "NUM_SYNTHETIC_CLASSES", 3)
+    monkeypatch.setattr(private_set_nets, "SYNTHETIC_PER_CLASS", 4)
+    method = PrivateSet(
+        **{**TINY, "num_random_nets": nets, "num_pretrained_nets": nets, "nets_per_round": nets},
+        noise_multiplier=2.0,
+    )
     gate = gate_for(method, spec := Spec(shape, CLASSES))
     asked = []
     real = gate.sum
 
     def watched(name, query, *public, **how):
         asked.append((name, len(public[-1]) if name != "means" else 0))
-        assert how == {"bound": 1.0, "per_class": True}
+        assert how == {"clip_norm": 1.0, "per_class": True}
         return real(name, query, *public, **how)
 
     gate.sum = watched
-    made = method.fit(gate, streams(), silent)
-    assert gate._done == {stage.name: stage.steps for stage in method.plan(spec).stages}
+    made = method.fit(gate, streams(), ignore_progress)
+    assert gate._completed_steps == {stage.name: stage.steps for stage in method.plan(spec).stages}
     assert [stage.name for stage in method.plan(spec).stages if stage.name != "means"] == list(
-        method._rounds(spec)
+        method.plan_rounds(spec)
     )
-    for name in method._rounds(spec):
+    for name in method.plan_rounds(spec):
         groups = [count for each, count in asked if each == name]
         assert sum(groups) == nets
-        assert max(groups) <= GROUP
-    assert made.fits(spec)
+        assert max(groups) <= MIN_NETS_PER_QUERY
+    assert made.is_consistent_with(spec)
 
 
 def test_declared_sizes_cost_nothing_and_others_are_counted():
     images = pictures(bright=0.3)
-    method = PrivateSet(**TINY, noise=0.0)
+    method = PrivateSet(**TINY, noise_multiplier=0.0)
     found = {}
     for name, spec in (
         ("declared", Spec(GREY, CLASSES, COUNT, SIZES)),
@@ -263,13 +298,15 @@ def test_declared_sizes_cost_nothing_and_others_are_counted():
         gate.sum = lambda *given, asked=asked, real=real, **how: (
             asked.append(given) or real(*given, **how)
         )
-        means, counts = method._means(gate, CPU)
+        means, counts = query_class_means(gate, CPU)
         found[name] = asked[0][3], means
         torch.testing.assert_close(
             counts, torch.tensor(SIZES, dtype=torch.float64), rtol=1e-5, atol=1e-5
         )
         share = asked[0][3]
-        part = picture(torch.from_numpy(images[0]), torch.tensor(0), asked[0][2], share)
+        part = clip_and_count_image(
+            torch.from_numpy(images[0]), torch.tensor(0), asked[0][2], share
+        )
         assert part[-1] == pytest.approx(share)
         assert part.norm() <= 1
     assert found["declared"][0] == 0
@@ -278,9 +315,9 @@ def test_declared_sizes_cost_nothing_and_others_are_counted():
 
 
 def test_a_noisy_count_is_used_and_never_divides_by_nothing():
-    method = PrivateSet(**TINY, noise=30.0)
+    method = PrivateSet(**TINY, noise_multiplier=30.0)
     for seed in range(6):
-        means, counts = method._means(gate_for(method, Spec(GREY, CLASSES), seed=seed), CPU)
+        means, counts = query_class_means(gate_for(method, Spec(GREY, CLASSES), seed=seed), CPU)
         assert (counts >= 1).all()
         assert not torch.equal(counts, torch.tensor(SIZES, dtype=torch.float64))
         assert means.isfinite().all()
@@ -289,9 +326,11 @@ def test_a_noisy_count_is_used_and_never_divides_by_nothing():
 def test_a_class_declared_empty_gives_a_sound_set():
     """All that is released of it is noise, and the run does not fail after it was paid for."""
     spec = Spec(GREY, CLASSES, 12, (5, 7, 0))
-    method = PrivateSet(**TINY, noise=2.0)
-    made = method.fit(gate_for(method, spec, pictures(count=12), LABELS[:12]), streams(), silent)
-    assert made.fits(spec)
+    method = PrivateSet(**TINY, noise_multiplier=2.0)
+    made = method.fit(
+        gate_for(method, spec, pictures(count=12), LABELS[:12]), streams(), ignore_progress
+    )
+    assert made.is_consistent_with(spec)
     assert made.tensors["images"].isfinite().all()
 
 
@@ -300,9 +339,9 @@ def test_a_class_declared_empty_gives_a_sound_set():
 
 def test_without_noise_means_are_the_class_means():
     images = pictures(bright=0.5)
-    method = PrivateSet(**TINY, noise=0.0)
-    assert np.linalg.norm(images.reshape(len(images), -1), axis=1).max() < REACH * 8
-    means, _ = method._means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
+    method = PrivateSet(**TINY, noise_multiplier=0.0)
+    assert np.linalg.norm(images.reshape(len(images), -1), axis=1).max() < MAX_RELATIVE_NORM * 8
+    means, _ = query_class_means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
     for label in range(CLASSES):
         torch.testing.assert_close(
             means[label], torch.from_numpy(images[label == LABELS].mean(0)), rtol=1e-4, atol=1e-5
@@ -311,10 +350,10 @@ def test_without_noise_means_are_the_class_means():
 
 def test_an_image_too_bright_is_scaled_down_and_no_other():
     images = pictures(bright=0.3)
-    method = PrivateSet(**TINY, noise=0.0)
+    method = PrivateSet(**TINY, noise_multiplier=0.0)
     images[0] = 1.0  # norm 8, where 12/28 of 8 is allowed
-    means, _ = method._means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
-    images[0] = REACH
+    means, _ = query_class_means(gate_for(method, Spec(GREY, CLASSES), images), CPU)
+    images[0] = MAX_RELATIVE_NORM
     torch.testing.assert_close(
         means[0], torch.from_numpy(images[LABELS < 1].mean(0)), rtol=1e-4, atol=1e-5
     )
@@ -322,7 +361,7 @@ def test_an_image_too_bright_is_scaled_down_and_no_other():
 
 def slowly(weights, place, image, drawn, padding=1):
     """Features of one image by one net, block by block."""
-    x = 2 * apply(image[None], drawn.chosen(torch.tensor([place]))) - 1
+    x = 2 * apply_augmentations(image[None], drawn.select(torch.tensor([place]))) - 1
     for number in range(sum(name.startswith("conv") for name in weights)):
         conv, bias, gain, shift = (
             weights[f"{part}{number}"][place] for part in ("conv", "bias", "gain", "shift")
@@ -340,22 +379,31 @@ def slowly(weights, place, image, drawn, padding=1):
 def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, stage, views):
     """Of 12 features, by 12 nets or by 3 with four augmentations each."""
     method = PrivateSet(
-        **{**TINY, "nets": 12, "trained": 12 // views, "views": views}, texture=0.0, noise=0.0
+        **{**TINY, "num_random_nets": 12, "nets_per_round": 12 // views, "augmentations": views},
+        texture_norm=0.0,
+        noise_multiplier=0.0,
     )
     spec = Spec(shape, CLASSES)
     images = pictures(shape)
     counts = torch.tensor(SIZES, dtype=torch.float64)
-    nets = method._net(12 // views, spec, seeded()).requires_grad_(False)
+    nets = build_set_nets(method, 12 // views, spec, seeded()).requires_grad_(False)
     shown = torch.rand(6, *shape, generator=seeded(1))
-    found = method._ask(
-        gate_for(method, spec, images), stage, nets, 0.35, shown, counts, streams(), silent
+    found = query_features(
+        method,
+        gate_for(method, spec, images),
+        stage,
+        nets,
+        shown,
+        counts,
+        streams(),
+        ignore_progress,
     )
-    assert found.target.shape == (12, CLASSES, nets.numbers)
-    weights = nets.chosen(torch.arange(12) % nets.nets)
-    see = partial(slowly, weights, drawn=found.drawn, padding=3 if shape[1] == 28 else 1)
+    assert found.target.shape == (12, CLASSES, nets.num_features)
+    weights = nets.select(torch.arange(12) % nets.num_nets)
+    see = partial(slowly, weights, drawn=found.augment_params, padding=3 if shape[1] == 28 else 1)
     for place in (0, 7, 11):
         centre = torch.stack([see(place, each) for each in shown]).mean(0)
-        torch.testing.assert_close(found.centre[place], centre, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found.center[place], centre, rtol=1e-3, atol=1e-4)
         away = torch.stack([see(place, torch.from_numpy(each)) for each in images]) - centre
         units = away / away.norm(dim=1, keepdim=True)
         for label in range(CLASSES):
@@ -366,7 +414,7 @@ def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, st
         len(
             {
                 tuple(each.tolist())
-                for each in torch.cat([each.flatten(1) for each in found.drawn], 1)
+                for each in torch.cat([each.flatten(1) for each in found.augment_params], 1)
             }
         )
         > 6
@@ -375,29 +423,35 @@ def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, st
 
 @pytest.mark.parametrize("shape", [(1, 2, 2), (3, 5, 9)])
 def test_odd_shapes_do_not_fail_after_the_run_was_paid_for(monkeypatch, shape):
-    monkeypatch.setattr(private_set, "KINDS", 3)
-    monkeypatch.setattr(private_set, "EACH", 4)
-    method = PrivateSet(**TINY, noise=2.0)
+    monkeypatch.setattr(private_set_nets, "NUM_SYNTHETIC_CLASSES", 3)
+    monkeypatch.setattr(private_set_nets, "SYNTHETIC_PER_CLASS", 4)
+    method = PrivateSet(**TINY, noise_multiplier=2.0)
     spec = Spec(shape, CLASSES)
-    made = method.fit(gate_for(method, spec), streams(), silent)
-    assert made.fits(spec)
+    made = method.fit(gate_for(method, spec), streams(), ignore_progress)
+    assert made.is_consistent_with(spec)
 
 
 def test_the_loss_falls_and_a_set_that_meets_its_targets_stays():
     """Targets of an answer without noise about images that are the set itself: the distance is zero there."""
-    method = PrivateSet(**{**TINY, "per_class": 4, "steps": 40, "rate": 0.05})
+    method = PrivateSet(**{**TINY, "images_per_class": 4, "steps": 40, "learning_rate": 0.05})
     spec = Spec(GREY, CLASSES)
     labels = torch.arange(CLASSES).repeat_interleave(4)
     goal = torch.rand(12, *GREY, generator=seeded())
     begun = torch.rand(12, *GREY, generator=seeded(1))
     nets, weights, drawn, centre = rig(count=3)
-    target = unit(nets, weights, goal, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2)
-    rounds = {"random": Round(nets, drawn, centre, target, 1.0)}
+    target = (
+        compute_unit_features(nets, weights, goal, drawn, centre)
+        .unflatten(1, (CLASSES, -1))
+        .mean(2)
+    )
+    rounds = {"random": MatchingRound(nets, drawn, centre, target, 1.0)}
 
     def distance(images):
         return (
             (
-                unit(nets, weights, images, drawn, centre).unflatten(1, (CLASSES, -1)).mean(2)
+                compute_unit_features(nets, weights, images, drawn, centre)
+                .unflatten(1, (CLASSES, -1))
+                .mean(2)
                 - target
             )
             .square()
@@ -406,13 +460,13 @@ def test_the_loss_falls_and_a_set_that_meets_its_targets_stays():
         )
 
     assert len(labels) == len(goal)
-    moved = method._match(begun, rounds, spec, streams(), "here", silent)
+    moved = method._optimize_images(begun, rounds, spec, streams(), "here", ignore_progress)
     assert distance(moved) < 0.3 * distance(begun)
-    assert distance(method._match(goal, rounds, spec, streams(), "here", silent)) < 0.02 * distance(
-        begun
-    )
+    assert distance(
+        method._optimize_images(goal, rounds, spec, streams(), "here", ignore_progress)
+    ) < 0.02 * distance(begun)
     assert 0 <= moved.min() <= moved.max() <= 1
-    seen = method._match(begun, rounds, spec, streams(), "here", silent)
+    seen = method._optimize_images(begun, rounds, spec, streams(), "here", ignore_progress)
     assert torch.equal(seen, moved)
 
 
@@ -420,13 +474,13 @@ def test_the_loss_falls_and_a_set_that_meets_its_targets_stays():
 
 
 QUICK = {
-    "soft": 0.5,
-    "per_class": 5,
-    "nets": 10,
-    "trained": 4,
-    "width": 12,
+    "soft_label_weight": 0.5,
+    "images_per_class": 5,
+    "num_random_nets": 10,
+    "nets_per_round": 4,
+    "net_width": 12,
     "steps": 80,
-    "lessons": 5,
+    "net_train_epochs": 5,
 }
 
 
@@ -434,9 +488,11 @@ QUICK = {
 def released(tmp_path_factory):
     """A set of digits at a large epsilon, and what its optimisation began from."""
     begun = []
-    real = PrivateSet._start
+    real = PrivateSet._initialize_set
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrivateSet, "_start", lambda *given: begun.append(real(*given)) or begun[-1])
+        patch.setattr(
+            PrivateSet, "_initialize_set", lambda *given: begun.append(real(*given)) or begun[-1]
+        )
         folder = tmp_path_factory.mktemp("digits")
         synthesize(
             "digits",
@@ -451,14 +507,14 @@ def released(tmp_path_factory):
 
 def read_off(images, labels):
     """How many held-out digits logistic regression gets right that has seen these images alone."""
-    test = load("digits", "test", public=True).records()
+    test = load_dataset("digits", "test", public=True).records()
     model = LogisticRegression(max_iter=2000).fit(images.flatten(1).numpy(), labels.numpy())
     return model.score(test.images.flatten(1).numpy(), test.labels.numpy())
 
 
 def test_a_classifier_learns_digits_from_the_set_and_more_than_from_its_start(released):
     verify(released[0])
-    made = Release.load(released[0]).product.tensors
+    made = Release.load(released[0]).artifact.tensors
     before = read_off(*released[1])
     after = read_off(made["images"], made["labels"])
     assert after > 0.85
@@ -467,28 +523,34 @@ def test_a_classifier_learns_digits_from_the_set_and_more_than_from_its_start(re
 
 def test_soft_labels_are_probabilities_that_leave_half_to_the_label(released):
     made = Release.load(released[0])
-    soft = made.product.tensors["soft"]
-    labels = made.product.tensors["labels"]
-    assert made.product.fits(made.spec)
+    soft = made.artifact.tensors["soft_labels"]
+    labels = made.artifact.tensors["labels"]
+    assert made.artifact.is_consistent_with(made.spec)
     torch.testing.assert_close(soft.sum(1), torch.ones(len(soft)))
     assert soft.min() >= 0
     assert soft[torch.arange(len(soft)), labels].min() >= 0.5 - 1e-6
     assert soft[torch.arange(len(soft)), labels].min() < 1 - 1e-3  # they say something
     for less in (
-        {"per_class": 1, "soft": 0.5},
-        {"soft": 0.0},
+        {"images_per_class": 1, "soft_label_weight": 0.5},
+        {"soft_label_weight": 0.0},
     ):  # one image leaves nothing to learn from; and nobody asked
-        method = PrivateSet(**{**TINY, **less}, noise=1.0)
+        method = PrivateSet(**{**TINY, **less}, noise_multiplier=1.0)
         assert (
-            "soft"
-            not in method.fit(gate_for(method, Spec(GREY, CLASSES)), streams(), silent).tensors
+            "soft_labels"
+            not in method.fit(
+                gate_for(method, Spec(GREY, CLASSES)), streams(), ignore_progress
+            ).tensors
         )
 
 
 def test_a_sketched_start_is_scenes_around_the_class_means():
     means = torch.rand(CLASSES, *COLOUR, generator=seeded()) / 4 + 0.375
-    begun, labels = PrivateSet(per_class=40, sketched=True)._start(means, streams())
-    noise, _ = PrivateSet(per_class=40, sketched=False)._start(means, streams())
+    begun, labels = PrivateSet(images_per_class=40, init_from_synthetic=True)._initialize_set(
+        means, streams()
+    )
+    noise, _ = PrivateSet(images_per_class=40, init_from_synthetic=False)._initialize_set(
+        means, streams()
+    )
     found = torch.stack([begun[labels == label].mean((0, 2, 3)) for label in range(CLASSES)])
     torch.testing.assert_close(found.mean(0), means.mean((0, 2, 3)), rtol=0, atol=0.05)
     rough = [
@@ -500,45 +562,59 @@ def test_a_sketched_start_is_scenes_around_the_class_means():
 
 @pytest.mark.parametrize("count", [1, 6])  # fewer than were released, and more
 def test_another_size_is_made_without_any_gate(released, monkeypatch, count):
-    for way in ("sum", "rows", "answer", "update", "open"):
+    for way in (
+        "sum",
+        "rows",
+        "query_sample",
+        "sorted_blocks",
+        "update_shards",
+        "read_without_guarantee",
+    ):
         monkeypatch.setattr(Gate, way, None)
     made = Release.load(released[0])
-    method = PrivateSet(**{**QUICK, "per_class": count})
-    other = method.again(made.product, made.spec, streams(), silent)
-    assert other.fits(made.spec)
+    method = PrivateSet(**{**QUICK, "images_per_class": count})
+    other = method.regenerate(made.artifact, made.spec, streams(), ignore_progress)
+    assert other.is_consistent_with(made.spec)
     assert other.tensors["labels"].bincount().tolist() == [count] * 10
     assert read_off(other.tensors["images"], other.tensors["labels"]) > 0.8
-    assert other.kept.keys() == made.product.kept.keys()
-    for name, value in other.kept.items():  # so that a third can be made of it
-        assert torch.equal(value, made.product.kept[name])
+    assert other.resize_state.keys() == made.artifact.resize_state.keys()
+    for name, value in other.resize_state.items():  # so that a third can be made of it
+        assert torch.equal(value, made.artifact.resize_state[name])
 
 
 @pytest.mark.parametrize("texture", [0.0, 0.7])
 def test_what_is_kept_is_what_was_answered(monkeypatch, texture):
     """Half precision apart."""
-    monkeypatch.setattr(private_set, "KINDS", 3)
-    monkeypatch.setattr(private_set, "EACH", 4)
-    method = PrivateSet(**TINY, noise=1.0, texture=texture, shares=(0.05, 0.2, 0.15, 0.3, 0.3))
+    monkeypatch.setattr(private_set_nets, "NUM_SYNTHETIC_CLASSES", 3)
+    monkeypatch.setattr(private_set_nets, "SYNTHETIC_PER_CLASS", 4)
+    method = PrivateSet(
+        **TINY,
+        noise_multiplier=1.0,
+        texture_norm=texture,
+        budget_shares=(0.05, 0.2, 0.15, 0.3, 0.3),
+    )
     spec = Spec(COLOUR, CLASSES)
     rounds = {}
-    real = PrivateSet._ask
+    real = private_set.query_features
 
-    def watched(self, gate, stage, *more):
-        rounds[stage] = real(self, gate, stage, *more)
+    def watched(settings, gate, stage, *more):
+        rounds[stage] = real(settings, gate, stage, *more)
         return rounds[stage]
 
-    monkeypatch.setattr(PrivateSet, "_ask", watched)
-    made = method.fit(gate_for(method, spec), streams(), silent)
-    _, found = method._remembered(made.kept, spec, streams())
-    assert list(found) == list(rounds) == ["random", "seeing", "trained1", "trained2"]
+    monkeypatch.setattr(private_set, "query_features", watched)
+    made = method.fit(gate_for(method, spec), streams(), ignore_progress)
+    _, found = restore_rounds(method, made.resize_state, spec, streams())
+    assert list(found) == list(rounds) == ["random", "pretrained", "trained1", "trained2"]
     images = torch.rand(4, *COLOUR, generator=seeded())
     for name, part in rounds.items():
-        assert found[name].share == part.share
+        assert found[name].weight == part.weight
         torch.testing.assert_close(found[name].target, part.target, rtol=1e-3, atol=1e-3)
-        for one, two in zip(found[name].drawn, part.drawn, strict=True):
+        for one, two in zip(found[name].augment_params, part.augment_params, strict=True):
             assert torch.equal(one, two)
         one, two = (
-            unit(each.nets, Frozen(each.nets)[:], images, each.drawn, each.centre)
+            compute_unit_features(
+                each.nets, FrozenEnsemble(each.nets)[:], images, each.augment_params, each.center
+            )
             for each in (found[name], part)
         )
         torch.testing.assert_close(one, two, rtol=0, atol=0.02)
@@ -546,33 +622,37 @@ def test_what_is_kept_is_what_was_answered(monkeypatch, texture):
 
 def test_what_was_not_kept_is_refused_in_words(tmp_path):
     spec = Spec(GREY, CLASSES)
-    method = PrivateSet(**TINY, noise=1.0, keep=False)
-    made = method.fit(gate_for(method, spec), streams(), silent)
-    assert made.kept == {}
-    with pytest.raises(ReleaseError, match="keep"):
-        method.again(made, spec, streams(), silent)
-    keeping = dataclasses.replace(method, keep=True)
-    kept = keeping.fit(gate_for(method, spec), streams(), silent)
-    with pytest.raises(ReleaseError, match="random nets"):
-        keeping.again(kept, spec, streams(seed=1), silent)  # another seed draws other nets
-    with pytest.raises(ReleaseError, match="keep"):
-        dataclasses.replace(keeping, width=5).again(kept, spec, streams(), silent)
+    method = PrivateSet(**TINY, noise_multiplier=1.0, keep_answers=False)
+    made = method.fit(gate_for(method, spec), streams(), ignore_progress)
+    assert made.resize_state == {}
+    with pytest.raises(ReleaseError, match="keep_answers"):
+        method.regenerate(made, spec, streams(), ignore_progress)
+    keeping = dataclasses.replace(method, keep_answers=True)
+    kept = keeping.fit(gate_for(method, spec), streams(), ignore_progress)
+    with pytest.raises(ReleaseError, match="random networks"):
+        keeping.regenerate(
+            kept, spec, streams(seed=1), ignore_progress
+        )  # another seed draws other nets
+    with pytest.raises(ReleaseError, match="keep_answers"):
+        dataclasses.replace(keeping, net_width=5).regenerate(kept, spec, streams(), ignore_progress)
 
 
 def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_path, monkeypatch):
-    method = PrivateSet(**{**TINY, "nets": 13}, noise=2.0)
+    method = PrivateSet(**{**TINY, "num_random_nets": 13}, noise_multiplier=2.0)
     computed = []
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
-    noisy = gate_module.noisy
+    noisy = secret_side_module.add_noise
     sums = Gate.sum
 
     def killed(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gate_module, "noisy", lambda *given: computed.append(1) or noisy(*given))
+    monkeypatch.setattr(
+        secret_side_module, "add_noise", lambda *given: computed.append(1) or noisy(*given)
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateSet, "_learn", killed)
+        patch.setattr(private_set, "train_nets_on_set", killed)
         with pytest.raises(KeyboardInterrupt):
             synthesize(box, method, **ways)
     assert len(computed) == 3  # the means, and two groups of random nets
@@ -591,7 +671,7 @@ def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_
     assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(
         release.guarantee.epsilon
     )
-    kept = release.product.kept["random.target"].float()
+    kept = release.artifact.resize_state["random.target"].float()
     counts = (answers[0][:, -1] / 0.1).clamp(min=1)
     first = 7  # thirteen nets are asked for in seven and six
     wanted = (
@@ -604,7 +684,7 @@ def test_a_run_killed_after_the_random_round_goes_on_and_asks_nothing_twice(tmp_
 
 def test_nets_that_were_asked_stay_the_nets_of_their_answers(tmp_path, monkeypatch):
     """On a GPU a training does not repeat to the bit. Here it never does, and the run is killed after the trained nets were asked."""
-    method = PrivateSet(**TINY, noise=2.0)
+    method = PrivateSet(**TINY, noise_multiplier=2.0)
     taught = []
     fresh = itertools.count()
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
@@ -620,40 +700,55 @@ def test_nets_that_were_asked_stay_the_nets_of_their_answers(tmp_path, monkeypat
             )
         taught.append(nets.conv0.detach().clone())
 
-    monkeypatch.setattr(private_set, "train_ensemble", never_twice)
+    monkeypatch.setattr(private_set_nets, "train_ensemble", never_twice)
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            PrivateSet,
+            "_compute_soft_labels",
+            lambda *given: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
         with pytest.raises(KeyboardInterrupt):
             synthesize(box, method, **ways)
     release = synthesize(box, method, resume=True, **ways)
     assert len(taught) == 1
-    assert torch.equal(release.product.kept["trained1.conv0"], taught[0].half())
+    assert torch.equal(release.artifact.resize_state["trained1.conv0"], taught[0].half())
 
 
 def test_a_run_goes_on_with_other_settings_where_nothing_asked_depends_on_them(
     tmp_path, monkeypatch
 ):
-    method = PrivateSet(**TINY, noise=2.0)
+    method = PrivateSet(**TINY, noise_multiplier=2.0)
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            PrivateSet,
+            "_compute_soft_labels",
+            lambda *given: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
         with pytest.raises(KeyboardInterrupt):
             synthesize(box, method, **ways)
     with pytest.raises(ReleaseError, match="other settings"):
         synthesize(
-            box, dataclasses.replace(method, per_class=method.per_class + 1), resume=True, **ways
+            box,
+            dataclasses.replace(method, images_per_class=method.images_per_class + 1),
+            resume=True,
+            **ways,
         )
-    release = synthesize(box, dataclasses.replace(method, at_once=1), resume=True, **ways)
-    assert release.facts["settings"]["at_once"] == 1
+    release = synthesize(box, dataclasses.replace(method, nets_per_step=1), resume=True, **ways)
+    assert release.metadata["settings"]["nets_per_step"] == 1
 
 
 def test_an_altered_part_of_a_run_is_refused(tmp_path, monkeypatch):
-    method = PrivateSet(**TINY, noise=2.0)
+    method = PrivateSet(**TINY, noise_multiplier=2.0)
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateSet, "_soft", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            PrivateSet,
+            "_compute_soft_labels",
+            lambda *given: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
         with pytest.raises(KeyboardInterrupt):
             synthesize(box, method, **ways)
     file = next((tmp_path / "out.run").glob("trained1.public.*.safetensors"))
@@ -666,24 +761,30 @@ def test_an_altered_part_of_a_run_is_refused(tmp_path, monkeypatch):
 
 def test_what_cannot_run_fails_before_anything_is_charged(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        private_set, "directions", lambda *given: (_ for _ in ()).throw(MemoryError)
+        private_set_queries,
+        "compute_record_features",
+        lambda *given: (_ for _ in ()).throw(MemoryError),
     )
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ledger = Ledger(tmp_path / "x.jsonl")
     with pytest.raises(MemoryError):
-        synthesize(box, PrivateSet(**TINY, noise=2.0), ledger=ledger, runtime=Runtime("cpu"))
-    assert ledger.spent().epsilon(1e-5) == 0
+        synthesize(
+            box, PrivateSet(**TINY, noise_multiplier=2.0), ledger=ledger, runtime=Runtime("cpu")
+        )
+    assert ledger.compute_spent_cost().epsilon(1e-5) == 0
 
 
 def test_a_training_that_diverged_loses_no_answer(tmp_path, monkeypatch):
     box = Sensitive(pictures(), LABELS, Spec(GREY, CLASSES), name="box")
     ways = {"out": tmp_path / "out", "ledger": tmp_path / "x.jsonl", "runtime": Runtime("cpu")}
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateSet, "_kept", lambda *given: {"means": torch.tensor([math.nan])})
+        patch.setattr(
+            private_set, "export_rounds", lambda *given: {"means": torch.tensor([math.nan])}
+        )
         with pytest.raises(ReleaseError, match=r"not finite.*--resume"):
-            synthesize(box, PrivateSet(**TINY, noise=2.0), **ways)
+            synthesize(box, PrivateSet(**TINY, noise_multiplier=2.0), **ways)
     assert not (tmp_path / "out").exists()
-    synthesize(box, PrivateSet(**TINY, noise=2.0), resume=True, **ways)
+    synthesize(box, PrivateSet(**TINY, noise_multiplier=2.0), resume=True, **ways)
     assert verify(tmp_path / "out")
 
 
@@ -706,21 +807,21 @@ def test_a_part_depends_on_its_record_alone(shape, width, portion, texture, devi
     generator = torch.Generator().manual_seed(0)
     portion = portion * 100 if device == "cuda" else portion
     nets = (
-        Ensemble(3, shape, 10, width, texture=texture, generator=generator)
+        Ensemble(3, shape, 10, width, texture_norm=texture, generator=generator)
         .to(device)
         .requires_grad_(False)
     )
-    drawn = draw(3, shape[1:], generator).to(torch.device(device))
+    drawn = sample_augment_params(3, shape[1:], generator).to(torch.device(device))
     images = torch.rand(portion, *shape, generator=generator).to(device)
     labels = torch.zeros(portion, dtype=torch.int64, device=device)
-    weights = Frozen(nets)[:]
-    centre = unit(nets, weights, images[:8], drawn, None).mean(1)
+    weights = FrozenEnsemble(nets)[:]
+    centre = compute_unit_features(nets, weights, images[:8], drawn, None).mean(1)
 
     def parts(shown):
         with torch.backends.cudnn.flags(
             enabled=True, benchmark=False, deterministic=True
         ):  # as the gate does
-            return torch.func.vmap(directions, in_dims=(0, 0, None, None, None, None))(
+            return torch.func.vmap(compute_record_features, in_dims=(0, 0, None, None, None, None))(
                 shown, labels, nets, weights, drawn, centre
             )
 
@@ -738,39 +839,39 @@ def test_a_part_depends_on_its_record_alone(shape, width, portion, texture, devi
     ("key", "value"),
     [
         ("neighbours", "local"),
-        ("per_class", 0),
-        ("nets", 0),
-        ("seeing", 0),
-        ("views", 0),
-        ("soft", 1.0),
-        ("soft", -0.1),
-        ("trained", -1),
-        ("width", 0),
-        ("depth", 0),
+        ("images_per_class", 0),
+        ("num_random_nets", 0),
+        ("num_pretrained_nets", 0),
+        ("augmentations", 0),
+        ("soft_label_weight", 1.0),
+        ("soft_label_weight", -0.1),
+        ("nets_per_round", -1),
+        ("net_width", 0),
+        ("net_depth", 0),
         ("steps", 0),
-        ("at_once", 0),
-        ("lessons", 0),
-        ("shares", (0.5, 0.5)),
-        ("shares", (0.0, 1.0, 0.0)),
-        ("shares", (0.5, 0.0, 0.0, 0.5)),
-        ("shares", (0.5, 0.5, -0.1)),
-        ("shares", (0.5, 0.5, math.nan)),
-        ("shares", (0.5, math.inf, 0.0)),
-        ("shares", (0.3, 0.3, 0.0, 0.0)),
-        ("texture", -0.1),
-        ("texture", math.nan),
-        ("rate", 0.0),
-        ("rate", 1.0),
-        ("detail", 0.0),
-        ("detail", 1.5),
-        ("noise", -1.0),
-        ("noise", math.nan),
-        ("noise", math.inf),
+        ("nets_per_step", 0),
+        ("net_train_epochs", 0),
+        ("budget_shares", (0.5, 0.5)),
+        ("budget_shares", (0.0, 1.0, 0.0)),
+        ("budget_shares", (0.5, 0.0, 0.0, 0.5)),
+        ("budget_shares", (0.5, 0.5, -0.1)),
+        ("budget_shares", (0.5, 0.5, math.nan)),
+        ("budget_shares", (0.5, math.inf, 0.0)),
+        ("budget_shares", (0.3, 0.3, 0.0, 0.0)),
+        ("texture_norm", -0.1),
+        ("texture_norm", math.nan),
+        ("learning_rate", 0.0),
+        ("learning_rate", 1.0),
+        ("frequency_fraction", 0.0),
+        ("frequency_fraction", 1.5),
+        ("noise_multiplier", -1.0),
+        ("noise_multiplier", math.nan),
+        ("noise_multiplier", math.inf),
     ],
 )
 def test_bad_settings_are_errors(key, value):
     with pytest.raises(SettingError, match="private-set") as refused:
-        make("private-set", {key: value})
+        make_method("private-set", {key: value})
     assert key in str(refused.value)
 
 
@@ -779,9 +880,9 @@ def test_settings_by_rule_follow_shape_and_channels():
         shape: PrivateSet().plan(Spec(shape, 10)) for shape in (GREY, (1, 28, 28), (3, 32, 32))
     }
     assert [stage.name for stage in plans[GREY].stages] == ["means", "random", "trained1"]
-    assert [stage.name for stage in plans[3, 32, 32].stages] == ["means", "seeing", "trained1"]
+    assert [stage.name for stage in plans[3, 32, 32].stages] == ["means", "pretrained", "trained1"]
     assert plans[1, 28, 28].stages[1].steps > plans[GREY].stages[1].steps
-    assert all(sum(shares) == pytest.approx(1) for shares in private_set.SHARES.values())
+    assert all(sum(shares) == pytest.approx(1) for shares in DEFAULT_BUDGET_SHARES.values())
 
 
 # The audit: the worst pair of data sets, and an adversary who knows all but whether one record is there
@@ -798,11 +899,11 @@ AUDITED = Spec(GREY, 2)
 class Watched(PrivateSet):
     """All that is asked, with as little as can be in between; what follows the last answer is left out."""
 
-    def _match(self, images, rounds, spec, streams, name, progress):
+    def _optimize_images(self, images, rounds, spec, streams, name, progress):
         return (
             images
             if name == "last"
-            else super()._match(images, rounds, spec, streams, name, progress)
+            else super()._optimize_images(images, rounds, spec, streams, name, progress)
         )
 
 
@@ -815,7 +916,7 @@ def statistic(method, there, seed):
         else (np.concatenate([OTHERS, CANARY[None].numpy()]), np.append(NAMES, OWN))
     )
     plan = method.plan(AUDITED)
-    runtime = Runtime("cpu", microbatch=4)
+    runtime = Runtime("cpu", microbatch_size=4)
     gate = Gate(
         Sensitive(images, labels, AUDITED),
         plan,
@@ -824,7 +925,7 @@ def statistic(method, there, seed):
         runtime=runtime,
         insecure_seed=seed,
     )
-    noise = {stage.name: stage.noise for stage in plan.stages}
+    noise = {stage.name: stage.noise_multiplier for stage in plan.stages}
     real = gate.sum
     found = []
     known = torch.cat([CANARY[None], torch.from_numpy(OTHERS[NAMES == OWN])])
@@ -843,7 +944,7 @@ def statistic(method, there, seed):
         return answer
 
     gate.sum = watched
-    method.fit(gate, Streams(0, runtime), silent)
+    method.fit(gate, Streams(0, runtime), ignore_progress)
     score, squared = np.array(found).sum(0)
     return score / math.sqrt(squared)
 
@@ -851,19 +952,19 @@ def statistic(method, there, seed):
 @pytest.fixture
 def audit(monkeypatch):
     """Statistics of so many runs without and with the canary; several answers a round, so that they compose."""
-    monkeypatch.setattr(private_set, "GROUP", 1)
+    monkeypatch.setattr(private_set_settings, "MIN_NETS_PER_QUERY", 1)
 
     def run(noise, count):
         method = Watched(
-            noise=noise,
-            shares=(0.3, 0.3, 0.0, 0.4),
-            per_class=1,
-            nets=2,
-            trained=1,
-            width=2,
-            depth=1,
+            noise_multiplier=noise,
+            budget_shares=(0.3, 0.3, 0.0, 0.4),
+            images_per_class=1,
+            num_random_nets=2,
+            nets_per_round=1,
+            net_width=2,
+            net_depth=1,
             steps=1,
-            lessons=1,
+            net_train_epochs=1,
         )
         assert len({stage.name for stage in method.plan(AUDITED).stages}) == 3
         return [
@@ -877,8 +978,8 @@ def audit(monkeypatch):
 def bounds(out, inside, threshold, confidence=0.95):
     """The least TPR and the largest FPR that hold together with this confidence (Clopper-Pearson, half of the error on each)."""
     error = (1 - confidence) / 2
-    return float(least((inside > threshold).sum(), len(inside), error)), float(
-        most((out > threshold).sum(), len(out), error)
+    return float(clopper_pearson_lower((inside > threshold).sum(), len(inside), error)), float(
+        clopper_pearson_upper((out > threshold).sum(), len(out), error)
     )
 
 
@@ -952,23 +1053,23 @@ def test_at_epsilon_one_the_audit_finds_what_is_claimed_and_no_more(audit, runs)
 LOUD = 0.25
 
 
-def halved_noise(value, std, grid, secret, real=gate_module.noisy):
+def halved_noise(value, std, grid, secret, real=secret_side_module.add_noise):
     return real(value, std / 2, grid, secret)
 
 
 def test_planted_bugs_are_caught_by_the_audit(audit, monkeypatch):
     """Where the same audit passes the method as it is. Parts too long are no bug as long as the gate clips them."""
     doubled = {
-        "picture": lambda *given: 2 * picture(*given),
-        "directions": lambda *given: 2 * directions(*given),
+        "clip_and_count_image": lambda *given: 2 * clip_and_count_image(*given),
+        "compute_record_features": lambda *given: 2 * compute_record_features(*given),
     }
     as_claimed(*audit(LOUD, 60), 1 / LOUD)
     with monkeypatch.context() as patch:
-        patch.setattr(gate_module, "noisy", halved_noise)
+        patch.setattr(secret_side_module, "add_noise", halved_noise)
         assert not holds(*audit(LOUD, 30), 1 / LOUD)
     for name, query in doubled.items():
-        monkeypatch.setattr(private_set, name, query)
-    monkeypatch.setattr(gate_module, "_clip", clipping())
+        monkeypatch.setattr(private_set_queries, name, query)
+    monkeypatch.setattr(clipping_module, "clip_rows", clipping())
     assert not holds(*audit(LOUD, 30), 1 / LOUD)
 
 
@@ -978,10 +1079,20 @@ def test_parts_too_long_are_cut_by_the_gate():
     spec = Spec(GREY, CLASSES)
     gate = gate_for(None, spec, plan=Plan((Stage("it", "sum", 0.0, 10),), Neighbours.ADD_REMOVE))
     whole = gate.sum(
-        "it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True
+        "it",
+        lambda *given: 2 * clip_and_count_image(*given),
+        MAX_RELATIVE_NORM * 8,
+        0.1,
+        clip_norm=1.0,
+        per_class=True,
     )
-    gate._data = Sensitive(pictures()[1:], LABELS[1:], spec)
+    gate._dataset = Sensitive(pictures()[1:], LABELS[1:], spec)
     less = gate.sum(
-        "it", lambda *given: 2 * picture(*given), REACH * 8, 0.1, bound=1.0, per_class=True
+        "it",
+        lambda *given: 2 * clip_and_count_image(*given),
+        MAX_RELATIVE_NORM * 8,
+        0.1,
+        clip_norm=1.0,
+        per_class=True,
     )
     assert 0.999 < (whole - less).norm() <= 1 + 1e-6

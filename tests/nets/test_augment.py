@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from privot.nets.augment import OPERATIONS, Drawn, apply, draw
+from privot.nets.augment import (
+    AUGMENTATIONS,
+    AugmentParams,
+    apply_augmentations,
+    sample_augment_params,
+)
 
 SIDE = 16
 
@@ -16,7 +21,7 @@ def images():
 
 
 def still(count=4):
-    return Drawn(
+    return AugmentParams(
         torch.eye(2, 3).repeat(count, 1, 1),
         torch.zeros(count, 4),
         torch.tensor([0.0, 1.0, 1.0]).repeat(count, 1),
@@ -24,18 +29,18 @@ def still(count=4):
 
 
 def only(name, count=4, seed=0):
-    return draw(count, SIDE, torch.Generator().manual_seed(seed), (name,))
+    return sample_augment_params(count, SIDE, torch.Generator().manual_seed(seed), (name,))
 
 
 def test_nothing_drawn_changes_nothing(images):
-    torch.testing.assert_close(apply(images, still()), images, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(apply_augmentations(images, still()), images, rtol=1e-4, atol=1e-4)
 
 
 def test_a_crop_is_a_shift_by_whole_pixels_with_black_from_outside(images):
     for seed in range(8):
         drawn = only("crop", seed=seed)
-        moved = apply(images, drawn)
-        for image, result, plane in zip(images, moved, drawn.plane, strict=True):
+        moved = apply_augmentations(images, drawn)
+        for image, result, plane in zip(images, moved, drawn.affine, strict=True):
             right, down = (round(float(each) * SIDE / 2) for each in plane[:, 2])
             assert max(abs(right), abs(down)) <= 2
             wanted = torch.zeros_like(image)
@@ -50,7 +55,9 @@ def test_a_crop_is_a_shift_by_whole_pixels_with_black_from_outside(images):
 def test_a_flip_is_a_mirror_or_nothing(images):
     found = set()
     for seed in range(6):
-        for image, result in zip(images, apply(images, only("flip", seed=seed)), strict=True):
+        for image, result in zip(
+            images, apply_augmentations(images, only("flip", seed=seed)), strict=True
+        ):
             kind = [torch.allclose(result, each, atol=1e-3) for each in (image, image.flip(2))]
             assert any(kind)
             found.add(kind.index(True))
@@ -61,7 +68,10 @@ def test_a_cutout_is_a_black_square_of_half_a_side(images):
     for seed in range(6):
         drawn = only("cutout", seed=seed)
         for image, result, (top, left, bottom, right) in zip(
-            images + 1, apply(images + 1, drawn), drawn.hole.int().tolist(), strict=True
+            images + 1,
+            apply_augmentations(images + 1, drawn),
+            drawn.cutout.int().tolist(),
+            strict=True,
         ):
             assert bottom - top <= SIDE // 2 >= right - left
             mask = torch.zeros(SIDE, SIDE, dtype=torch.bool)
@@ -73,7 +83,7 @@ def test_a_cutout_is_a_black_square_of_half_a_side(images):
 def test_colours_are_brightness_then_saturation_then_contrast(images):
     drawn = only("colour")
     for image, result, (bright, vivid, sharp) in zip(
-        images, apply(images, drawn), drawn.colour.tolist(), strict=True
+        images, apply_augmentations(images, drawn), drawn.color.tolist(), strict=True
     ):
         assert -0.5 <= bright <= 0.5
         assert 0 <= vivid <= 2
@@ -85,38 +95,43 @@ def test_colours_are_brightness_then_saturation_then_contrast(images):
 
 
 def test_scales_and_turns_stay_in_their_range():
-    for plane in draw(500, SIDE, torch.Generator().manual_seed(0), ("scale",)).plane:
+    for plane in sample_augment_params(
+        500, SIDE, torch.Generator().manual_seed(0), ("scale",)
+    ).affine:
         assert 1 / 1.2 <= plane[0, 0] <= 1.2
         assert 1 / 1.2 <= plane[1, 1] <= 1.2
         assert plane[0, 1] == plane[1, 0] == 0
-    for plane in draw(500, SIDE, torch.Generator().manual_seed(0), ("rotate",)).plane:
+    for plane in sample_augment_params(
+        500, SIDE, torch.Generator().manual_seed(0), ("rotate",)
+    ).affine:
         turn = plane[:, :2]
         torch.testing.assert_close(turn @ turn.T, torch.eye(2), rtol=1e-5, atol=1e-5)
         assert abs(math.asin(turn[1, 0])) <= math.pi / 12 + 1e-6
 
 
 def test_one_operation_is_drawn_for_each_and_all_are_drawn_alike():
-    drawn = draw(6000, SIDE, torch.Generator().manual_seed(0))
+    drawn = sample_augment_params(6000, SIDE, torch.Generator().manual_seed(0))
     plain = still(6000)
-    moved = ~(drawn.plane == plain.plane).all(2).all(1)
-    holed = drawn.hole[:, 2] > 0
-    coloured = ~(drawn.colour == plain.colour).all(1)
+    moved = ~(drawn.affine == plain.affine).all(2).all(1)
+    holed = drawn.cutout[:, 2] > 0
+    coloured = ~(drawn.color == plain.color).all(1)
     assert not (moved & holed).any()
     assert not (moved & coloured).any()
     assert not (holed & coloured).any()
-    assert coloured.double().mean().item() == pytest.approx(1 / len(OPERATIONS), abs=0.02)
-    assert drawn.hole[:, 2].gt(0).double().mean().item() == pytest.approx(
-        1 / len(OPERATIONS), abs=0.02
+    assert coloured.double().mean().item() == pytest.approx(1 / len(AUGMENTATIONS), abs=0.02)
+    assert drawn.cutout[:, 2].gt(0).double().mean().item() == pytest.approx(
+        1 / len(AUGMENTATIONS), abs=0.02
     )
 
 
 def test_each_image_has_its_own_and_gradients_pass(images):
     images.requires_grad_()
-    drawn = draw(4, SIDE, torch.Generator().manual_seed(3))
-    result = apply(images, drawn)
+    drawn = sample_augment_params(4, SIDE, torch.Generator().manual_seed(3))
+    result = apply_augmentations(images, drawn)
     for place in range(4):
         torch.testing.assert_close(
-            result[place], apply(images[place : place + 1], drawn.chosen(torch.tensor([place])))[0]
+            result[place],
+            apply_augmentations(images[place : place + 1], drawn.select(torch.tensor([place])))[0],
         )
     result.sum().backward()
     assert images.grad.abs().sum() > 0
@@ -124,24 +139,26 @@ def test_each_image_has_its_own_and_gradients_pass(images):
 
 def test_an_oblong_image_is_moved_by_whole_pixels_and_turned_without_shear():
     images = torch.rand(40, 1, 8, 24, generator=torch.Generator().manual_seed(0))
-    drawn = draw(40, (8, 24), torch.Generator().manual_seed(0), ("crop",))
-    moves = drawn.plane[:, :, 2] * torch.tensor([24, 8]) / 2  # right and down, in pixels
+    drawn = sample_augment_params(40, (8, 24), torch.Generator().manual_seed(0), ("crop",))
+    moves = drawn.affine[:, :, 2] * torch.tensor([24, 8]) / 2  # right and down, in pixels
     torch.testing.assert_close(moves, moves.round(), rtol=0, atol=1e-4)
     assert moves.abs().amax(0).round().tolist() == [3, 1]
-    assert apply(images, drawn).shape == images.shape
+    assert apply_augmentations(images, drawn).shape == images.shape
     pixels = torch.diag(torch.tensor([24.0, 8.0]))  # the same map between places in pixels
-    for plane in draw(40, (8, 24), torch.Generator().manual_seed(0), ("rotate",)).plane:
+    for plane in sample_augment_params(
+        40, (8, 24), torch.Generator().manual_seed(0), ("rotate",)
+    ).affine:
         turn = pixels @ plane[:, :2] @ pixels.inverse()
         torch.testing.assert_close(turn @ turn.T, torch.eye(2), rtol=1e-5, atol=1e-5)
-    top, left, bottom, right = draw(
+    top, left, bottom, right = sample_augment_params(
         400, (8, 24), torch.Generator().manual_seed(0), ("cutout",)
-    ).hole.unbind(1)
+    ).cutout.unbind(1)
     assert ((bottom - top).max().item(), (right - left).max().item()) == (4, 12)
     assert (bottom.max().item(), right.max().item()) == (8, 24)
 
 
 def test_half_precision_around_it_moves_no_pixel(images):
-    drawn = draw(4, SIDE, torch.Generator().manual_seed(2), ("rotate",))
+    drawn = sample_augment_params(4, SIDE, torch.Generator().manual_seed(2), ("rotate",))
     with torch.autocast("cpu", torch.bfloat16):
-        found = apply(images, drawn)
-    torch.testing.assert_close(found, apply(images, drawn), rtol=1e-5, atol=1e-5)
+        found = apply_augmentations(images, drawn)
+    torch.testing.assert_close(found, apply_augmentations(images, drawn), rtol=1e-5, atol=1e-5)

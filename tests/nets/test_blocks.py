@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
 
-from privot.nets.conv_block import _filled, block
+from privot.nets.conv_block import _pad_channels, apply_conv_block
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,7 +42,7 @@ def plainly(x, conv, bias, gain, shift, padding):
 )
 def test_a_block_is_its_plain_composition_in_value_and_gradient(padding, side):
     given = [each.requires_grad_() for each in parts(side=side)]
-    found, wanted = (way(*given, padding=padding) for way in (block, plainly))
+    found, wanted = (way(*given, padding=padding) for way in (apply_conv_block, plainly))
     torch.testing.assert_close(found, wanted)
     weights = torch.randn(found.shape, generator=seeded(9), dtype=torch.float64)
     for one, two in zip(
@@ -59,7 +59,7 @@ def test_each_map_is_normalised_alone():
     normal = (maps - maps.mean()) / (maps.var(correction=0) + 1e-5).sqrt()
     lit = (normal * gain[4] + shift[4]).clamp(min=0)
     torch.testing.assert_close(
-        block(x, conv, bias, gain, shift, 1)[1, 4],
+        apply_conv_block(x, conv, bias, gain, shift, 1)[1, 4],
         lit.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3)),
     )
 
@@ -67,7 +67,7 @@ def test_each_map_is_normalised_alone():
 @pytest.mark.parametrize("channels", [1, 3, 8, 12])
 def test_black_channels_change_no_map(channels):
     x, conv, *_ = parts(channels=channels)
-    wide, filled = _filled(x, conv)
+    wide, filled = _pad_channels(x, conv)
     assert filled.shape[1] == wide.shape[1]
     assert filled.shape[1] % 8 == 0
     torch.testing.assert_close(conv2d(wide, filled, padding=1), conv2d(x, conv, padding=1))
@@ -77,16 +77,16 @@ def test_half_precision_takes_weights_of_full_precision_beside_it():
     x, conv, *rest = parts(
         dtype=torch.float32
     )  # as frozen nets have them: convolutions in half precision, the rest in full
-    found = block(x.bfloat16(), conv.bfloat16(), *rest, padding=1)
+    found = apply_conv_block(x.bfloat16(), conv.bfloat16(), *rest, padding=1)
     torch.testing.assert_close(
-        found.float(), block(x, conv, *rest, padding=1), rtol=0.05, atol=0.05
+        found.float(), apply_conv_block(x, conv, *rest, padding=1), rtol=0.05, atol=0.05
     )
 
 
 def test_half_precision_stays_half_and_near():
     given = parts(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = block(*given, padding=1)
+        found = apply_conv_block(*given, padding=1)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), plainly(*given, 1), rtol=0.05, atol=0.05)
 
@@ -125,7 +125,7 @@ def test_fused_values_and_gradients_are_those_of_double_precision(width, side):
     from privot.nets.kernels import norm_relu_pool
 
     x, gain, shift = given = maps_for(width, side)
-    assert norm_relu_pool.suits(x)
+    assert norm_relu_pool.supports_norm_relu_pool(x)
     exact = [each.double().requires_grad_() for each in given]
     for each in given:
         each.requires_grad_()
@@ -169,8 +169,8 @@ def test_the_first_block_is_near_double_precision(channels, side, padding, width
     ]
     x = x.bfloat16()
     conv = conv.bfloat16()
-    assert conv_norm_relu_pool.begins(x, conv, rest[1], padding)
-    found = block(x.requires_grad_(), conv, *rest, padding=padding)
+    assert conv_norm_relu_pool.supports_conv_norm_relu_pool(x, conv, rest[1], padding)
+    found = apply_conv_block(x.requires_grad_(), conv, *rest, padding=padding)
     exact = x.detach().double().requires_grad_()
     wanted = plainly(exact, conv.double(), *(each.double() for each in rest), padding)
     near(found, wanted, 0.004)
@@ -180,7 +180,9 @@ def test_the_first_block_is_near_double_precision(channels, side, padding, width
     )
     near(slope, goal.double(), 0.03)
     x = x.detach()
-    many = torch.func.vmap(lambda each: block(each[None], conv, *rest, padding=padding)[0])(x)
+    many = torch.func.vmap(
+        lambda each: apply_conv_block(each[None], conv, *rest, padding=padding)[0]
+    )(x)
     assert torch.equal(many, found)
 
 
@@ -224,12 +226,12 @@ def test_widths_and_sides_that_do_not_suit_take_the_plain_way(monkeypatch, width
         for each in parts(channels=3, width=width, side=side, dtype=torch.float32)
     ]
     with torch.autocast("cuda", torch.bfloat16):
-        found = block(*given, padding=1)
+        found = apply_conv_block(*given, padding=1)
     assert bool(taken) == suits
     near(found, plainly(*(each.double() for each in given), 1), 0.02)
     taken.clear()
     near(
-        block(*given, padding=1), plainly(*(each.double() for each in given), 1), 1e-3
+        apply_conv_block(*given, padding=1), plainly(*(each.double() for each in given), 1), 1e-3
     )  # TF32 may be on
     assert not taken  # full precision never takes the fused way
 
@@ -242,7 +244,7 @@ def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
     ]
     exact = [each.detach().double().requires_grad_() for each in given]
     with torch.autocast("cuda", torch.bfloat16):
-        found = block(*given, padding=1)
+        found = apply_conv_block(*given, padding=1)
     wanted = plainly(*exact, 1)
     near(found, wanted, 0.01)
     chosen = [0, 1, 3, 4]  # a bias before a norm has no slope
@@ -258,30 +260,41 @@ def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
 INTERPRETED = """
 import torch
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
-from privot.nets import fused, fused_first
+from privot.nets.kernels.conv_norm_relu_pool import (
+    conv_norm_relu_pool,
+    supports_conv_norm_relu_pool,
+)
+from privot.nets.kernels.norm_relu_pool import norm_relu_pool, supports_norm_relu_pool
 
 def plainly(maps, gain, shift):
     return avg_pool2d(group_norm(maps, maps.shape[1], gain, shift).relu(), 2)
 
-for inputs, side, pad, width in ((1, 28, 3, 32), (3, 32, 1, 16), (1, 8, 1, 16), (3, 16, 1, 64), (2, 8, 1, 48)):
-    x, conv, gain, shift = (torch.randn(size) for size in ((3, inputs, side, side), (width, inputs, 3, 3), (width,), (width,)))
-    assert fused_first.begins(x, conv, gain, pad)
+blocks = ((1, 28, 3, 32), (3, 32, 1, 16), (1, 8, 1, 16), (3, 16, 1, 64), (2, 8, 1, 48))
+for inputs, side, pad, width in blocks:
+    sizes = ((3, inputs, side, side), (width, inputs, 3, 3), (width,), (width,))
+    x, conv, gain, shift = (torch.randn(size) for size in sizes)
+    fused = lambda images: conv_norm_relu_pool(images, conv, gain, shift, pad)
+    assert supports_conv_norm_relu_pool(x, conv, gain, pad)
     wanted = plainly(conv2d(x, conv, padding=pad), gain, shift)
-    torch.testing.assert_close(fused_first.first_block(x, conv, gain, shift, pad), wanted, rtol=1e-4, atol=1e-4)
-    many = torch.func.vmap(lambda image: fused_first.first_block(image[None], conv, gain, shift, pad)[0])(x)
+    torch.testing.assert_close(fused(x), wanted, rtol=1e-4, atol=1e-4)
+    many = torch.func.vmap(lambda image: fused(image[None])[0])(x)
     torch.testing.assert_close(many, wanted, rtol=1e-4, atol=1e-4)
     weights, x = torch.randn_like(wanted), x.requires_grad_()
-    ways = fused_first.first_block(x, conv, gain, shift, pad), plainly(conv2d(x, conv, padding=pad), gain, shift)
-    torch.testing.assert_close(*(torch.autograd.grad((way * weights).sum(), x)[0] for way in ways), rtol=1e-3, atol=1e-3)
-    assert not fused_first.begins(x, conv.requires_grad_(), gain, pad)
+    ways = fused(x), plainly(conv2d(x, conv, padding=pad), gain, shift)
+    one, two = (torch.autograd.grad((way * weights).sum(), x)[0] for way in ways)
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+    assert not supports_conv_norm_relu_pool(x, conv.requires_grad_(), gain, pad)
 for width, side in ((16, 8), (8, 16), (64, 4), (32, 2)):
-    given = [torch.randn(size).requires_grad_() for size in ((3, width, side, side), (width,), (width,))]
-    assert fused.suits(given[0])
-    ways = fused.norm_relu_pool(*given), plainly(*given)
+    sizes = ((3, width, side, side), (width,), (width,))
+    given = [torch.randn(size).requires_grad_() for size in sizes]
+    assert supports_norm_relu_pool(given[0])
+    ways = norm_relu_pool(*given), plainly(*given)
     weights = torch.randn_like(ways[1])
-    for one, two in zip(*([way, *torch.autograd.grad((way * weights).sum(), given)] for way in ways)):
+    results = ([way, *torch.autograd.grad((way * weights).sum(), given)] for way in ways)
+    for one, two in zip(*results):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
-assert not fused.suits(torch.zeros(1, 8, 6, 8)) and not fused.suits(torch.zeros(1, 48, 8, 8)) and not fused.suits(torch.zeros(1, 8, 128, 8))
+for shape in ((1, 8, 6, 8), (1, 48, 8, 8), (1, 8, 128, 8)):
+    assert not supports_norm_relu_pool(torch.zeros(shape))
 print("right")
 """
 

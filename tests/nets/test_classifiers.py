@@ -63,8 +63,8 @@ def test_a_convnet_normalises_each_image_alone():
 
 
 def test_a_shortcut_is_the_input_itself_where_the_size_stays():
-    blocks = [each for each in ResNet18((1, 8, 8), 2).layers if hasattr(each, "short")]
-    assert [isinstance(each.short, nn.Identity) for each in blocks] == [
+    blocks = [each for each in ResNet18((1, 8, 8), 2).layers if hasattr(each, "shortcut")]
+    assert [isinstance(each.shortcut, nn.Identity) for each in blocks] == [
         True,
         True,
         False,

@@ -7,7 +7,9 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import conv2d, leaky_relu
 
-from privot.nets.functional_critic import Critic, Sketch, adam
+from privot.nets.flat_weights import adam_step
+from privot.nets.functional_critic import Critic
+from privot.nets.tiny_generator import TinyGenerator
 
 SHAPE = (3, 12, 10)
 CLASSES = 4
@@ -19,14 +21,14 @@ def seeded(seed=0):
 
 @pytest.fixture(scope="module")
 def team():
-    critic = Critic(SHAPE, CLASSES, width=4)
-    weights, along = critic.begin(3, seeded())
+    critic = Critic(SHAPE, CLASSES, channels=4)
+    weights, along = critic.init_weights(3, seeded())
     assert (weights == 0).any()
     weights = weights + (weights == 0) * 0.1 * torch.randn(
         weights.shape, generator=seeded(5)
     )  # a new one has no slope
     for _ in range(400):
-        along = vmap(critic.turned)(weights, along)
+        along = vmap(critic.power_iterate)(weights, along)
     images = torch.rand(3, 5, *SHAPE, generator=seeded(1))
     labels = torch.randint(CLASSES, (3, 5), generator=seeded(2))
     return critic, weights, along, images, labels
@@ -36,7 +38,7 @@ def by_hand(critic, weights, images, labels):
     """In double precision, with exact singular values."""
     parts = {}
     at = 0
-    for name, shape in critic.shapes.items():
+    for name, shape in critic.parameter_shapes.items():
         part = weights[at : at + math.prod(shape)].double().view(shape)
         at += part.numel()
         parts[name] = (
@@ -51,7 +53,9 @@ def by_hand(critic, weights, images, labels):
     x = x.flatten(1)
     return torch.stack(
         [
-            each @ parts["dense"][0] + parts["level"][0] + each @ parts["label"][label]
+            each @ parts["dense"][0]
+            + parts["dense_bias"][0]
+            + each @ parts["label_projection"][label]
             for each, label in zip(x, labels, strict=True)
         ]
     )
@@ -104,8 +108,8 @@ def test_the_loss_s_slope_is_right_through_the_penalty(team):
 
 
 def test_a_new_critic_has_no_slope():
-    critic = Critic(SHAPE, CLASSES, width=4)
-    weights, along = critic.begin(2, seeded())
+    critic = Critic(SHAPE, CLASSES, channels=4)
+    weights, along = critic.init_weights(2, seeded())
     assert (
         vmap(critic.score)(
             weights, along, torch.rand(2, 5, *SHAPE), torch.zeros(2, 5, dtype=torch.int64)
@@ -137,7 +141,9 @@ def test_adam_is_torch_s():
     parameter = torch.nn.Parameter(start.clone())
     optimiser = torch.optim.Adam([parameter], lr=0.01, betas=(0.5, 0.9))
     for step, slope in enumerate(slopes):
-        weights, mean, square = adam(weights, slope, mean, square, torch.tensor(step + 1.0), 0.01)
+        weights, mean, square = adam_step(
+            weights, slope, mean, square, torch.tensor(step + 1.0), 0.01
+        )
         parameter.grad = slope.clone()
         optimiser.step()
     torch.testing.assert_close(weights, parameter.detach(), rtol=1e-4, atol=1e-6)
@@ -147,11 +153,11 @@ def test_adam_is_torch_s():
     "shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (3, 64, 64), (1, 3, 5), (1, 1, 1)]
 )
 def test_any_size_of_image_has_a_critic_and_a_sketch(shape):
-    critic = Critic(shape, 3, width=2)
-    sketch = Sketch(shape, 3, width=2)
-    weights, along = critic.begin(2, seeded())
-    drawn = vmap(sketch.draw, in_dims=(0, None, None))(
-        sketch.begin(2, seeded()), torch.randn(4, sketch.code), torch.arange(4) % 3
+    critic = Critic(shape, 3, channels=2)
+    sketch = TinyGenerator(shape, 3, channels=2)
+    weights, along = critic.init_weights(2, seeded())
+    drawn = vmap(sketch.generate, in_dims=(0, None, None))(
+        sketch.init_weights(2, seeded()), torch.randn(4, sketch.latent_dim), torch.arange(4) % 3
     )
     assert drawn.shape == (2, 4, *shape)
     assert drawn.min() >= 0
@@ -159,13 +165,17 @@ def test_any_size_of_image_has_a_critic_and_a_sketch(shape):
     found = vmap(critic.score, in_dims=(0, 0, 0, None))(weights, along, drawn, torch.arange(4) % 3)
     assert found.shape == (2, 4)
     assert found.isfinite().all()
-    assert critic.work > 0
+    assert critic.flops > 0
 
 
 def test_a_sketch_knows_its_label():
-    sketch = Sketch((1, 8, 8), 3)
+    sketch = TinyGenerator((1, 8, 8), 3)
     one, two = (
-        sketch.draw(sketch.begin(1, seeded())[0], torch.zeros(1, sketch.code), torch.tensor([each]))
+        sketch.generate(
+            sketch.init_weights(1, seeded())[0],
+            torch.zeros(1, sketch.latent_dim),
+            torch.tensor([each]),
+        )
         for each in (0, 1)
     )
     assert not torch.equal(one, two)

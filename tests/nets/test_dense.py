@@ -3,23 +3,25 @@
 import pytest
 import torch
 
-from privot.nets import DenseGenerator, initialise
-from privot.nets.generators.dense import cosines, described
+from privot.nets import DenseGenerator, initialize_weights
+from privot.nets.generators.dense import generator_config, scaled_dct_basis
 
 SHAPE = (3, 32, 32)
 
 
 def drawn(net, count=256):
     codes = torch.randn(
-        count, net.code, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        count, net.latent_dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
     with torch.no_grad():
         return net(codes, torch.arange(count) % net.classes)
 
 
 def begun(smooth):
-    made = DenseGenerator(SHAPE, classes=2, code=8, hidden=64, waves=12, smooth=smooth).double()
-    return initialise(made, torch.Generator().manual_seed(0)).train()
+    made = DenseGenerator(
+        SHAPE, classes=2, latent_dim=8, hidden_dim=64, num_frequencies=12, smooth=smooth
+    ).double()
+    return initialize_weights(made, torch.Generator().manual_seed(0)).train()
 
 
 def at_an_end(images):
@@ -39,7 +41,7 @@ def test_a_smooth_net_draws_the_same_waves_smaller_by_their_frequency():
             0.05
         )  # or a rough one's pixels are white to the last digit, and say no more what they were of
     rough, smooth = (drawn(net).logit() for net in nets)
-    waves = cosines(32, 12).double() / 32
+    waves = scaled_dct_basis(32, 12).double() / 32
     rough, smooth = (waves.T @ each @ waves for each in (rough, smooth))
     square = torch.arange(12)[:, None].square() + torch.arange(12).square()
     torch.testing.assert_close(smooth, rough / (1 + square), rtol=1e-6, atol=1e-6)
@@ -47,6 +49,13 @@ def test_a_smooth_net_draws_the_same_waves_smaller_by_their_frequency():
 
 @pytest.mark.parametrize(("channels", "smooth"), [(1, False), (3, True)])
 def test_colour_is_drawn_smoothly(channels, smooth):
-    name, arguments = described("dense", (channels, 8, 8), 2, code=3, hidden=8, waves=4)
+    name, arguments = generator_config(
+        "dense", (channels, 8, 8), 2, latent_dim=3, hidden_dim=8, num_frequencies=4
+    )
     assert (name, arguments["smooth"]) == ("DenseGenerator", smooth)
-    assert described("conv", (channels, 8, 8), 2, code=3, hidden=8, waves=4)[0] == "ConvGenerator"
+    assert (
+        generator_config(
+            "conv", (channels, 8, 8), 2, latent_dim=3, hidden_dim=8, num_frequencies=4
+        )[0]
+        == "ConvGenerator"
+    )

@@ -5,12 +5,20 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from privot.components.glyphs import ALPHABETS, BENDS, WORDS, _thinned, glyphs, printed, teach
-from privot.components.pretraining import begun, fits
-from privot.data import load
+from privot.components.glyphs import (
+    ALPHABETS,
+    NUM_BEND_FEATURES,
+    STYLE_FEATURES,
+    _thin,
+    compute_glyph_distances,
+    pretrain_on_glyphs,
+    render_glyphs,
+)
+from privot.components.pretraining import pretrain_generator, validate_pretrain
+from privot.data import load_dataset
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.nets import DeepConvGenerator, initialise
+from privot.nets import DcganGenerator, initialize_weights
 from privot.runtime import Streams
 
 SHAPE = (1, 28, 28)
@@ -19,12 +27,12 @@ SHAPE = (1, 28, 28)
 def said(count=62, **words):
     codes = torch.zeros(count, 16)
     for word, value in words.items():
-        codes[:, WORDS.index(word)] = value
+        codes[:, STYLE_FEATURES.index(word)] = value
     return codes
 
 
 def drawn(**words):
-    return glyphs(said(**words), torch.arange(62), SHAPE, 62)
+    return render_glyphs(said(**words), torch.arange(62), SHAPE, 62)
 
 
 def extent(images, along):
@@ -34,17 +42,19 @@ def extent(images, along):
 def pictures(shape, classes, each):
     """Characters [classes, each, ...] in all hands."""
     codes = torch.randn(
-        classes * each, len(WORDS) + BENDS, generator=torch.Generator().manual_seed(0)
+        classes * each,
+        len(STYLE_FEATURES) + NUM_BEND_FEATURES,
+        generator=torch.Generator().manual_seed(0),
     )
-    return glyphs(codes, torch.arange(classes).repeat_interleave(each), shape, classes).unflatten(
-        0, (classes, each)
-    )
+    return render_glyphs(
+        codes, torch.arange(classes).repeat_interleave(each), shape, classes
+    ).unflatten(0, (classes, each))
 
 
 def test_a_thick_bar_thins_to_a_line_in_its_middle():
     bar = np.zeros((1, 20, 20), bool)
     bar[0, 3:17, 8:13] = True
-    [line] = _thinned(bar)
+    [line] = _thin(bar)
     assert line.any()
     assert line.sum(1).max() <= 1
     assert set(np.flatnonzero(line.any(0))) <= {9, 10, 11}
@@ -73,10 +83,12 @@ def test_a_short_code_is_filled_with_zeros_and_a_long_one_cut():
     codes = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(5)
     longer = torch.cat([codes, torch.randn(5, 3)], 1)
-    assert torch.equal(glyphs(codes, labels, SHAPE, 62), glyphs(longer, labels, SHAPE, 62))
     assert torch.equal(
-        glyphs(codes[:, :3], labels, SHAPE, 62),
-        glyphs(codes * (torch.arange(16) < 3), labels, SHAPE, 62),
+        render_glyphs(codes, labels, SHAPE, 62), render_glyphs(longer, labels, SHAPE, 62)
+    )
+    assert torch.equal(
+        render_glyphs(codes[:, :3], labels, SHAPE, 62),
+        render_glyphs(codes * (torch.arange(16) < 3), labels, SHAPE, 62),
     )
 
 
@@ -95,13 +107,13 @@ def read(real, classes, each=100):
 
 
 def test_real_digits_are_read_by_their_likeness_to_drawn_ones():
-    real = load("digits", "test", public=True).records()
+    real = load_dataset("digits", "test", public=True).records()
     assert (read(real.images, 10) == real.labels).double().mean() > 0.4  # 0.52; by chance 0.1
 
 
 def test_femnist_has_this_order(at_hand):
     at_hand("femnist")
-    real = load("femnist", "test", public=True).records()
+    real = load_dataset("femnist", "test", public=True).records()
     some = torch.randperm(len(real.labels), generator=torch.Generator().manual_seed(0))[:1500]
     labels = real.labels[some]
     right = read(real.images[some], 62) == labels
@@ -111,7 +123,7 @@ def test_femnist_has_this_order(at_hand):
 
 
 def test_fonts_that_are_there_are_used_and_hands_differ():
-    away = printed(62)
+    away = compute_glyph_distances(62)
     assert away.shape[1:] == (62, 64, 64)
     assert len(away) >= 2
     assert (away.flatten(2).amin(2) == 0).all()  # every character has a line
@@ -119,8 +131,9 @@ def test_fonts_that_are_there_are_used_and_hands_differ():
 
 
 def generator(seed=0):
-    return initialise(
-        DeepConvGenerator((1, 8, 8), 10, code=16, width=4), torch.Generator().manual_seed(seed)
+    return initialize_weights(
+        DcganGenerator((1, 8, 8), 10, latent_dim=16, channels=4),
+        torch.Generator().manual_seed(seed),
     )
 
 
@@ -129,8 +142,8 @@ def test_a_generator_learns_to_draw_what_codes_say():
     draws = torch.Generator().manual_seed(1)
     codes = torch.randn(200, 16, generator=draws)
     labels = torch.arange(200) % 10
-    wanted = glyphs(codes, labels, (1, 8, 8), 10)
-    teach(net, 16, (1, 8, 8), 10, 80, 64, draws, rate=0.02)
+    wanted = render_glyphs(codes, labels, (1, 8, 8), 10)
+    pretrain_on_glyphs(net, 16, (1, 8, 8), 10, 80, 64, draws, learning_rate=0.02)
     found = net.eval()(codes, labels).detach()
     plain = (
         wanted.unflatten(0, (20, 10)).mean(0).repeat(20, 1, 1, 1)
@@ -141,12 +154,19 @@ def test_a_generator_learns_to_draw_what_codes_say():
 def test_a_start_is_repeated_by_its_seed_and_taken_up_after_a_crash(tmp_path):
     spec = Spec((1, 8, 8), 10)
     told = []
-    first = begun(generator(), "glyphs", 3, spec, Streams(5, folder=tmp_path)).state_dict()
-    again = begun(
-        generator(), "glyphs", 3, spec, Streams(5, folder=tmp_path), lambda *step: told.append(step)
+    first = pretrain_generator(
+        generator(), "glyphs", 3, spec, Streams(5, run_folder=tmp_path)
     ).state_dict()
-    alike = begun(generator(), "glyphs", 3, spec, Streams(5)).state_dict()
-    other = begun(generator(), "glyphs", 3, spec, Streams(6)).state_dict()
+    again = pretrain_generator(
+        generator(),
+        "glyphs",
+        3,
+        spec,
+        Streams(5, run_folder=tmp_path),
+        lambda *step: told.append(step),
+    ).state_dict()
+    alike = pretrain_generator(generator(), "glyphs", 3, spec, Streams(5)).state_dict()
+    other = pretrain_generator(generator(), "glyphs", 3, spec, Streams(6)).state_dict()
     assert told == []  # found as it was, not learned once more
     assert all(
         torch.equal(value, again[key]) and torch.equal(value, alike[key])
@@ -156,7 +176,7 @@ def test_a_start_is_repeated_by_its_seed_and_taken_up_after_a_crash(tmp_path):
 
 
 def test_nothing_leaves_the_generator_as_it_is():
-    net = begun(generator(), "nothing", 3, Spec((1, 8, 8), 10), Streams(5))
+    net = pretrain_generator(generator(), "off", 3, Spec((1, 8, 8), 10), Streams(5))
     assert all(
         torch.equal(one, two)
         for one, two in zip(net.parameters(), generator().parameters(), strict=True)
@@ -169,5 +189,5 @@ def test_nothing_leaves_the_generator_as_it_is():
     ids=["26 classes", "colours", "unknown"],
 )
 def test_other_data_and_unknown_starts_are_refused(start, spec):
-    with pytest.raises(SettingError, match="start="):
-        fits("federated-gs-wgan", start, spec)
+    with pytest.raises(SettingError, match="pretrain="):
+        validate_pretrain("federated-gs-wgan", start, spec)

@@ -7,12 +7,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from privot.data import load
+from privot.data import load_dataset
 from privot.errors import DataError
-from privot.measures.feature_extractors import STANDARD, WITH_LOGITS, inception
-from privot.measures.fid_kid import frechet, kernel
-from privot.measures.networks.inception import LOGITS, Inception, resized
-from privot.runtime import silent
+from privot.measures.feature_extractors import (
+    INCEPTION_WEIGHTS,
+    INCEPTION_WEIGHTS_WITH_LOGITS,
+    load_inception_extractor,
+)
+from privot.measures.fid_kid import frechet_distance, kernel_distance
+from privot.measures.networks.inception import NUM_LOGITS, Inception, resize_like_tensorflow
+from privot.runtime import ignore_progress
 
 CPU = torch.device("cpu")
 PLACES = [0, 100, 300, 500, 800, 1200, 1600, 2047]
@@ -28,14 +32,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def path(at_hand):
-    return at_hand("weights", STANDARD)
+    return at_hand("weights", INCEPTION_WEIGHTS)
 
 
 @pytest.fixture(scope="module")
 def ours(path):
     """Features of the three pictures by the network under test: three passes for all of this file."""
-    ruler = inception(CPU, path)
-    return {name: ruler.features(image, silent)[0] for name, image in pictures().items()}
+    ruler = load_inception_extractor(CPU, path)
+    return {
+        name: ruler.extract_features(image, ignore_progress)[0]
+        for name, image in pictures().items()
+    }
 
 
 def pictures():
@@ -225,7 +232,7 @@ def test_every_block_agrees_with_the_plain_one_on_invented_weights():
     x = torch.rand(1, 3, 107, 107, generator=torch.Generator().manual_seed(1)) * 2 - 1
     with torch.no_grad():
         wanted = Plain(weights).blocks(x)
-        for name in net.names:
+        for name in net.block_names:
             x = net.get_submodule(name)(x)
             if name in ("Conv2d_2b_3x3", "Conv2d_4a_3x3"):
                 x = F.max_pool2d(x, 3, 2)
@@ -245,14 +252,14 @@ def test_resizing_is_that_of_a_double_loop(height, width, side):
         height, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     assert torch.allclose(
-        resized(image[None, None], side)[0, 0], naive_resize(image, side), atol=1e-9
+        resize_like_tensorflow(image[None, None], side)[0, 0], naive_resize(image, side), atol=1e-9
     )
 
 
 def test_pixels_are_rounded_to_8_bits_and_clipped_and_grey_is_three_times_the_same():
     seen = []
     net = Inception()
-    net.names = ["spy"]
+    net.block_names = ["spy"]
     net.add_module("spy", torch.nn.Identity())
     net.spy.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     image = torch.full((1, 1, 299, 299), 0.5)
@@ -265,21 +272,21 @@ def test_pixels_are_rounded_to_8_bits_and_clipped_and_grey_is_three_times_the_sa
 
 def test_logits_come_with_a_file_that_has_them(tmp_path):
     weights = invented(logits=True)
-    save_file(weights, tmp_path / WITH_LOGITS)
-    ruler = inception(CPU, tmp_path / WITH_LOGITS)
-    assert "not among the known files" in ruler.text
-    found = ruler.probabilities(
-        torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), silent
+    save_file(weights, tmp_path / INCEPTION_WEIGHTS_WITH_LOGITS)
+    ruler = load_inception_extractor(CPU, tmp_path / INCEPTION_WEIGHTS_WITH_LOGITS)
+    assert "not among the known files" in ruler.description
+    found = ruler.predict_probabilities(
+        torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), ignore_progress
     )
-    features = ruler.features(
-        torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), silent
+    features = ruler.extract_features(
+        torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), ignore_progress
     )
-    assert found.shape == (1, LOGITS)
+    assert found.shape == (1, NUM_LOGITS)
     assert torch.allclose(
         found, (features @ weights["fc.weight"].T).softmax(1), atol=1e-5
     )  # the bias has no part in it
-    save_file(invented(), tmp_path / STANDARD)
-    assert inception(CPU, tmp_path / STANDARD).probabilities is None
+    save_file(invented(), tmp_path / INCEPTION_WEIGHTS)
+    assert load_inception_extractor(CPU, tmp_path / INCEPTION_WEIGHTS).predict_probabilities is None
 
 
 @pytest.mark.parametrize("harm", ["a name less", "another shape", "cut short", "no file"])
@@ -297,7 +304,7 @@ def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, harm):
     with pytest.raises(
         DataError, match=r"w\.safetensors: not the weights of the 2015 Inception network"
     ):
-        inception(CPU, path)
+        load_inception_extractor(CPU, path)
 
 
 @pytest.mark.slow
@@ -306,15 +313,17 @@ def test_real_pictures_are_nearer_to_each_other_than_to_blurred_ones(path, monke
     which take two minutes, it was 126.96, where another implementation found 126.6 for its choice of as many."""
     monkeypatch.setenv("PRIVOT_DATA", str(path.parents[1]))
     try:
-        images = load("cifar10", public=True).records().images[:48]
+        images = load_dataset("cifar10", public=True).records().images[:48]
     except DataError as error:
         pytest.skip(str(error))
-    ruler = inception(CPU, path)
+    ruler = load_inception_extractor(CPU, path)
     one, two, blurred = (
-        ruler.features(each, silent)
+        ruler.extract_features(each, ignore_progress)
         for each in (images[:24], images[24:], F.avg_pool2d(images[24:], 5, 1, 2))
     )
-    near, far = (kernel(one, each, torch.Generator().manual_seed(0)) for each in (two, blurred))
+    near, far = (
+        kernel_distance(one, each, torch.Generator().manual_seed(0)) for each in (two, blurred)
+    )
     assert abs(near[0]) < 3 * near[1]
     assert far[0] > 3 * far[1]
-    assert frechet(one, two, torch.Generator()).value == pytest.approx(256.93, rel=0.01)
+    assert frechet_distance(one, two, torch.Generator()).value == pytest.approx(256.93, rel=0.01)

@@ -6,13 +6,12 @@ import weakref
 import pytest
 import torch
 
-from privot.components.dct import Canvas, cosines
-from privot.components.dead_leaves import scenes
+from privot.components.dct import LearnableImages, dct_basis
+from privot.components.dead_leaves import generate_dead_leaves
 from privot.nets.ensemble import Ensemble
 from privot.nets.training import Recipe, train_ensemble
-from privot.runtime import graphed_step
-from privot.runtime.cuda_graphs import uncollected
-from privot.runtime.graphed_step import Repeated
+from privot.runtime import cuda_graphs
+from privot.runtime.cuda_graphs import GraphedStep, disable_gc
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +27,7 @@ def seeded(seed=0):
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 16, 16), (1, 12, 20)])
 def test_scenes_are_images_in_order_of_their_kinds(shape):
-    images, kinds = scenes(4, 30, shape, seeded(), CPU)
+    images, kinds = generate_dead_leaves(4, 30, shape, seeded(), CPU)
     assert images.shape == (120, *shape)
     assert kinds.tolist() == [place // 30 for place in range(120)]
     assert 0 <= images.min() < images.max() <= 1
@@ -37,24 +36,32 @@ def test_scenes_are_images_in_order_of_their_kinds(shape):
 
 
 def test_the_seed_draws_the_scenes():
-    one, same, other = (scenes(3, 4, (3, 16, 16), seeded(seed), CPU)[0] for seed in (1, 1, 2))
+    one, same, other = (
+        generate_dead_leaves(3, 4, (3, 16, 16), seeded(seed), CPU)[0] for seed in (1, 1, 2)
+    )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 def test_a_grey_scene_is_the_mean_of_its_colours():
-    colour, grey = (scenes(2, 3, (channels, 16, 16), seeded(), CPU)[0] for channels in (3, 1))
+    colour, grey = (
+        generate_dead_leaves(2, 3, (channels, 16, 16), seeded(), CPU)[0] for channels in (3, 1)
+    )
     torch.testing.assert_close(grey, colour.mean(1, keepdim=True))
 
 
 @pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kinds_can_be_learned(channels):
     """From 80 pictures of each of four kinds a small net tells fresh ones apart; chance is a quarter."""
-    images, kinds = scenes(4, 120, (channels, 16, 16), seeded(3), CPU)
+    images, kinds = generate_dead_leaves(4, 120, (channels, 16, 16), seeded(3), CPU)
     fresh = torch.arange(len(kinds)) % 3 == 0
     nets = Ensemble(1, (channels, 16, 16), 4, width=16, generator=seeded())
     train_ensemble(
-        nets, images[~fresh], kinds[~fresh], Recipe(25, 0.02, batch=40, even=True), seeded(1)
+        nets,
+        images[~fresh],
+        kinds[~fresh],
+        Recipe(25, 0.02, batch_size=40, even_batches=True),
+        seeded(1),
     )
     with torch.no_grad():
         right = (nets(2 * images[fresh] - 1)[0].argmax(1) == kinds[fresh]).double().mean()
@@ -66,7 +73,7 @@ def test_kinds_can_be_learned(channels):
 
 @pytest.mark.parametrize("side", [1, 2, 7, 8, 32])
 def test_cosines_are_orthonormal_and_the_first_is_flat(side):
-    waves = cosines(side, side)
+    waves = dct_basis(side, side)
     torch.testing.assert_close(waves.T @ waves, torch.eye(side), rtol=0, atol=1e-5)
     torch.testing.assert_close(waves[:, 0], torch.full((side,), side**-0.5))
 
@@ -74,15 +81,19 @@ def test_cosines_are_orthonormal_and_the_first_is_flat(side):
 def test_a_canvas_of_half_the_frequencies_is_the_nearest_there_is():
     """What remains is orthogonal to every image that the canvas can show."""
     images = torch.rand(3, 2, 8, 12, generator=seeded())
-    canvas = Canvas(images, 0.5)
-    assert canvas.free.shape == (3, 2, 4, 6)
-    left = images - canvas.shown().detach()
+    canvas = LearnableImages(images, 0.5)
+    assert canvas.learnable.shape == (3, 2, 4, 6)
+    left = images - canvas.to_images().detach()
     assert left.norm() > 0.3
     for seed in range(5):
-        other = Canvas(torch.rand(3, 2, 8, 12, generator=seeded(seed + 1)), 0.5).shown().detach()
+        other = (
+            LearnableImages(torch.rand(3, 2, 8, 12, generator=seeded(seed + 1)), 0.5)
+            .to_images()
+            .detach()
+        )
         assert abs((left * other).sum().item()) < 1e-3
     torch.testing.assert_close(
-        Canvas(canvas.shown(), 0.5).shown(), canvas.shown(), rtol=0, atol=1e-5
+        LearnableImages(canvas.to_images(), 0.5).to_images(), canvas.to_images(), rtol=0, atol=1e-5
     )
 
 
@@ -91,24 +102,26 @@ def test_smooth_images_keep_and_a_checkerboard_goes():
     checks = 0.5 + 0.5 * (-1.0) ** (torch.arange(16)[:, None] + torch.arange(16)).expand(
         1, 1, 16, 16
     )
-    torch.testing.assert_close(Canvas(smooth, 0.5).shown().detach(), smooth, rtol=0, atol=0.02)
-    shown = Canvas(checks, 0.5).shown().detach()
+    torch.testing.assert_close(
+        LearnableImages(smooth, 0.5).to_images().detach(), smooth, rtol=0, atol=0.02
+    )
+    shown = LearnableImages(checks, 0.5).to_images().detach()
     assert (shown - 0.5).abs().mean() < 0.15 * (checks - 0.5).abs().mean()
 
 
 @pytest.mark.parametrize("detail", [0.01, 0.5, 1.0])
 def test_what_an_optimiser_moves_is_what_is_shown(detail):
     images = torch.rand(2, 1, 8, 8, generator=seeded())
-    canvas = Canvas(images, detail)
-    assert canvas.free.is_leaf
-    (slope,) = torch.autograd.grad((canvas.shown() * images).sum(), canvas.free)
+    canvas = LearnableImages(images, detail)
+    assert canvas.learnable.is_leaf
+    (slope,) = torch.autograd.grad((canvas.to_images() * images).sum(), canvas.learnable)
     torch.testing.assert_close(
-        (slope * canvas.free).sum(), (canvas.shown() * images).sum()
+        (slope * canvas.learnable).sum(), (canvas.to_images() * images).sum()
     )  # linear, so its slope says all of it
     with torch.no_grad():
-        canvas.free.add_(5)
-    canvas.bound()
-    assert (canvas.shown().max().item() > 1) == (
+        canvas.learnable.add_(5)
+    canvas.clamp_pixels()
+    assert (canvas.to_images().max().item() > 1) == (
         detail < 1
     )  # frequencies may leave [0, 1], pixels may not
     assert images.max() <= 1  # a copy was moved
@@ -119,10 +132,13 @@ def test_what_an_optimiser_moves_is_what_is_shown(detail):
 
 def test_every_call_is_one_step():
     total = torch.zeros(())
-    again = Repeated(lambda: total.add_(1), CPU)
-    for _ in range(graphed_step.WARM + 4):
+    again = GraphedStep(lambda: total.add_(1), CPU)
+    for _ in range(cuda_graphs.WARMUP_CALLS + 4):
         again()
-    assert (total.item(), again.runs) == (graphed_step.WARM + 4, graphed_step.WARM + 4)
+    assert (total.item(), again.num_runs) == (
+        cuda_graphs.WARMUP_CALLS + 4,
+        cuda_graphs.WARMUP_CALLS + 4,
+    )
 
 
 @pytest.mark.skipif(
@@ -141,7 +157,7 @@ def test_a_captured_step_counts_reads_its_buffers_and_draws_on():
         total.add_(added)
         drawn.uniform_(generator=source)
 
-    again = Repeated(step, device, source)
+    again = GraphedStep(step, device, source)
     seen = set()
     for turn in range(10):
         added.fill_(turn)
@@ -149,7 +165,7 @@ def test_a_captured_step_counts_reads_its_buffers_and_draws_on():
         seen.add(tuple(drawn.tolist()))
     assert total.item() == sum(range(10))
     assert (
-        len(calls) == graphed_step.WARM + 1
+        len(calls) == cuda_graphs.WARMUP_CALLS + 1
     )  # eager ones and the capture; what follows is replayed
     assert len(seen) == 10
 
@@ -170,7 +186,7 @@ def test_rubbish_is_collected_before_a_capture_and_not_inside(before):
             weakref.finalize(each, seen.append, "gone")
         del each, first
         (gc.enable if before else gc.disable)()
-        with uncollected():
+        with disable_gc():
             assert seen == ["gone"]  # what nobody held
             del second
             for _ in range(3):

@@ -13,9 +13,15 @@ from scipy.stats import norm
 
 from privot.errors import PlanError
 from privot.privacy import accounting
-from privot.privacy.accounting import Cost, Neighbours, cost, renyi
+from privot.privacy.accounting import (
+    Neighbours,
+    PrivacyCost,
+    compute_privacy_cost,
+    compute_renyi_cost,
+)
 from privot.privacy.plan import Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.privacy.subsampled_gaussian import poisson_pld
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 DELTA = 1e-5
@@ -51,21 +57,23 @@ def all_of(*events):
     ],
 )
 def test_recorded_values(sampler, noise, steps, epsilon, within):
-    found = cost(times(steps, sampler.event(noise)), sampler.neighbours[0])
+    found = compute_privacy_cost(times(steps, sampler.event(noise)), sampler.neighbours[0])
     assert found.epsilon(DELTA) == pytest.approx(epsilon, abs=within)
-    assert found.method.startswith("PLD")
+    assert found.accountant.startswith("PLD")
 
 
 def test_a_shared_draw_is_one_event():
     """GS-WGAN as published: 32 rows share one drawn critic, which is one answer at noise / sqrt(32), not 32 amplified ones."""
-    shared = cost(times(20_000, Shards(1000).event(1.07 / math.sqrt(32))), REPLACE).epsilon(DELTA)
+    shared = compute_privacy_cost(
+        times(20_000, Shards(1000).event(1.07 / math.sqrt(32))), REPLACE
+    ).epsilon(DELTA)
     assert shared >= 290
     assert shared == pytest.approx(346.7, abs=2)
 
 
 def test_one_step_more_costs_more():
     found = [
-        cost(times(steps, Poisson(0.01).event(1.0)), ADD_REMOVE).epsilon(DELTA)
+        compute_privacy_cost(times(steps, Poisson(0.01).event(1.0)), ADD_REMOVE).epsilon(DELTA)
         for steps in (99, 100, 101)
     ]
     assert found[0] < found[1] < found[2]
@@ -99,9 +107,9 @@ def exact_epsilon(mu, delta):
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
 @pytest.mark.parametrize("noise", [0.05, 0.25, 1.0, 3.7, 50.0])
 def test_gaussians_in_closed_form(trust, noise, delta):
-    found = cost(dpa.GaussianDpEvent(noise), REPLACE)
+    found = compute_privacy_cost(dpa.GaussianDpEvent(noise), REPLACE)
     truth = exact_epsilon(1 / noise, delta)
-    assert found.method == "analytic Gaussian"
+    assert found.accountant == "analytic Gaussian"
     assert found.epsilon(delta) == pytest.approx(truth, rel=1e-9, abs=1e-9)
     for epsilon in (0.0, 0.3, truth, 2 * truth + 1):
         assert float(found.delta(epsilon)) == pytest.approx(
@@ -112,7 +120,9 @@ def test_gaussians_in_closed_form(trust, noise, delta):
 
 def test_the_classical_formula_is_not_used():
     """It says that noise sqrt(2 log(1.25/delta))/epsilon is enough; at epsilon 10 the true delta is 2.3 times the claim."""
-    found = cost(dpa.GaussianDpEvent(math.sqrt(2 * math.log(1.25 / DELTA)) / 10), REPLACE)
+    found = compute_privacy_cost(
+        dpa.GaussianDpEvent(math.sqrt(2 * math.log(1.25 / DELTA)) / 10), REPLACE
+    )
     assert float(found.delta(10.0)) == pytest.approx(2.3 * DELTA, rel=0.05)
     assert found.epsilon(DELTA) > 10
 
@@ -124,24 +134,26 @@ def test_gaussians_add_up_in_squares():
     )
     mu = math.sqrt(3 / 4 + 2 * (1 + 5 / 16))
     for relation in Neighbours:
-        found = cost(several, relation)
+        found = compute_privacy_cost(several, relation)
         assert found.mu == pytest.approx(mu, rel=1e-15)
         assert found.epsilon(DELTA) == pytest.approx(exact_epsilon(mu, DELTA), rel=1e-9)
 
 
 def test_nothing_asked_costs_nothing():
-    found = cost(all_of(), REPLACE)
+    found = compute_privacy_cost(all_of(), REPLACE)
     assert found.epsilon(1e-12) == 0
     assert found.delta(np.array([0.0, 1.0])).tolist() == [0, 0]
-    assert found.tpr(0.1) == pytest.approx(0.1)
+    assert found.max_tpr(0.1) == pytest.approx(0.1)
 
 
 def test_no_noise_has_no_epsilon():
-    found = cost(all_of(dpa.GaussianDpEvent(9.0), times(3, dpa.NonPrivateDpEvent())), ADD_REMOVE)
+    found = compute_privacy_cost(
+        all_of(dpa.GaussianDpEvent(9.0), times(3, dpa.NonPrivateDpEvent())), ADD_REMOVE
+    )
     assert found.epsilon(0.5) == math.inf
     assert found.delta(np.array([0.0, 1e9])).tolist() == [1, 1]
-    assert found.tpr(0.001) == 1.0
-    assert found.method == "no privacy"
+    assert found.max_tpr(0.001) == 1.0
+    assert found.accountant == "no privacy"
 
 
 # Brute force
@@ -176,7 +188,7 @@ def test_poisson_draws_are_priced_as_dp_accounting_does(rate, noise):
     theirs = pld.from_gaussian_mechanism(
         noise, value_discretization_interval=1e-2, sampling_prob=rate
     )
-    ours = accounting._poisson(rate, noise, 1e-2)
+    ours = poisson_pld(rate, noise, 1e-2)
     eps = np.linspace(-2, 5, 50)
     for one, other in ((ours, theirs), (ours.self_compose(200), theirs.self_compose(200))):
         assert one.get_delta_for_epsilon(eps) == pytest.approx(
@@ -188,7 +200,7 @@ def test_poisson_draws_are_priced_as_dp_accounting_does(rate, noise):
     ("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.01, 0.5), (0.2, 3.0), (1.0, 1.0)]
 )
 def test_one_poisson_step_against_the_integral(rate, noise):
-    found = cost(Poisson(rate).event(noise), ADD_REMOVE)
+    found = compute_privacy_cost(Poisson(rate).event(noise), ADD_REMOVE)
     without = bell(0)
     drawn = (1 - rate) * bell(0) + rate * bell(1 / noise)
     for epsilon in GRID:
@@ -202,7 +214,7 @@ def test_one_poisson_step_against_the_integral(rate, noise):
 def test_one_replaced_step_against_the_integral(rate, noise):
     """Wherever in the ball the other draws lie; and for some place of theirs the bound is reached."""
     drawn = Shards(round(1 / rate)) if noise > 0.9 else Fixed(1, round(1 / rate))
-    found = cost(drawn.event(noise), REPLACE)
+    found = compute_privacy_cost(drawn.event(noise), REPLACE)
     for epsilon in GRID:
         truth = 0.0
         for place in (-0.5, -0.25, 0.1, 0.5):
@@ -223,7 +235,7 @@ def test_two_steps_against_the_integral(sampler, noise):
     mixed = (1 - rate) * low + rate * high
     relation = sampler.neighbours[0]
     ways = [(mixed, low), (low, mixed)]
-    found = cost(times(2, sampler.event(noise)), relation)
+    found = compute_privacy_cost(times(2, sampler.event(noise)), relation)
     for epsilon in (0.0, 0.3, 1.0, 2.0):
         claimed = float(found.delta(epsilon))
         for first, second in itertools.product(ways, ways):
@@ -239,14 +251,18 @@ def test_two_steps_against_the_integral(sampler, noise):
 )
 def test_poisson_draws_under_replace_against_the_integral(rate, noise):
     """A record at one end of its ball, at its middle or at the other end, and the draws without it: alone, and two steps together."""
-    found = Plan((Stage("it", "sum", noise, 1, Poisson(rate)),), ADD_REMOVE).replaced().cost()
+    found = (
+        Plan((Stage("it", "sum", noise, 1, Poisson(rate)),), ADD_REMOVE).under_replace_one().cost()
+    )
     ends = [(1 - rate) * bell(0) + rate * bell(end / noise) for end in (-1, 0, 1)]
     for p, q in itertools.permutations(ends, 2):
         for epsilon in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0):
             assert hockey(p, q, epsilon) <= float(found.delta(epsilon)) + 1e-9
     x = np.linspace(-9, 9, 1501)
     low, high = ((1 - rate) * bell(0, x) + rate * bell(end / noise, x) for end in (-1, 1))
-    twice = Plan((Stage("it", "sum", noise, 2, Poisson(rate)),), ADD_REMOVE).replaced().cost()
+    twice = (
+        Plan((Stage("it", "sum", noise, 2, Poisson(rate)),), ADD_REMOVE).under_replace_one().cost()
+    )
     for epsilon in (0.0, 0.3, 1.0, 2.0):
         for first, second in itertools.product([(low, high), (high, low)], repeat=2):
             p, q = (np.multiply.outer(first[each], second[each]) for each in (0, 1))
@@ -259,7 +275,7 @@ def test_half_the_noise_is_needed_for_poisson_draws_under_replace():
     """With the multiplier of add-remove the claim would be broken: the planted mistake."""
     noise = 1.0
     rate = 0.5
-    wrong = cost(Fixed(1, 2).event(noise), REPLACE)
+    wrong = compute_privacy_cost(Fixed(1, 2).event(noise), REPLACE)
     p, q = mixtures(rate, 2 / noise, others=0.0)
     assert hockey(p, q, 1.0) > 1.5 * float(wrong.delta(1.0))
 
@@ -269,7 +285,7 @@ def test_why_sums_of_shards_are_refused():
     rate = 0.1
     noise = 1.0
     epsilon = 1.0
-    claimed = float(cost(Shards(10).event(noise), REPLACE).delta(epsilon))
+    claimed = float(compute_privacy_cost(Shards(10).event(noise), REPLACE).delta(epsilon))
     p, q = mixtures(rate, 1 / noise, others=30.0)
     assert hockey(p, q, epsilon) > 10 * claimed
 
@@ -278,12 +294,12 @@ def test_without_replacement_lies_between_its_neighbours():
     """Above the one-sided Poisson pair, which is one of its worst cases, and below Renyi's bound for the same event."""
     for drawn, size, noise, steps in ((1, 100, 1.0, 300), (10, 20, 4.0, 30)):
         event = times(steps, Fixed(drawn, size).event(noise))
-        ours = cost(event, REPLACE).epsilon(DELTA)
+        ours = compute_privacy_cost(event, REPLACE).epsilon(DELTA)
         accountant = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
         one_sided = accountant.compose(
             times(steps, Poisson(drawn / size).event(noise))
         ).get_epsilon(DELTA)
-        assert one_sided - 1e-3 <= ours <= renyi(event, REPLACE).epsilon(DELTA) * 1.001
+        assert one_sided - 1e-3 <= ours <= compute_renyi_cost(event, REPLACE).epsilon(DELTA) * 1.001
 
 
 @pytest.mark.parametrize(
@@ -294,10 +310,10 @@ def test_long_compositions_against_the_closed_form(sampler, steps, mu):
     """A draw of everything takes the way of the PLD, and has a closed form: rounding of 640,000 steps must not make it optimistic."""
     noise = math.sqrt(steps) / mu
     found, exact = (
-        cost(times(steps, event), sampler.neighbours[0])
+        compute_privacy_cost(times(steps, event), sampler.neighbours[0])
         for event in (sampler.event(noise), dpa.GaussianDpEvent(noise))
     )
-    assert found.method.startswith("PLD")
+    assert found.accountant.startswith("PLD")
     for delta in (1e-3, 1e-5, 1e-10, 1e-12, 1e-14):
         assert found.epsilon(delta) >= exact.epsilon(delta) - 1e-9
         assert delta < 1e-6 or found.epsilon(delta) <= exact.epsilon(delta) + 0.01
@@ -308,7 +324,7 @@ def test_long_compositions_against_the_closed_form(sampler, steps, mu):
 
 def test_delta_and_epsilon_allow_for_the_same_rounding():
     """Where what arithmetic may lose is half of delta, an epsilon that forgot it would have half as much delta again."""
-    found = cost(times(20_000, Poisson(1.0).event(math.sqrt(20_000))), ADD_REMOVE)
+    found = compute_privacy_cost(times(20_000, Poisson(1.0).event(math.sqrt(20_000))), ADD_REMOVE)
     lost = 2.0**-52 * 21_000
     assert found.epsilon(lost) == math.inf
     assert found.delta(np.array([found.epsilon(2 * lost)]))[0] == pytest.approx(2 * lost, rel=0.05)
@@ -316,9 +332,12 @@ def test_delta_and_epsilon_allow_for_the_same_rounding():
 
 def test_drawing_everything_is_no_draw():
     for sampler in (Fixed(7, 7), Shards(1), Poisson(1.0), Poisson(1)):
-        found = cost(times(3, sampler.event(1.5)), sampler.neighbours[0]).epsilon(DELTA)
+        found = compute_privacy_cost(times(3, sampler.event(1.5)), sampler.neighbours[0]).epsilon(
+            DELTA
+        )
         assert found == pytest.approx(
-            cost(times(3, dpa.GaussianDpEvent(1.5)), REPLACE).epsilon(DELTA), abs=0.002
+            compute_privacy_cost(times(3, dpa.GaussianDpEvent(1.5)), REPLACE).epsilon(DELTA),
+            abs=0.002,
         )
 
 
@@ -336,11 +355,11 @@ def grid_of_events(count):
 
 def check_against_dp_accounting(sampler, noise, steps):
     event = all_of(times(steps, sampler.event(noise)), dpa.GaussianDpEvent(3.0))
-    ours = cost(event, ADD_REMOVE).epsilon(DELTA)
+    ours = compute_privacy_cost(event, ADD_REMOVE).epsilon(DELTA)
     accountant = PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
     theirs = accountant.compose(event).get_epsilon(DELTA)
     assert theirs - 1e-3 <= ours <= theirs * 1.02
-    assert ours <= renyi(event, ADD_REMOVE).epsilon(DELTA) + 0.01  # Renyi is looser
+    assert ours <= compute_renyi_cost(event, ADD_REMOVE).epsilon(DELTA) + 0.01  # Renyi is looser
 
 
 @pytest.mark.parametrize(("sampler", "noise", "steps"), grid_of_events(4))
@@ -361,28 +380,32 @@ def test_coarser_grids_only_cost_more(monkeypatch):
     event = times(200, Shards(20).event(1.0))
     found = []
     for grid in (1e-4, 1e-3, 1e-2):
-        monkeypatch.setattr(accounting, "GRIDS", (grid,))
-        found.append(cost(event, REPLACE).epsilon(DELTA))
+        monkeypatch.setattr(accounting, "GRID_STEPS", (grid,))
+        found.append(compute_privacy_cost(event, REPLACE).epsilon(DELTA))
     assert found[0] <= found[1] <= found[2]
     assert found[1] == pytest.approx(found[0], rel=0.01)
 
 
 def test_renyi_takes_over_and_says_so(monkeypatch):
-    tiny = cost(times(500, Shards(10).event(0.02)), REPLACE)
-    assert tiny.method.startswith("Renyi")
+    tiny = compute_privacy_cost(times(500, Shards(10).event(0.02)), REPLACE)
+    assert tiny.accountant.startswith("Renyi")
     assert 1e5 < tiny.epsilon(DELTA) < math.inf
-    assert tiny.tpr(0.01) == 1.0
+    assert tiny.max_tpr(0.01) == 1.0
     for sampler in (Poisson(0.1), Fixed(2, 20)):
         event = times(20, sampler.event(2.0))
         relation = sampler.neighbours[0]
-        fine = cost(event, relation)
+        fine = compute_privacy_cost(event, relation)
         with monkeypatch.context() as patch:
-            patch.setattr(accounting, "MOST_POINTS", 10)
-            rough = cost(event, relation)
-        assert rough.method.startswith("Renyi")
-        assert rough.epsilon(DELTA) == renyi(event, relation).epsilon(DELTA) >= fine.epsilon(DELTA)
+            patch.setattr(accounting, "MAX_GRID_POINTS", 10)
+            rough = compute_privacy_cost(event, relation)
+        assert rough.accountant.startswith("Renyi")
+        assert (
+            rough.epsilon(DELTA)
+            == compute_renyi_cost(event, relation).epsilon(DELTA)
+            >= fine.epsilon(DELTA)
+        )
         assert float(rough.delta(2.0)) >= float(fine.delta(2.0))
-        assert rough.tpr(0.01) >= fine.tpr(0.01)
+        assert rough.max_tpr(0.01) >= fine.max_tpr(0.01)
 
 
 # Attack power
@@ -391,16 +414,18 @@ def test_renyi_takes_over_and_says_so(monkeypatch):
 def test_power_of_a_gaussian():
     """In closed form; and the bound from the profile alone, which other events get, is never below and close."""
     for mu in (0.1, 1.0, 3.0):
-        exact = accounting._gaussian(mu)
-        generic = Cost("", exact.delta, exact.epsilon)
+        exact = accounting._gaussian_cost(mu)
+        generic = PrivacyCost("", exact.delta, exact.epsilon)
         for rate in (1e-4, 0.01, 0.1, 0.5, 0.9):
-            assert exact.tpr(rate) == pytest.approx(norm.sf(norm.isf(rate) - mu))
-            assert exact.tpr(rate) - 1e-12 <= generic.tpr(rate) <= exact.tpr(rate) + 1e-3
+            assert exact.max_tpr(rate) == pytest.approx(norm.sf(norm.isf(rate) - mu))
+            assert (
+                exact.max_tpr(rate) - 1e-12 <= generic.max_tpr(rate) <= exact.max_tpr(rate) + 1e-3
+            )
 
 
 def test_power_of_a_sampled_step():
     """Neyman and Pearson's test of drawn against not drawn reaches the bound and never passes it."""
-    found = cost(Poisson(0.3).event(0.7), ADD_REMOVE)
+    found = compute_privacy_cost(Poisson(0.3).event(0.7), ADD_REMOVE)
     without = bell(0)
     drawn = 0.7 * bell(0) + 0.3 * bell(1 / 0.7)
     step = X[1] - X[0]
@@ -411,18 +436,18 @@ def test_power_of_a_sampled_step():
             place = np.searchsorted(np.cumsum(null[order]) * step, rate)
             best = max(best, float(other[order][:place].sum() * step))
         assert (
-            best - 1e-3 <= found.tpr(rate) <= best + 0.02
+            best - 1e-3 <= found.max_tpr(rate) <= best + 0.02
         )  # the bound is for both directions at once, so not quite reached
 
 
 @pytest.mark.parametrize("event", [dpa.GaussianDpEvent(1.3), times(50, Shards(10).event(1.3))])
 def test_power_rises_with_the_rate_and_the_steps(event):
-    found = cost(event, REPLACE)
+    found = compute_privacy_cost(event, REPLACE)
     rates = (0, 1e-3, 0.01, 0.5)
-    powers = [found.tpr(rate) for rate in rates]
+    powers = [found.max_tpr(rate) for rate in rates]
     assert powers == sorted(powers)
     assert all(rate <= power <= 1 for power, rate in zip(powers, rates, strict=True))
-    assert cost(times(2, event), REPLACE).tpr(0.01) > powers[2]
+    assert compute_privacy_cost(times(2, event), REPLACE).max_tpr(0.01) > powers[2]
 
 
 # What has no proof
@@ -444,7 +469,7 @@ def test_power_rises_with_the_rate_and_the_steps(event):
 )
 def test_pairs_without_proof_are_refused(event, relation):
     with pytest.raises(PlanError, match="no accounting"):
-        cost(event, relation)
+        compute_privacy_cost(event, relation)
 
 
 @pytest.mark.parametrize(
@@ -452,8 +477,8 @@ def test_pairs_without_proof_are_refused(event, relation):
 )
 def test_events_without_accounting(event):
     with pytest.raises(PlanError, match="no accounting"):
-        cost(event, REPLACE)
+        compute_privacy_cost(event, REPLACE)
 
 
 def test_full_is_the_only_local_draw():
-    assert cost(times(4, Full().event(2.0)), LOCAL).mu == 1.0
+    assert compute_privacy_cost(times(4, Full().event(2.0)), LOCAL).mu == 1.0

@@ -8,28 +8,30 @@ import pytest
 from in_process import SETS, serve_here, simulate_here
 from quick import quick
 
-from privot.attacks.shadows.config import Shadows
-from privot.audit.runner import Audit
-from privot.data import Public, Sensitive, Spec, load
+from privot.attacks.shadows.config import ShadowConfig
+from privot.attacks.shadows.runner import prepare_shadows
+from privot.audit.runner import EpsilonAudit
+from privot.data import Public, Sensitive, Spec, load_dataset
 from privot.errors import BudgetError, LedgerError, ReleaseError, SettingError
-from privot.local.privatize import channel_for, privatize
-from privot.measures import Subject
-from privot.measures.private_accuracy import paid_accuracy
+from privot.local.privatize import build_image_channel, privatize
+from privot.measures import Samples
+from privot.measures.private_accuracy import measure_private_accuracy
 from privot.privacy.accounting import Neighbours
+from privot.privacy.charges import Charge, compute_total_cost
 from privot.privacy.gate import Gate
-from privot.privacy.ledger import Charge, Ledger, total_cost
+from privot.privacy.ledger import Ledger
 from privot.privacy.ledger_lookup import (
     LinkedLedger,
     ledger_path,
     open_ledger,
     open_part_ledger,
-    record_internal,
-    spending,
-    spending_sentence,
+    record_internal_runs,
 )
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.release import Release, verify
+from privot.release import Release
+from privot.release.ledger_summary import describe_spending, summarize_spending
+from privot.release.verify import verify
 from privot.runtime import Runtime
 from privot.synthesis import resize, synthesize
 
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 SPEC = Spec((1, 8, 8), 3, 47)
 CPU = Runtime("cpu")
-MERF = quick("merf") | {"noise": None}
+MERF = quick("merf") | {"noise_multiplier": None}
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,7 @@ def lines(name="scans", *kinds):
 
 
 def spent(ledger, delta=1e-5):
-    return float(ledger.spent().epsilon(delta))
+    return float(ledger.compute_spent_cost().epsilon(delta))
 
 
 def small_release(**more):
@@ -79,44 +81,46 @@ def small_release(**more):
 
 
 def test_a_seeded_gate_is_charged_as_infinite(ledger):
-    Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum("it", pixels, bound=1.0)
+    Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum("it", pixels, clip_norm=1.0)
     assert spent(ledger) == math.inf
     assert [each["seeded"] for each in ledger.entries() if each["kind"] == "reserve"] == [True]
 
 
 def test_a_seeded_synthesis_is_charged_as_infinite_and_later_releases_say_so(ledger):
     seeded = small_release(ledger=ledger, insecure_seed=1)
-    assert float(seeded.facts["ledger"]["spent_epsilon"]) == math.inf
+    assert float(seeded.metadata["ledger"]["spent_epsilon"]) == math.inf
     honest = small_release(ledger=ledger)
     assert honest.guarantee.epsilon == pytest.approx(5.0)
-    assert float(honest.facts["ledger"]["spent_epsilon"]) == math.inf
+    assert float(honest.metadata["ledger"]["spent_epsilon"]) == math.inf
 
 
 def test_seeded_channels_and_paid_accuracies_are_charged_as_infinite(ledger):
-    privatize(data(), channel_for(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1)
+    privatize(data(), build_image_channel(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1)
     assert spent(ledger) == math.inf
-    subject = Subject.sampled(small_release(), "it", 30)
+    subject = Samples.from_release(small_release(), "it", 30)
     book = Ledger(ledger.path.with_name("test.jsonl"))
-    paid_accuracy(subject, data("tested"), Budget(5.0), ledger=book, insecure_seed=1, runtime=CPU)
+    measure_private_accuracy(
+        subject, data("tested"), Budget(5.0), ledger=book, insecure_seed=1, runtime=CPU
+    )
     assert spent(book) == math.inf
 
 
 def test_an_owner_s_limit_refuses_seeded_runs(ledger):
-    ledger.limit(Budget(100.0))
-    subject = Subject.sampled(small_release(), "it", 30)
+    ledger.set_limit(Budget(100.0))
+    subject = Samples.from_release(small_release(), "it", 30)
     for run in (
         lambda: Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum(
-            "it", pixels, bound=1.0
+            "it", pixels, clip_norm=1.0
         ),
         lambda: small_release(ledger=ledger, insecure_seed=1),
         lambda: privatize(
-            data(), channel_for(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1
+            data(), build_image_channel(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1
         ),
-        lambda: paid_accuracy(
+        lambda: measure_private_accuracy(
             subject, data(), Budget(5.0), ledger=ledger, insecure_seed=1, runtime=CPU
         ),
     ):
-        with pytest.raises(BudgetError, match="it would come to inf"):
+        with pytest.raises(BudgetError, match="total would come to inf"):
             run()
     assert [each["kind"] for each in ledger.entries()] == ["budget"]
     small_release(ledger=ledger)  # with secret noise it fits
@@ -125,17 +129,17 @@ def test_an_owner_s_limit_refuses_seeded_runs(ledger):
 def test_a_seeded_run_resumes_as_a_seeded_run_alone(ledger, tmp_path):
     run = {"folder": tmp_path / "run", "method": "m"}
     first = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum(
-        "it", pixels, bound=1.0
+        "it", pixels, clip_norm=1.0
     )
     again = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum(
-        "it", pixels, bound=1.0
+        "it", pixels, clip_norm=1.0
     )
     assert (first == again).all()
     assert len([each for each in ledger.entries() if each["kind"] == "reserve"]) == 1
     with pytest.raises(LedgerError, match="another plan"):
         Gate(data(), plan(), ledger, Budget(5.0), **run)
     Gate(data(), plan(), ledger, Budget(5.0), folder=tmp_path / "secret", method="m").sum(
-        "it", pixels, bound=1.0
+        "it", pixels, clip_norm=1.0
     )
     with pytest.raises(LedgerError, match="another plan"):
         Gate(
@@ -154,14 +158,14 @@ def test_a_seeded_run_resumes_as_a_seeded_run_alone(ledger, tmp_path):
 
 def test_the_own_limit_refuses_a_run_under_a_side_ledger(tmp_path):
     side = tmp_path / "t.jsonl"
-    subject = Subject.sampled(small_release(ledger=tmp_path / "before.jsonl"), "it", 30)
-    Ledger(ledger_path("scans")).limit(Budget(1.0))
+    subject = Samples.from_release(small_release(ledger=tmp_path / "before.jsonl"), "it", 30)
+    Ledger(ledger_path("scans")).set_limit(Budget(1.0))
     for run in (
         lambda: small_release(ledger=side),
-        lambda: privatize(data(), channel_for(SPEC, "laplace", 4.0), ledger=side),
-        lambda: paid_accuracy(subject, data(), Budget(5.0), ledger=side, runtime=CPU),
+        lambda: privatize(data(), build_image_channel(SPEC, "laplace", 4.0), ledger=side),
+        lambda: measure_private_accuracy(subject, data(), Budget(5.0), ledger=side, runtime=CPU),
         lambda: synthesize(
-            data(), "real-subset", settings={"per_class": 2}, ledger=side, runtime=CPU
+            data(), "real-subset", settings={"images_per_class": 2}, ledger=side, runtime=CPU
         ),  # opens the gate
     ):
         with pytest.raises(BudgetError, match="does not allow"):
@@ -171,7 +175,7 @@ def test_the_own_limit_refuses_a_run_under_a_side_ledger(tmp_path):
 
 
 def test_within_the_own_limit_both_ledgers_are_charged(tmp_path):
-    Ledger(ledger_path("scans")).limit(Budget(6.0))
+    Ledger(ledger_path("scans")).set_limit(Budget(6.0))
     side = Ledger(tmp_path / "t.jsonl")
     release = small_release(ledger=side)
     assert (spent(side), spent(Ledger(ledger_path("scans")))) == (
@@ -179,7 +183,7 @@ def test_within_the_own_limit_both_ledgers_are_charged(tmp_path):
         pytest.approx(5.0),
     )
     assert [each["kind"] for each in lines()] == ["budget", "reserve"]
-    assert release.facts["ledger"]["own"] is False
+    assert release.metadata["ledger"]["is_dataset_ledger"] is False
     with pytest.raises(BudgetError):
         small_release(ledger=tmp_path / "other.jsonl")  # twice 5 is more than 6
     assert len(lines("scans", "reserve")) == 1
@@ -188,21 +192,21 @@ def test_within_the_own_limit_both_ledgers_are_charged(tmp_path):
 def test_without_an_own_limit_a_side_ledger_is_charged_alone(tmp_path):
     release = small_release(ledger=tmp_path / "t.jsonl")
     assert lines() == []
-    facts = release.facts["ledger"]
-    assert (facts["own"], facts["neighbours"], facts["unit"]) == (
+    facts = release.metadata["ledger"]
+    assert (facts["is_dataset_ledger"], facts["neighbours"], facts["privacy_unit"]) == (
         False,
         release.guarantee.neighbours,
         "one record",
     )
     own = small_release()
-    assert own.facts["ledger"]["own"] is True
+    assert own.metadata["ledger"]["is_dataset_ledger"] is True
     assert len(lines()) == 1
 
 
 def test_a_limit_of_the_side_ledger_holds_too_and_then_nothing_is_charged(tmp_path):
-    Ledger(ledger_path("scans")).limit(Budget(50.0))
+    Ledger(ledger_path("scans")).set_limit(Budget(50.0))
     side = Ledger(tmp_path / "t.jsonl")
-    side.limit(Budget(1.0))
+    side.set_limit(Budget(1.0))
     with pytest.raises(BudgetError):
         open_ledger("scans", side).reserve(plan(0.5), "m")
     assert lines("scans", "reserve") == []
@@ -224,26 +228,26 @@ def test_which_ledger_a_run_is_charged_to(tmp_path, monkeypatch):
     assert (
         open_ledger("scans", tmp_path / "link.jsonl").path == own
     )  # another name of the same file
-    with pytest.raises(SettingError, match="give the box a name"):
+    with pytest.raises(SettingError, match="Give it a name"):
         open_ledger("")
-    with pytest.raises(SettingError, match="a part needs another file"):
+    with pytest.raises(SettingError, match="A part needs another file"):
         open_part_ledger("scans", (0, 2), own)
     monkeypatch.delenv("PRIVOT_HOME")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError))
-    with pytest.raises(SettingError, match="set PRIVOT_HOME"):
+    with pytest.raises(SettingError, match="Set PRIVOT_HOME"):
         ledger_path("scans")
 
 
 def test_a_side_ledger_is_ready_if_every_ledger_that_counts_is(tmp_path, monkeypatch):
     linked = open_ledger("scans", tmp_path / "t.jsonl")
     asked = []
-    monkeypatch.setattr(Ledger, "ready", lambda self: asked.append(self.path.name))
-    linked.ready()
+    monkeypatch.setattr(Ledger, "require_writable", lambda self: asked.append(self.path.name))
+    linked.require_writable()
     assert asked == ["t.jsonl"]
-    linked.own.limit(Budget(1.0))
-    linked.ready()
-    assert asked == ["t.jsonl", "t.jsonl", linked.own.path.name]
+    linked.dataset_ledger.set_limit(Budget(1.0))
+    linked.require_writable()
+    assert asked == ["t.jsonl", "t.jsonl", linked.dataset_ledger.path.name]
 
 
 def test_no_words_call_a_side_ledger_s_sum_that_of_the_data_set(tmp_path):
@@ -254,19 +258,19 @@ def test_no_words_call_a_side_ledger_s_sum_that_of_the_data_set(tmp_path):
     ):
         book = open_ledger(name, ledger)
         book.reserve(plan(), "m")
-        facts = spending(name, book, 1e-5)
-        said = spending_sentence(name, book, facts)
-        assert facts["own"] is own
+        facts = summarize_spending(name, book, 1e-5)
+        said = describe_spending(name, book, facts)
+        assert facts["is_dataset_ledger"] is own
         assert ("in all" in said) is own
         assert ("own ledger is" in said) is (name == "scans" and not own)
         assert "for one record under replace neighbours" in said
     book = open_ledger("scans", tmp_path / "t.jsonl")
-    book.own.limit(Budget(1e3))
-    assert spending_sentence("scans", book, facts).endswith("which was charged too")
-    assert "for" not in spending_sentence(
-        "empty", open_ledger("empty"), spending("empty", open_ledger("empty"), 1e-5)
+    book.dataset_ledger.set_limit(Budget(1e3))
+    assert describe_spending("scans", book, facts).endswith("which was charged too")
+    assert "for" not in describe_spending(
+        "empty", open_ledger("empty"), summarize_spending("empty", open_ledger("empty"), 1e-5)
     )
-    assert str(ledger_path("scans")) in spending_sentence(
+    assert str(ledger_path("scans")) in describe_spending(
         "scans", Ledger(tmp_path / "t.jsonl"), facts
     )
 
@@ -335,16 +339,16 @@ def test_a_run_of_the_whole_covers_no_part(ledger):
 def test_parts_keep_to_the_limit(tmp_path):
     one = float(plan().cost().epsilon(1e-5))
     own = Ledger(ledger_path("scans"))
-    own.limit(Budget(one * 1.1))
+    own.set_limit(Budget(one * 1.1))
     parts = [
         open_part_ledger("scans", (number, 2), tmp_path / f"{number}.jsonl") for number in range(2)
     ]
     for part in parts:
-        part.check(plan(), method="run")
+        part.check_limit(plan(), method="run")
         part.reserve(plan(), "run")
     assert [spent(each) for each in (own, *parts)] == [pytest.approx(one)] * 3
     with pytest.raises(BudgetError):
-        parts[0].check(plan(), method="next")
+        parts[0].check_limit(plan(), method="next")
     with pytest.raises(BudgetError):
         parts[0].reserve(plan(), "next")
     assert spent(parts[0]) == pytest.approx(one)
@@ -391,10 +395,12 @@ def test_a_simulation_that_is_resumed_is_charged_once(privot, scans, tmp_path, m
 
 def test_the_data_set_is_charged_before_an_owner_reads(privot, scans, monkeypatch):
     simulate_here(monkeypatch)
-    take = Sensitive._take
+    take = Sensitive._read_records
     seen = []
     monkeypatch.setattr(
-        Sensitive, "_take", lambda *given: seen.append(len(lines(scans, "reserve"))) or take(*given)
+        Sensitive,
+        "_read_records",
+        lambda *given: seen.append(len(lines(scans, "reserve"))) or take(*given),
     )
     assert privot(*SIMULATE, "--epsilon", 20, "--out", "release")[0] == 0
     assert set(seen) == {1}
@@ -432,7 +438,7 @@ def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_pa
     terms = serve_here(monkeypatch, 2)
     price = float(terms.plan().cost().epsilon(1e-5))
     for number in range(2):
-        words = ("--part", f"{number}/2", "--epsilon", 100, "--ledger", f"h{number}.jsonl")
+        words = ("--partition", f"{number}/2", "--epsilon", 100, "--ledger", f"h{number}.jsonl")
         code, out, err = privot(*CLIENT_WORDS, *words)
         assert (code, "in all" in out, "which was charged too" in out) == (0, False, True), err
         assert spent(Ledger(tmp_path / f"h{number}.jsonl")) == pytest.approx(price)
@@ -440,7 +446,7 @@ def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_pa
     assert spent(Ledger(ledger_path(scans))) == pytest.approx(price)
     # The same part once more under another ledger and folder answers the same rounds anew: that is not free.
     code, _, err = privot(
-        *CLIENT_WORDS, "--part", "0/2", "--epsilon", 100, "--ledger", "again.jsonl"
+        *CLIENT_WORDS, "--partition", "0/2", "--epsilon", 100, "--ledger", "again.jsonl"
     )
     assert code == 0, err
     assert len(lines(scans, "reserve")) == 2
@@ -450,9 +456,9 @@ def test_a_client_keeps_to_the_limit_of_its_data_set(privot, scans, tmp_path, mo
     serve_here(monkeypatch, 2)
     assert privot("ledger", scans, "--limit", 0.1)[0] == 0
     for words in (
-        ("--part", "0/2"),
+        ("--partition", "0/2"),
         (),
-        ("--part", "0/2", "--ledger", "h.jsonl"),
+        ("--partition", "0/2", "--ledger", "h.jsonl"),
         ("--ledger", "h.jsonl"),
     ):
         code, _, err = privot(
@@ -463,7 +469,7 @@ def test_a_client_keeps_to_the_limit_of_its_data_set(privot, scans, tmp_path, mo
             "--folder",
             "-".join(["own", *words]).replace("/", "."),
         )
-        assert (code, "does not cover it" in err) == (2, True)
+        assert (code, "does not cover the run" in err) == (2, True)
     assert [each["kind"] for each in lines(scans)] == ["budget"]
     assert not (tmp_path / "h.jsonl").exists() or not Ledger(tmp_path / "h.jsonl").entries()
 
@@ -472,16 +478,16 @@ def test_a_client_keeps_to_the_limit_of_its_data_set(privot, scans, tmp_path, mo
 
 
 def shadows(tmp_path, method, **more):
-    settings = MERF if method == "merf" else {"per_class": 2}
+    settings = MERF if method == "merf" else {"images_per_class": 2}
     given = {"epsilon": 5.0} if method == "merf" else {}
-    return Shadows(
+    return ShadowConfig(
         folder=tmp_path / "shadows",
-        box=data(),
+        dataset=data(),
         method=method,
         settings=settings,
-        count=2,
+        num_shadows=2,
         epochs=1,
-        samples=30,
+        num_samples=30,
         **given,
         **more,
     )
@@ -489,10 +495,10 @@ def shadows(tmp_path, method, **more):
 
 @pytest.mark.parametrize("method", ["merf", "real-subset"])
 def test_a_shadow_does_not_verify_as_a_release(privot, tmp_path, method):
-    prepared = shadows(tmp_path, method).prepare(CPU)
-    made = prepared.release(0)  # the attack itself can load it
-    assert made.facts["purpose"] == "shadow"
-    folder = prepared.made(0)
+    prepared = prepare_shadows(shadows(tmp_path, method), CPU)
+    made = prepared.load_release(0)  # the attack itself can load it
+    assert made.metadata["purpose"] == "shadow"
+    folder = prepared.release_path(0)
     for refused in (lambda: verify(folder), lambda: resize(folder, 3)):
         with pytest.raises(ReleaseError, match="made for an attack on the data owner's side"):
             refused()
@@ -504,7 +510,7 @@ def test_a_shadow_does_not_verify_as_a_release(privot, tmp_path, method):
     ):
         code, _, err = privot(*words)
         assert (code, "not a release" in err, err.count("\n")) == (2, True, 1), words
-    assert not Subject.of(str(folder), 10).public
+    assert not Samples.from_source(str(folder), 10).publishable
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["purpose"]
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -513,8 +519,8 @@ def test_a_shadow_does_not_verify_as_a_release(privot, tmp_path, method):
 
 
 def test_shadows_are_listed_in_the_ledger_and_add_nothing(tmp_path):
-    Ledger(ledger_path("scans")).limit(Budget(0.1))  # which refuses no run whose output stays
-    shadows(tmp_path, "merf").prepare(CPU)
+    Ledger(ledger_path("scans")).set_limit(Budget(0.1))  # which refuses no run whose output stays
+    prepare_shadows(shadows(tmp_path, "merf"), CPU)
     [line] = lines("scans", "internal")
     assert (line["purpose"], line["method"], line["runs"], line["epsilon"]) == (
         "shadow",
@@ -523,21 +529,24 @@ def test_shadows_are_listed_in_the_ledger_and_add_nothing(tmp_path):
         pytest.approx(5.0),
     )
     assert spent(Ledger(ledger_path("scans"))) == 0
-    shadows(tmp_path, "merf").prepare(CPU)  # all are there
+    prepare_shadows(shadows(tmp_path, "merf"), CPU)  # all are there
     assert len(lines("scans", "internal")) == 1
 
 
 def test_shadows_are_listed_for_every_sensitive_data_set(tmp_path):
-    from privot.attacks.membership.runner import compared, shadows_of
+    from privot.attacks.membership.method_shadows import shadows_for_method, shadows_for_release
 
     release = small_release(ledger=tmp_path / "t.jsonl")
     for others, names in (
         (data("others", seed=1), ("scans", "others")),
         (data("others", Public, 1), ("scans",)),
     ):
-        assert shadows_of(release, data(), others, tmp_path, 2).sources == names
-        assert compared("real-subset", {}, None, data(), others, tmp_path, 2).sources == names
-    shadows(tmp_path, "real-subset", sources=("scans", "others")).prepare(CPU)
+        assert shadows_for_release(release, data(), others, tmp_path, 2).source_names == names
+        assert (
+            shadows_for_method("real-subset", {}, None, data(), others, tmp_path, 2).source_names
+            == names
+        )
+    prepare_shadows(shadows(tmp_path, "real-subset", source_names=("scans", "others")), CPU)
     assert [(name, each["epsilon"]) for name in ("scans", "others") for each in lines(name)] == [
         ("scans", None),
         ("others", None),
@@ -545,8 +554,8 @@ def test_shadows_are_listed_for_every_sensitive_data_set(tmp_path):
 
 
 def audit(tmp_path, **more):
-    given = {"method": "merf", "settings": MERF, "epsilon": 5.0, "runs": 4, **more}
-    return Audit(**{"folder": tmp_path / "audit", "box": data(), **given})
+    given = {"method": "merf", "settings": MERF, "epsilon": 5.0, "runs_per_side": 4, **more}
+    return EpsilonAudit(**{"folder": tmp_path / "audit", "dataset": data(), **given})
 
 
 def test_the_runs_of_an_audit_are_listed_and_marked(tmp_path, monkeypatch):
@@ -561,7 +570,7 @@ def test_the_runs_of_an_audit_are_listed_and_marked(tmp_path, monkeypatch):
     audit(tmp_path).run(CPU)
     assert len(made) == 8
     made[0].save(tmp_path / "kept")
-    with pytest.raises(ReleaseError, match=r"\(audit\); not a release"):
+    with pytest.raises(ReleaseError, match=r"\(audit\) and must stay there"):
         verify(tmp_path / "kept")
     [line] = lines()
     assert (line["kind"], line["purpose"], line["method"], line["runs"]) == (
@@ -577,36 +586,36 @@ def test_the_runs_of_an_audit_are_listed_and_marked(tmp_path, monkeypatch):
 
 
 def test_public_data_is_not_charged_and_data_without_a_name_is_refused(tmp_path):
-    audit(tmp_path, box=data(kind=Public)).run(CPU)
+    audit(tmp_path, dataset=data(kind=Public)).run(CPU)
     assert lines() == []
-    with pytest.raises(SettingError, match="give the box a name"):
-        audit(tmp_path / "other", box=data("")).run(CPU)
+    with pytest.raises(SettingError, match="Give it a name"):
+        audit(tmp_path / "other", dataset=data("")).run(CPU)
 
 
 def test_only_known_purposes_are_marks(tmp_path):
     with pytest.raises(SettingError, match="shadow or audit"):
         small_release(ledger=tmp_path / "t.jsonl", purpose="fun")
     release = small_release(ledger=tmp_path / "t.jsonl", purpose="audit")
-    release.facts["purpose"] = {"strange": "\n"}
+    release.metadata["purpose"] = {"strange": "\n"}
     release.save(tmp_path / "odd")
-    with pytest.raises(ReleaseError, match=r"another purpose\); not a release$"):
+    with pytest.raises(ReleaseError, match=r"\(another purpose\) and must stay there\.$"):
         verify(tmp_path / "odd")
-    assert Release.load(tmp_path / "odd").facts["purpose"] == {"strange": "\n"}
+    assert Release.load(tmp_path / "odd").metadata["purpose"] == {"strange": "\n"}
 
 
 def test_a_data_set_that_is_named_twice_is_listed_once():
-    record_internal(["scans", "scans"], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
+    record_internal_runs(["scans", "scans"], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
     assert len(lines()) == 1
 
 
 def test_the_ledger_verb_lists_internal_runs(privot, scans):
-    record_internal([scans], "audit", "merf", 8, plan(), 1e-5)
-    record_internal([scans], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
+    record_internal_runs([scans], "audit", "merf", 8, plan(), 1e-5)
+    record_internal_runs([scans], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
     code, out, _ = privot("ledger", scans)
     assert (
         code,
         "8 runs of merf (audit)" in out,
-        "no guarantee each" in out,
+        "each would cost no guarantee" in out,
         "spent in all: epsilon 0" in out,
     ) == (0, True, True, True)
     facts = json.loads(privot("ledger", scans, "--json")[1])
@@ -621,15 +630,15 @@ MIXED = [
     ([plan(relation=ADD_REMOVE)] * 2, 1, ADD_REMOVE),
     ([plan(relation=ADD_REMOVE), plan()], 1, REPLACE),
     ([plan(relation=LOCAL, verb="rows")] * 2, 1, LOCAL),
-    ([plan(relation=LOCAL, verb="rows"), plan(relation=CLIENT, verb="deal")], 1, REPLACE),
-    ([plan(relation=CLIENT, verb="deal")], 5, CLIENT),
-    ([plan(relation=CLIENT, verb="deal")] * 2, 1, CLIENT),
+    ([plan(relation=LOCAL, verb="rows"), plan(relation=CLIENT, verb="query_clients")], 1, REPLACE),
+    ([plan(relation=CLIENT, verb="query_clients")], 5, CLIENT),
+    ([plan(relation=CLIENT, verb="query_clients")] * 2, 1, CLIENT),
     (
-        [plan(relation=CLIENT, verb="deal")] * 2,
+        [plan(relation=CLIENT, verb="query_clients")] * 2,
         5,
         REPLACE,
     ),  # were the owners the same? Nobody knows
-    ([plan(relation=CLIENT, verb="deal"), plan()], 5, REPLACE),
+    ([plan(relation=CLIENT, verb="query_clients"), plan()], 5, REPLACE),
     ([plan(), plan()], 5, REPLACE),
     ([plan(0.0, ADD_REMOVE), plan()], 1, REPLACE),
 ]
@@ -638,27 +647,27 @@ MIXED = [
 @pytest.mark.parametrize(("plans", "owners", "relation"), MIXED)
 def test_the_sum_says_for_whom_it_holds(ledger, plans, owners, relation):
     for each in plans[:-1]:
-        ledger.reserve(each, "m", owners=owners)
-    before = ledger.spent(also=plans[-1], owners=owners)
-    ledger.reserve(plans[-1], "m", owners=owners)
-    after = ledger.spent()
+        ledger.reserve(each, "m", num_clients=owners)
+    before = ledger.compute_spent_cost(extra_plan=plans[-1], num_clients=owners)
+    ledger.reserve(plans[-1], "m", num_clients=owners)
+    after = ledger.compute_spent_cost()
     assert (before.neighbours, after.neighbours) == (relation, relation)
-    unit = "all records of one owner" if relation is CLIENT else "one record"
-    assert (after.neighbours.unit, before.epsilon(1e-5)) == (unit, after.epsilon(1e-5))
+    unit = "all records of one client" if relation is CLIENT else "one record"
+    assert (after.neighbours.privacy_unit, before.epsilon(1e-5)) == (unit, after.epsilon(1e-5))
     alone = [Charge(each, False, owners).cost() for each in plans]
     assert [each.neighbours for each in alone] == [each.neighbours for each in plans]
     assert after.epsilon(1e-5) >= max(each.epsilon(1e-5) for each in alone)
 
 
 def test_no_run_no_relation(ledger):
-    assert ledger.spent().neighbours is None
+    assert ledger.compute_spent_cost().neighbours is None
     assert spent(ledger) == 0
 
 
 def test_a_local_run_beside_others_is_a_replaced_record(ledger):
     """A channel's pure epsilon under replace-one is the same: one channel's input changes."""
-    channel = channel_for(SPEC, "laplace", 2.0)
-    both = total_cost([Charge(channel.plan()), Charge(plan())])
+    channel = build_image_channel(SPEC, "laplace", 2.0)
+    both = compute_total_cost([Charge(channel.plan()), Charge(plan())])
     assert both.neighbours is REPLACE
     assert both.epsilon(1e-5) == pytest.approx(2.0 + float(plan().cost().epsilon(1e-5)))
 
@@ -668,7 +677,11 @@ def test_the_ledger_verb_names_the_relation_of_each_run_and_of_the_sum(privot, s
     book = Ledger(ledger_path(scans))
     book.reserve(plan(2.0, ADD_REMOVE, sampling=Poisson(0.1), steps=5), "one")
     facts = json.loads(privot("ledger", scans, "--json")[1])
-    assert (facts["neighbours"], facts["unit"], facts["own"]) == ("add-remove", "one record", True)
+    assert (facts["neighbours"], facts["privacy_unit"], facts["is_dataset_ledger"]) == (
+        "add-remove",
+        "one record",
+        True,
+    )
     book.reserve(plan(), "two")
     book.reserve(plan(), "three", seeded=True)
     facts = json.loads(privot("ledger", scans, "--json")[1])
@@ -686,4 +699,4 @@ def test_the_ledger_verb_names_the_relation_of_each_run_and_of_the_sum(privot, s
 
 
 def test_the_digits_have_an_own_ledger_too():
-    assert open_ledger(load("digits").name).path == ledger_path("digits")
+    assert open_ledger(load_dataset("digits").name).path == ledger_path("digits")

@@ -8,18 +8,20 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from privot.privacy import gate as gate_module
+from privot.privacy import clipping as clipping_module
 
 SCRIPT = """
 import torch
-from privot.privacy.fused_sum import steps_summed
-from privot.privacy.gate import _factor, _steps
+from privot.privacy.kernels.clipped_sum import sum_truncated_products
+from privot.privacy.clipping import clip_to_grid, compute_clip_factors
 draw = torch.Generator().manual_seed(0)
 for rows, numbers in ((1, 5), (33, 700), (16, 256)):
     parts = torch.randn(rows, numbers, generator=draw) * torch.logspace(-3, 3, rows)[:, None]
     if rows > 5:
         parts[3], parts[4, 2] = float("nan"), float("inf")
-    assert torch.equal(_steps(parts, 1.0, 2.0**-20).sum(0), steps_summed(parts, _factor(parts, 1.0, 2.0**-20))), rows
+    factors = compute_clip_factors(parts, 1.0, 2.0**-20)
+    plain = clip_to_grid(parts, 1.0, 2.0**-20).sum(0)
+    assert torch.equal(plain, sum_truncated_products(parts, factors)), rows
 """
 
 
@@ -42,13 +44,14 @@ def test_on_a_gpu_a_total_is_the_plain_sum_to_the_bit(rows, shape):
     draw = torch.Generator("cuda").manual_seed(0)
     parts = torch.randn(rows, *shape, generator=draw, device="cuda") / 20
     parts[rows // 2] = float("nan")
-    plain = gate_module._steps(parts, 1.0, 2.0**-24).sum(0)
-    assert torch.equal(gate_module._total(parts, 1.0, 2.0**-24), plain)
+    plain = clipping_module.clip_to_grid(parts, 1.0, 2.0**-24).sum(0)
+    assert torch.equal(clipping_module.sum_clipped_rows(parts, 1.0, 2.0**-24), plain)
 
 
 def test_factors_are_powers_of_two_apart_for_units():
     """So that clipping in units of the grid is clipping, then dividing by the grid, to the bit."""
     parts = torch.randn(50, 9, generator=torch.Generator().manual_seed(1)) * 3
     assert torch.equal(
-        gate_module._clip(parts, 1.0, 2.0**-24), gate_module._clip(parts, 1.0) * 2.0**24
+        clipping_module.clip_rows(parts, 1.0, 2.0**-24),
+        clipping_module.clip_rows(parts, 1.0) * 2.0**24,
     )

@@ -12,13 +12,15 @@ import torch
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError
-from privot.privacy import gate as gate_module
+from privot.privacy import answers as answers_module
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson
-from privot.runtime import Runtime, graph_cache, process_group
-from privot.runtime.graph_cache import WARM, Replayed
+from privot.runtime import Runtime, cuda_graphs, process_group
+from privot.runtime.cuda_graphs import WARMUP_CALLS, GraphCache
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 FREE = Budget(math.inf)
@@ -45,22 +47,24 @@ def test_records_that_lie_near_are_the_records(ledger, monkeypatch, kind, draw):
     size = box._images.size * (1 if kind is np.uint8 else 4)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * size, 9 * size))
     gate = gate_for(box, ledger, Stage("it", "rows", 0.0))
-    far = gate._taken(draw)
-    order = gate._permutation().numpy()
-    gate._near = box._near(torch.device("cpu"), order)
-    assert len(gate._near) == 2, "they fit into a quarter"
-    near = gate._taken(draw)
+    far = gate._load_records(draw)
+    order = gate._get_secret_order().numpy()
+    gate._cached_records = box._copy_to_gpu(torch.device("cpu"), order)
+    assert len(gate._cached_records) == 2, "they fit into a quarter"
+    near = gate._load_records(draw)
     assert torch.equal(near.images, far.images)
     assert torch.equal(near.labels, far.labels)
     assert near.images.dtype == torch.float32
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * size - 1, 9 * size))
-    assert box._near(torch.device("cpu"), order) == [], "a quarter of what is free is the most"
+    assert box._copy_to_gpu(torch.device("cpu"), order) == [], (
+        "a quarter of what is free is the most"
+    )
 
 
 def test_on_a_cpu_nothing_is_copied_nearer(ledger, monkeypatch):
-    monkeypatch.setattr(Sensitive, "_near", None)
+    monkeypatch.setattr(Sensitive, "_copy_to_gpu", None)
     assert gate_for(box_of(np.uint8), ledger, Stage("it", "rows", 0.0)).rows(
-        "it", pixels, bound=9.0
+        "it", pixels, clip_norm=9.0
     ).shape == (6, 4)
 
 
@@ -84,16 +88,19 @@ def test_a_gpu_adds_up_float32_in_one_pass(monkeypatch, kind, there, by_kernel):
     monkeypatch.setitem(
         sys.modules,
         "privot.privacy.kernels.clipped_sum",
-        types.SimpleNamespace(steps_summed=steps_summed),
+        types.SimpleNamespace(sum_truncated_products=steps_summed),
     )
-    monkeypatch.setattr(gate_module, "TRITON", there)
+    monkeypatch.setattr(clipping_module, "kernels_available", lambda: there)
     parts = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0), dtype=kind)
     parts[3] = math.nan
-    whole = gate_module._steps(parts, 0.7, 2.0**-20).sum(0)
-    assert torch.equal(gate_module._total(parts, 0.7, 2.0**-20), whole)
+    whole = clipping_module.clip_to_grid(parts, 0.7, 2.0**-20).sum(0)
+    assert torch.equal(clipping_module.sum_clipped_rows(parts, 0.7, 2.0**-20), whole)
     assert asked == []
     assert torch.equal(
-        gate_module._total(parts.as_subclass(OnGpu), 0.7, 2.0**-20).as_subclass(torch.Tensor), whole
+        clipping_module.sum_clipped_rows(parts.as_subclass(OnGpu), 0.7, 2.0**-20).as_subclass(
+            torch.Tensor
+        ),
+        whole,
     )
     assert asked == [torch.float32] * by_kernel
 
@@ -127,30 +134,30 @@ def test_what_was_written_down_is_launched_again_on_new_numbers(monkeypatch):
         return True
 
     handles = iter(("pool", "another"))
-    monkeypatch.setattr(graph_cache.torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(graph_cache.torch.cuda, "graph", capture)
-    monkeypatch.setattr(graph_cache.torch.cuda, "graph_pool_handle", lambda: next(handles))
-    again = Replayed(torch.device("cuda"))
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "graph", capture)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "graph_pool_handle", lambda: next(handles))
+    again = GraphCache(torch.device("cuda"))
     wanted = 0
-    for turn in range(WARM + 4):
+    for turn in range(WARMUP_CALLS + 4):
         for factor in (1.0, 3.0):
             assert again(lesson, "it", torch.tensor(float(turn)), factor) is True
             wanted += turn * factor
             assert total == wanted
-        assert len(graphs) == 2 * (turn >= WARM), (
+        assert len(graphs) == 2 * (turn >= WARMUP_CALLS), (
             "written down once for each kind, after the first lessons"
         )
     assert pools == ["pool"] * 2
 
 
 def test_without_a_gpu_nothing_is_written_down(monkeypatch):
-    monkeypatch.setattr(graph_cache.torch.cuda, "CUDAGraph", None)
-    monkeypatch.setattr(graph_cache.torch.cuda, "graph_pool_handle", None)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "CUDAGraph", None)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "graph_pool_handle", None)
     total = torch.zeros(())
-    again = Replayed(torch.device("cpu"))
-    for _ in range(WARM + 3):
+    again = GraphCache(torch.device("cpu"))
+    for _ in range(WARMUP_CALLS + 3):
         again(total.add_, "it", torch.tensor(1.0))
-    assert total == WARM + 3
+    assert total == WARMUP_CALLS + 3
 
 
 def test_lessons_are_not_kept_unless_asked_for_after_a_split(ledger):
@@ -158,11 +165,11 @@ def test_lessons_are_not_kept_unless_asked_for_after_a_split(ledger):
         gate = gate_for(
             box_of(np.uint8),
             ledger,
-            Stage("it", "poll", 0.0),
-            runtime=Runtime("cpu", compile=compile),
+            Stage("it", "sum_over_shards", 0.0),
+            runtime=Runtime("cpu", cuda_graphs=compile),
         )
-        gate.split(2, {"it": torch.zeros(2)})
-        assert (gate._replayed is not None) == compile
+        gate.split_into_shards(2, {"it": torch.zeros(2)})
+        assert (gate._graph_cache is not None) == compile
 
 
 # How a query is run
@@ -184,8 +191,8 @@ def test_cudnn_is_held_to_one_way_while_records_are_seen(box, ledger):
 
     torch.backends.cudnn.benchmark = True
     try:
-        gate_for(box, ledger, Stage("it", "answer", 0.0)).answer(
-            "it", query, bound=1.0, shape=(1, 2, 2)
+        gate_for(box, ledger, Stage("it", "query_sample", 0.0)).query_sample(
+            "it", query, clip_norm=1.0, shape=(1, 2, 2)
         )
     finally:
         torch.backends.cudnn.benchmark = before
@@ -195,10 +202,10 @@ def test_cudnn_is_held_to_one_way_while_records_are_seen(box, ledger):
 def test_under_add_remove_every_batch_is_as_long_as_a_portion(box, ledger, monkeypatch):
     """The length of a batch rounds its parts, and must not tell how many were drawn."""
     seen = []
-    run = Gate._secretly
+    run = Gate._run_secretly
     monkeypatch.setattr(
         Gate,
-        "_secretly",
+        "_run_secretly",
         lambda self, query, *given: (
             seen.append([len(each) for each in given]),
             run(self, query, *given),
@@ -212,20 +219,22 @@ def test_under_add_remove_every_batch_is_as_long_as_a_portion(box, ledger, monke
         relation=ADD_REMOVE,
         runtime=Runtime("cpu", 5),
     )
-    total = gate.sum("all", pixels, bound=9.0)
+    total = gate.sum("all", pixels, clip_norm=9.0)
     assert torch.allclose(
         total, torch.from_numpy(box._images).flatten(1).double().sum(0), atol=1e-5
     )
     for _ in range(5):
-        gate.sum("some", pixels, bound=9.0)
+        gate.sum("some", pixels, clip_norm=9.0)
     assert len(seen) >= 7
     assert all(each == [5, 5] for each in seen)
 
 
 def test_an_empty_draw_does_not_reach_the_query(box, ledger):
-    gate = gate_for(box, ledger, Stage("it", "answer", 0.0, 1, Poisson(1e-15)), relation=ADD_REMOVE)
-    value = gate.answer(
-        "it", lambda records: records.images.flatten().max()[None], bound=1.0, shape=(1,)
+    gate = gate_for(
+        box, ledger, Stage("it", "query_sample", 0.0, 1, Poisson(1e-15)), relation=ADD_REMOVE
+    )
+    value = gate.query_sample(
+        "it", lambda records: records.images.flatten().max()[None], clip_norm=1.0, shape=(1,)
     )  # of none there is no largest
     assert value.tolist() == [0.0]
 
@@ -239,7 +248,7 @@ def test_no_row_is_longer_than_the_bound_to_the_last_bit(relation):
     )
     edge = torch.zeros(3, 30, dtype=torch.float64)
     edge[:, 0] = torch.tensor([0.7 * (1 + 5e-13), 0.7 * (1 - 5e-13), 0.7])
-    clipped = gate_module._clip(torch.cat([rows, edge]), 0.7)
+    clipped = clipping_module.clip_rows(torch.cat([rows, edge]), 0.7)
     assert clipped.norm(dim=1).max() <= 0.7
     assert torch.allclose(
         clipped.norm(dim=1), torch.cat([rows, edge]).norm(dim=1).clamp(max=0.7), rtol=1e-11
@@ -257,15 +266,15 @@ def test_blocks_are_bounded_by_the_frame_and_the_rounding_of_each_slice(
         Spec((1, 2, 2), 2, 6, (3, 3)),
     )
     stds = []
-    plain = gate_module.noisy
+    plain = secret_side_module.add_noise
     monkeypatch.setattr(
-        gate_module,
-        "noisy",
+        secret_side_module,
+        "add_noise",
         lambda steps, std, *more: (stds.append((std, more[0])), plain(steps, std, *more))[1],
     )
     frame = torch.randn(slices, 4, generator=torch.Generator().manual_seed(1))
     gate_for(box, ledger, Stage("it", "sorted_blocks", 1.0), insecure_seed=0).sorted_blocks(
-        "it", pixels, frame=frame, blocks=1, radius=radius
+        "it", pixels, frame=frame, num_blocks=1, clip_norm=radius
     )
     ((std, grid),) = stds
     exact = 2 * (
@@ -276,9 +285,11 @@ def test_blocks_are_bounded_by_the_frame_and_the_rounding_of_each_slice(
 
 def test_a_folder_of_a_run_is_made_and_may_be_there(box, ledger, tmp_path):
     stage = Stage("it", "sum", 1.0)
-    gate_for(box, ledger, stage, folder=tmp_path / "runs" / "first").sum("it", pixels, bound=1.0)
+    gate_for(box, ledger, stage, folder=tmp_path / "runs" / "first").sum(
+        "it", pixels, clip_norm=1.0
+    )
     (tmp_path / "second").mkdir()
-    gate_for(box, ledger, stage, folder=tmp_path / "second").sum("it", pixels, bound=1.0)
+    gate_for(box, ledger, stage, folder=tmp_path / "second").sum("it", pixels, clip_norm=1.0)
     assert (tmp_path / "runs" / "first" / "ticket").read_text() == "0"
     assert (tmp_path / "second" / "it-0.safetensors").exists()
 
@@ -286,27 +297,30 @@ def test_a_folder_of_a_run_is_made_and_may_be_there(box, ledger, tmp_path):
 def test_an_answer_without_a_ticket_is_nobody_s(box, ledger, tmp_path):
     """A file that lies where answers are kept, of a run that never paid, is not given out."""
     stage = Stage("it", "sum", 1.0)
-    gate_for(box, ledger, stage, folder=tmp_path).sum("it", pixels, bound=1.0)
+    gate_for(box, ledger, stage, folder=tmp_path).sum("it", pixels, clip_norm=1.0)
     (tmp_path / "ticket").unlink()
     before = (tmp_path / "it-0.safetensors").read_bytes()
-    gate_for(box, ledger, stage, folder=tmp_path).sum("it", pixels, bound=1.0)
+    gate_for(box, ledger, stage, folder=tmp_path).sum("it", pixels, clip_norm=1.0)
     assert [each["kind"] for each in ledger.entries()].count("reserve") == 2
     assert (tmp_path / "it-0.safetensors").read_bytes() != before
 
 
 def test_a_stride_is_marked_when_the_one_before_is_used_up(box, ledger):
-    gate = gate_for(box, ledger, Stage("it", "sum", 0.0, 3 * gate_module.MARKS))
+    gate = gate_for(box, ledger, Stage("it", "sum", 0.0, 3 * answers_module.MARKS_PER_STAGE))
     for _ in range(3):
-        gate.sum("it", pixels, bound=1.0)
+        gate.sum("it", pixels, clip_norm=1.0)
     assert [(each["first"], each["last"]) for each in ledger.entries()[1:]] == [(0, 2)]
 
 
 def test_one_shard_and_states_that_nobody_stored(box, ledger):
-    gate = gate_for(box, ledger, Stage("it", "poll", 0.0))
-    gate.split(1, {"it": torch.zeros(1, 3)})
-    assert gate.poll("it", lambda state: state["it"] + 1, bound=9.0).tolist() == [1.0] * 3
-    gate.forget()
-    gate.forget()  # nothing was stored, and nothing is there to complain of
+    gate = gate_for(box, ledger, Stage("it", "sum_over_shards", 0.0))
+    gate.split_into_shards(1, {"it": torch.zeros(1, 3)})
+    assert (
+        gate.sum_over_shards("it", lambda state: state["it"] + 1, clip_norm=9.0).tolist()
+        == [1.0] * 3
+    )
+    gate.delete_shard_states()
+    gate.delete_shard_states()  # nothing was stored, and nothing is there to complain of
 
 
 @pytest.mark.parametrize(
@@ -314,13 +328,13 @@ def test_one_shard_and_states_that_nobody_stored(box, ledger):
     [(CLIENT, 1, True), (CLIENT, 0, False), (REPLACE, -1, False), (REPLACE, 0, True)],
 )
 def test_the_number_of_records_that_shards_show(ledger, relation, most, fine):
-    box = Sensitive(np.zeros((6, 1, 2, 2)), np.zeros(6, int), Spec((1, 2, 2), 1, owners=3))
-    gate = gate_for(box, ledger, Stage("it", "deal", 0.0), relation=relation)
+    box = Sensitive(np.zeros((6, 1, 2, 2)), np.zeros(6, int), Spec((1, 2, 2), 1, num_clients=3))
+    gate = gate_for(box, ledger, Stage("it", "query_clients", 0.0), relation=relation)
     if fine:
-        gate.split(3, {"it": torch.zeros(3)}, most)
+        gate.split_into_shards(3, {"it": torch.zeros(3)}, most)
     else:
         with pytest.raises(PlanError):
-            gate.split(3, {"it": torch.zeros(3)}, most)
+            gate.split_into_shards(3, {"it": torch.zeros(3)}, most)
         assert ledger.entries() == []
 
 
@@ -328,7 +342,7 @@ def test_a_draw_of_a_declared_number_reads_no_more(ledger):
     gate = gate_for(
         box_of(np.uint8), ledger, Stage("it", "sum", 0.0, 1, Fixed(2, 6)), runtime=Runtime("cpu", 1)
     )
-    assert gate.sum("it", lambda image, label: image.new_ones(1), bound=9.0).item() == 2.0
+    assert gate.sum("it", lambda image, label: image.new_ones(1), clip_norm=9.0).item() == 2.0
 
 
 # Processes that find one another
@@ -357,9 +371,9 @@ def test_others_that_cannot_be_found_are_told_in_a_line(torchrun, error):
     torchrun.setattr(torch.distributed, "is_initialized", lambda: False)
     torchrun.setattr(torch.distributed, "init_process_group", fails)
     with pytest.raises(
-        process_group.RankError, match=rf"cannot be found \({type(error).__name__}\)"
+        process_group.ProcessGroupError, match=rf"cannot be reached \({type(error).__name__}\)"
     ):
-        process_group.join(torch.device("cpu"), "run")
+        process_group.join_process_group(torch.device("cpu"), "run")
 
 
 def test_wires_that_were_there_before_are_left_as_they_are(torchrun):
@@ -369,6 +383,6 @@ def test_wires_that_were_there_before_are_left_as_they_are(torchrun):
     torchrun.setattr(torch.distributed, "broadcast", lambda value, source: None)
     torchrun.setattr(torch.distributed, "all_reduce", lambda value, kind: value.zero_())
     torchrun.setattr(torch.distributed, "destroy_process_group", None)
-    found = process_group.join(torch.device("cpu"), "run")
-    assert (found.rank, found.count, found.follows) == (1, 2, True)
-    found.leave()
+    found = process_group.join_process_group(torch.device("cpu"), "run")
+    assert (found.rank, found.world_size, found.is_follower) == (1, 2, True)
+    found.close()

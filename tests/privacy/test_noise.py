@@ -19,7 +19,7 @@ from privot.data.spec import Spec
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import FARTHEST, Secret, grid_for, noisy
+from privot.privacy.noise import MAX_NORMAL, SecretRandom, add_noise, choose_grid
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Shards
 from privot.runtime import Runtime
@@ -44,7 +44,7 @@ def drawn(ledger, bound, noise, **more):
     gate = Gate(
         box, Plan((Stage("all", "sum", noise),), Neighbours.REPLACE), ledger, Budget(1e9), **more
     )
-    return gate.sum("all", nothing, bound=bound)
+    return gate.sum("all", nothing, clip_norm=bound)
 
 
 def kolmogorov(values, std):
@@ -70,7 +70,7 @@ def test_law_and_grid(ledger, bound, noise, trust):
     std = 2 * bound * noise
     assert values.dtype == torch.float64
     assert lawful(values, std)
-    steps = values / grid_for(bound, std)
+    steps = values / choose_grid(bound, std)
     assert torch.equal(steps, steps.round())
     assert steps.abs().max() < 2**53
     trust("G1", "settings of 10^6 draws with the declared law", 1, of=1)
@@ -84,7 +84,7 @@ def test_law_and_grid_on_a_gpu(ledger, bound, noise, trust):
     values = drawn(ledger, bound, noise, runtime=Runtime("cuda")).cpu()
     std = 2 * bound * noise
     assert lawful(values, std)
-    steps = values / grid_for(bound, std)
+    steps = values / choose_grid(bound, std)
     assert torch.equal(steps, steps.round())
     trust("G1", "settings of 10^6 draws with the declared law", 1, of=1)
 
@@ -92,8 +92,8 @@ def test_law_and_grid_on_a_gpu(ledger, bound, noise, trust):
 @pytest.mark.parametrize("factor", [0.97, 1.03])
 @pytest.mark.parametrize(("bound", "noise"), SCALES)
 def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor, trust):
-    honest = Secret.normal
-    monkeypatch.setattr(Secret, "normal", lambda self, *where: honest(self, *where) * factor)
+    honest = SecretRandom.normal
+    monkeypatch.setattr(SecretRandom, "normal", lambda self, *where: honest(self, *where) * factor)
     values = drawn(ledger, bound, noise)
     std = 2 * bound * noise
     assert not lawful(values, std)
@@ -104,7 +104,17 @@ def test_twins_are_rejected(ledger, monkeypatch, bound, noise, factor, trust):
 
 
 @pytest.mark.parametrize(
-    "verb", ["sum", "per_class", "added", "rows", "answer", "sorted_blocks", "route", "poll"]
+    "verb",
+    [
+        "sum",
+        "per_class",
+        "added",
+        "rows",
+        "query_sample",
+        "sorted_blocks",
+        "query_random_shards",
+        "sum_over_shards",
+    ],
 )
 @pytest.mark.parametrize(("count", "fill"), [(200, 1.0), (400, 0.3)])
 def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
@@ -124,39 +134,45 @@ def test_every_verb_gets_the_noise_of_the_table(tmp_path, verb, count, fill):
     for noise in (0.0, 1.5):
         name = {"per_class": "sum", "added": "sum"}.get(verb, verb)
         stage = (
-            Stage("it", "route", noise, 50, Shards(4))
-            if verb == "route"
+            Stage("it", "query_random_shards", noise, 50, Shards(4))
+            if verb == "query_random_shards"
             else Stage("it", name, noise)
         )
         gate = Gate(
             box, Plan((stage,), relation), Ledger(tmp_path / f"{noise}.jsonl"), Budget(math.inf)
         )
         if name == "sum":
-            gate._portion = 50  # keeps the parts small
-            found.append(gate.sum("it", query, wide, bound=0.7, per_class=verb == "per_class"))
+            gate._chunk_size = 50  # keeps the parts small
+            found.append(gate.sum("it", query, wide, clip_norm=0.7, per_class=verb == "per_class"))
         elif verb == "rows":
-            found.append(gate.rows("it", query, wide // 200, bound=0.7))
-        elif verb == "answer":
+            found.append(gate.rows("it", query, wide // 200, clip_norm=0.7))
+        elif verb == "query_sample":
             found.append(
-                gate.answer("it", lambda records: torch.ones(wide), bound=0.7, shape=(wide,))
+                gate.query_sample(
+                    "it", lambda records: torch.ones(wide), clip_norm=0.7, shape=(wide,)
+                )
             )
-        elif verb in ("route", "poll"):
-            gate.split(4, {"mean": torch.zeros(4)})
-            gate.update(lambda images, labels, state: {"mean": images.mean()})
-            if verb == "poll":
-                found.append(gate.poll("it", lambda state: state["mean"].expand(wide), bound=0.7))
+        elif verb in ("query_random_shards", "sum_over_shards"):
+            gate.split_into_shards(4, {"mean": torch.zeros(4)})
+            gate.update_shards(lambda images, labels, state: {"mean": images.mean()})
+            if verb == "sum_over_shards":
+                found.append(
+                    gate.sum_over_shards(
+                        "it", lambda state: state["mean"].expand(wide), clip_norm=0.7
+                    )
+                )
             else:  # every shard has the same mean here, so the draws do not show
                 found.append(
-                    gate.route(
+                    gate.query_random_shards(
                         "it",
                         lambda state, row: state["mean"].expand(wide // 50) + row,
                         torch.zeros(50),
-                        bound=0.7,
+                        clip_norm=0.7,
                     )
                 )
         else:
             frame = torch.ones(500, 4) / math.sqrt(2000)  # of norm 1
-            means = gate.sorted_blocks("it", query, 4, frame=frame, blocks=100, radius=0.7)
+            means = gate.sorted_blocks("it", query, 4, frame=frame, num_blocks=100, clip_norm=0.7)
             found.append(means * (count // 200))
     noise = (found[1] - found[0]).flatten().numpy()
     std = 1.5 * 0.7 * (1 if verb == "added" else 2)
@@ -169,7 +185,7 @@ def test_no_step_goes_without_noise(ledger):
     gate = Gate(box, Plan((Stage("it", "sum", 1.0, 300),), Neighbours.REPLACE), ledger, Budget(1e9))
     answers = torch.stack(
         [
-            gate.sum("it", lambda image, label: image.flatten().expand(400), bound=1.0)
+            gate.sum("it", lambda image, label: image.flatten().expand(400), clip_norm=1.0)
             for _ in range(300)
         ]
     )
@@ -195,8 +211,8 @@ def test_no_two_answers_share_noise(tmp_path):
     assert (
         first == again
     ).float().mean() < 1e-5  # a grid of 2^-24 makes some meet: about 10^6 * 1e-8
-    stream = Secret()
-    other = Secret()
+    stream = SecretRandom()
+    other = SecretRandom()
     a = stream.normal((10_000,))
     b = stream.normal((10_000,))
     c = other.normal((10_000,))
@@ -204,7 +220,7 @@ def test_no_two_answers_share_noise(tmp_path):
 
 
 def test_rows_of_one_answer_differ():
-    values = Secret().normal((100, 50))
+    values = SecretRandom().normal((100, 50))
     assert len(values.unique()) == values.numel()
 
 
@@ -214,14 +230,14 @@ def test_only_the_insecure_seed_replays(tmp_path):
     ]
     assert torch.equal(*runs)
     assert lawful(runs[0], 2.0)
-    a = Secret(5)
-    b = Secret(5)
-    other = Secret(6)
+    a = SecretRandom(5)
+    b = SecretRandom(5)
+    other = SecretRandom(6)
     assert torch.equal(a.uniform(9), b.uniform(9))
     assert not torch.equal(a.uniform(9), other.uniform(9))
     assert not torch.equal(a.uniform(9), a.uniform(9))
     assert a.insecure
-    assert not Secret().insecure
+    assert not SecretRandom().insecure
 
 
 def test_global_seeds_do_not_reach_the_noise():
@@ -230,7 +246,7 @@ def test_global_seeds_do_not_reach_the_noise():
         torch.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
-        seen.append((Secret().normal((1000,)), Secret().order(100)))
+        seen.append((SecretRandom().normal((1000,)), SecretRandom().permutation(100)))
     assert not (seen[0][0] == seen[1][0]).any()
     assert not torch.equal(seen[0][1], seen[1][1])
 
@@ -263,7 +279,6 @@ FORBIDDEN = {
     "rand_like",
     "randn_like",
     "randint_like",
-    "bernoulli",
     "multinomial",
     "poisson",
 } | {
@@ -304,16 +319,18 @@ def generators(source):
             }
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {node.module, *(alias.name for alias in node.names)}
-            found |= {name for name in names if name.split(".")[-1] in FORBIDDEN | {"secrets"}}
+            unsafe = FORBIDDEN | {"bernoulli", "secrets"}
+            found |= {name for name in names if name.split(".")[-1] in unsafe}
         if isinstance(node, ast.Attribute):
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
             if node.attr in FORBIDDEN or (
-                node.attr in ("normal", "uniform") and owner not in ("self", "secret")
+                node.attr in ("normal", "uniform", "bernoulli") and owner not in ("self", "rng")
             ):
                 found.add(f"{owner}.{node.attr}")
             if owner == "os" and "random" in node.attr:
                 bytes_from.add(node.attr)
-        if isinstance(node, ast.Name) and node.id in FORBIDDEN | {"__import__", "eval", "exec"}:
+        unsafe_names = FORBIDDEN | {"bernoulli", "__import__", "eval", "exec"}
+        if isinstance(node, ast.Name) and node.id in unsafe_names:
             found.add(node.id)
     return found, bytes_from
 
@@ -321,12 +338,12 @@ def generators(source):
 def test_no_generator_is_reachable_in_the_trusted_part():
     folder = Path(privot.privacy.__file__).parent
     seen = {
-        path.name: generators(path.read_text())
-        for path in [*folder.glob("*.py"), folder.parent / "data" / "records.py"]
+        path.relative_to(folder.parent).as_posix(): generators(path.read_text())
+        for path in [*folder.rglob("*.py"), folder.parent / "data" / "dataset.py"]
     }
     assert {name: found for name, (found, _) in seen.items() if found} == {}
-    assert {name for name, (_, source) in seen.items() if source} == {"noise.py"}
-    assert seen["noise.py"][1] == {"urandom"}
+    assert {name for name, (_, source) in seen.items() if source} == {"privacy/noise.py"}
+    assert seen["privacy/noise.py"][1] == {"urandom"}
 
 
 @pytest.mark.parametrize(
@@ -342,6 +359,8 @@ def test_no_generator_is_reachable_in_the_trusted_part():
         "from numpy import random as r",
         "x = norm.rvs(3)",
         "import secrets",
+        "x = torch.bernoulli(p)",
+        "from torch import bernoulli",
     ],
 )
 def test_planted_generators_are_seen(planted):
@@ -349,17 +368,19 @@ def test_planted_generators_are_seen(planted):
 
 
 def test_uniform_lattice_has_53_bits(monkeypatch):
-    values = Secret().uniform(100_000) * 2.0**53
+    values = SecretRandom().uniform(100_000) * 2.0**53
     assert torch.equal(values, values.round())
     assert 0.49 < (values % 2).mean() < 0.51  # the last of the 53 bits is alive
     assert values.min() >= 1
     assert values.max() <= 2**53
     monkeypatch.setattr(os, "urandom", lambda count: b"\xff" * count)
-    assert Secret().uniform(1).item() == 1.0
+    assert SecretRandom().uniform(1).item() == 1.0
     monkeypatch.setattr(os, "urandom", lambda count: b"\0" * count)
-    assert Secret().uniform(1).item() == 2.0**-53
+    assert SecretRandom().uniform(1).item() == 2.0**-53
     # float32 noise ends at 5.77 deviations; ours reaches 12.1.
-    assert Secret().normal((2,)).abs().max() == pytest.approx(math.sqrt(2 * 106 * math.log(2)))
+    assert SecretRandom().normal((2,)).abs().max() == pytest.approx(
+        math.sqrt(2 * 106 * math.log(2))
+    )
 
 
 def forced(monkeypatch, half, top, bits):
@@ -373,7 +394,7 @@ def forced(monkeypatch, half, top, bits):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "urandom", rare)
-        return torch.hypot(*Secret().normal((2 * half,)).view(2, half))
+        return torch.hypot(*SecretRandom().normal((2 * half,)).view(2, half))
 
 
 def test_tails_are_populated(monkeypatch):
@@ -386,7 +407,7 @@ def test_tails_are_populated(monkeypatch):
 
 def coarse(half):
     """Uniforms of 53 bits, of which the upper 34 are 0, and their radii: what a radius of one word would be."""
-    uniform = Secret().uniform(half) * 2.0**-34
+    uniform = SecretRandom().uniform(half) * 2.0**-34
     uniform = (uniform * 2.0**53).ceil() * 2.0**-53
     return (-2 * uniform.log()).sqrt()
 
@@ -414,13 +435,16 @@ def test_rare_radii_are_no_lattice(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (2, 0, 4), (7,)])
 def test_shapes(shape):
-    assert Secret().normal(shape).shape == shape
-    assert noisy(torch.zeros(shape, dtype=torch.float64), 1.0, 2.0**-24, Secret()).shape == shape
+    assert SecretRandom().normal(shape).shape == shape
+    assert (
+        add_noise(torch.zeros(shape, dtype=torch.float64), 1.0, 2.0**-24, SecretRandom()).shape
+        == shape
+    )
 
 
 def test_order_is_a_permutation():
-    assert sorted(Secret().order(50).tolist()) == list(range(50))
-    assert Secret().order(0).tolist() == []
+    assert sorted(SecretRandom().permutation(50).tolist()) == list(range(50))
+    assert SecretRandom().permutation(0).tolist() == []
 
 
 @pytest.mark.parametrize("bound", [1e-29, 1e-3, 1.0, 3.7, 2.0**20, 1e29])
@@ -428,19 +452,21 @@ def test_order_is_a_permutation():
 def test_grid_keeps_every_sum_exact(bound, ratio):
     """A power of two, at most 2^-24 of the smaller scale while 2^22 parts, and the largest noise, stay under 2^53 steps."""
     std = bound * ratio
-    grid = grid_for(bound, std)
+    grid = choose_grid(bound, std)
     assert math.frexp(grid)[0] == 0.5
     assert grid <= 2.0**-24 * min(bound, std or bound) or grid <= 2.0**-30 * max(bound, std)
     assert bound / grid * 2**22 <= 2**53
-    assert FARTHEST * std / grid < 2**52
+    assert MAX_NORMAL * std / grid < 2**52
     steps = torch.tensor([math.floor(bound / grid), 0.0, -1.0], dtype=torch.float64)
-    for value, before in zip(noisy(steps, std, grid, Secret()), steps * grid, strict=True):
+    for value, before in zip(
+        add_noise(steps, std, grid, SecretRandom()), steps * grid, strict=True
+    ):
         noise = Fraction(value.item()) - Fraction(before.item())
         assert (noise / Fraction(grid)).denominator == 1  # no rounding took place
 
 
 def test_rounding_to_the_grid_is_to_the_nearest():
-    values = noisy(torch.zeros(100_000, dtype=torch.float64), 1.0, 1.0, Secret())
+    values = add_noise(torch.zeros(100_000, dtype=torch.float64), 1.0, 1.0, SecretRandom())
     assert values.unique().numel() > 5
     assert abs(values.mean()) < 7 * math.sqrt(
         13 / 12 / 100_000
@@ -449,4 +475,4 @@ def test_rounding_to_the_grid_is_to_the_nearest():
 
 def test_no_noise_is_no_noise():
     steps = torch.tensor([1.0, -3.0, 2.0**40], dtype=torch.float64)
-    assert torch.equal(noisy(steps, 0.0, 0.25, Secret()), steps / 4)
+    assert torch.equal(add_noise(steps, 0.0, 0.25, SecretRandom()), steps / 4)

@@ -16,10 +16,10 @@ from unwritten import Unwritten
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.methods import make, methods
+from privot.methods import list_methods, make_method
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
-from privot.privacy.noise import FARTHEST, Secret, grid_for
+from privot.privacy.noise import MAX_NORMAL, SecretRandom, choose_grid
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.synthesis import synthesize
 
@@ -30,20 +30,20 @@ LOUD = Plan(
     (Stage("it", "sum", 300.0, 10_000),), Neighbours.REPLACE
 )  # so loud that no honest test does better than 50.1 %
 STD = 300.0 * 2
-GRID = grid_for(1.0, STD)
+GRID = choose_grid(1.0, STD)
 TRUE = {
     side: torch.tensor([0.6, 0.8], dtype=torch.float64) * side for side in (1.0, -1.0)
 }  # of one record, D or D'
 
 
-class Known(Secret):
+class Known(SecretRandom):
     """A stream of known bytes: the attacker runs our own code on what a seed would give."""
 
     def __init__(self, data):
         super().__init__()
         self.data = data
 
-    def _bytes(self, count):
+    def _random_bytes(self, count):
         assert count == len(self.data)
         return bytearray(self.data)
 
@@ -51,12 +51,12 @@ class Known(Secret):
 @pytest.fixture(scope="module")
 def noise_of_seeds():
     """(noise of the first answer in steps) -> seed, for every seed; two values each."""
-    secrets = [Secret(seed) for seed in range(SEEDS)]
+    secrets = [SecretRandom(seed) for seed in range(SEEDS)]
     for each in secrets:
-        each.order(1)  # a gate draws the order of its records first
-    drawn = np.frombuffer(b"".join(bytes(each._bytes(24)) for each in secrets), np.uint64).reshape(
-        SEEDS, 3
-    )
+        each.permutation(1)  # a gate draws the order of its records first
+    drawn = np.frombuffer(
+        b"".join(bytes(each._random_bytes(24)) for each in secrets), np.uint64
+    ).reshape(SEEDS, 3)
     both = (
         Known(drawn.T.tobytes()).normal((2 * SEEDS,)).view(2, SEEDS)
     )  # Box-Muller of all pairs at once
@@ -77,7 +77,9 @@ def door(side, insecure_seed=None):
 
 def ask(gate):
     return gate.sum(
-        "it", lambda image, label: (2 * image.flatten() - 1) * torch.tensor([0.6, 0.8]), bound=1.0
+        "it",
+        lambda image, label: (2 * image.flatten() - 1) * torch.tensor([0.6, 0.8]),
+        clip_norm=1.0,
     )
 
 
@@ -175,7 +177,7 @@ def through_the_gate(truth, trials):
     bound = SHIFT * math.sqrt(size) * (1 + 1e-6)  # not clipped
     plan = Plan((Stage("it", "sum", 1 / (2 * bound)),), Neighbours.REPLACE)
     gate = Gate(box, plan, Unwritten(), Budget(math.inf))
-    return gate.sum("it", lambda image, label: image.flatten().expand(size), bound=bound).view(
+    return gate.sum("it", lambda image, label: image.flatten().expand(size), clip_norm=bound).view(
         trials, DIM
     )
 
@@ -183,8 +185,8 @@ def through_the_gate(truth, trials):
 def ours(values, true):
     """Reachable here: a multiple of the grid away from the truth, which is on it, and no farther than the noise goes."""
     bound = SHIFT * math.sqrt(values.numel()) * (1 + 1e-6)
-    steps = (values - true) / grid_for(bound, 1.0)
-    return (steps == steps.round()) & ((values - true).abs() <= FARTHEST)
+    steps = (values - true) / choose_grid(bound, 1.0)
+    return (steps == steps.round()) & ((values - true).abs() <= MAX_NORMAL)
 
 
 def naive(kind):
@@ -241,7 +243,7 @@ def test_the_last_bits_are_those_of_a_coin(trust):
         half = len(scores) // 2
         return float(((scores[:half] < 0).sum() + (scores[half:] > 0).sum()) / len(scores))
 
-    grid = grid_for(SHIFT * math.sqrt(20_000 * DIM) * (1 + 1e-6), 1.0)
+    grid = choose_grid(SHIFT * math.sqrt(20_000 * DIM) * (1 + 1e-6), 1.0)
     found = learned(through_the_gate, grid)
     assert abs(found - 0.5) < 5 * 0.5 / math.sqrt(20_000), "the last bits tell the truths apart"
     assert learned(naive(torch.float32), 2.0**-30) > 0.9, "the control: of naive noise they do"
@@ -262,8 +264,8 @@ class Tapped:
     def __init__(self, monkeypatch):
         self.drawn = []
         self.noise = []
-        bytes_of = Secret._bytes
-        normal = Secret.normal
+        bytes_of = SecretRandom._random_bytes
+        normal = SecretRandom.normal
 
         def tapped(secret, count):
             self.drawn.append(bytes(found := bytes_of(secret, count)))
@@ -273,8 +275,8 @@ class Tapped:
             self.noise.append(found := normal(secret, *where))
             return found
 
-        monkeypatch.setattr(Secret, "_bytes", tapped)
-        monkeypatch.setattr(Secret, "normal", noisy)
+        monkeypatch.setattr(SecretRandom, "_random_bytes", tapped)
+        monkeypatch.setattr(SecretRandom, "normal", noisy)
 
     def words(self):
         """8-byte words that a file must not hold: the bytes themselves, and the noise as float64. Zeros may be anywhere."""
@@ -306,7 +308,7 @@ class Stopped(Exception):
 
 def scanned(name, folder, tap):
     """(words drawn, bytes on disk, words found there) of a run that was stopped in the middle, and then of the whole one."""
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     data = given(method, *records(), spec_for(method))
     way = {"budget": asked(method), "out": folder / "out", "ledger": folder / "book.jsonl"}
     seen = {}
@@ -336,7 +338,7 @@ def scanned(name, folder, tap):
     "name",
     [
         pytest.param(name, marks=() if name == "merf" else pytest.mark.slow)
-        for name in sorted(methods())
+        for name in sorted(list_methods())
     ],
 )
 def test_nothing_of_the_secret_stream_is_on_disk(name, tmp_path, monkeypatch, trust):
@@ -350,7 +352,7 @@ def test_nothing_of_the_secret_stream_is_on_disk(name, tmp_path, monkeypatch, tr
 def test_a_stream_that_is_kept_is_found(tmp_path, monkeypatch):
     """The control: raw, as float64 noise, in hexadecimal, and at any place in a file."""
     tap = Tapped(monkeypatch)
-    noise = Secret().normal((6,))
+    noise = SecretRandom().normal((6,))
     for data in (
         b"x" + tap.drawn[0][8:24],
         noise.numpy().tobytes()[8:16],

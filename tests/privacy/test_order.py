@@ -10,18 +10,25 @@ import torch
 from unwritten import Unpriced, Unwritten
 
 from privot.data.dataset import Sensitive
-from privot.data.partition import held_by
 from privot.data.spec import Spec
 from privot.errors import PlanError, ReleaseError, SettingError
+from privot.privacy import clipping as clipping_module
 from privot.privacy import gate as gate_module
+from privot.privacy import shards as shards_module
 from privot.privacy.accounting import Neighbours
+from privot.privacy.client_partition import client_partition, load_client_order
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import Secret, noisy
+from privot.privacy.noise import SecretRandom, add_noise
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Shards
-from privot.privacy.shard_checkpoint import dealing_order, notices, order_file, vaults
-from privot.runtime import LARGEST_PORTION, Runtime
+from privot.privacy.shard_checkpoint import (
+    describe_leftover_checkpoints,
+    list_shard_checkpoints,
+    secret_order_path,
+)
+from privot.runtime import Runtime
+from privot.runtime.config import MAX_CHUNK_SIZE
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 COUNT = 41
@@ -55,7 +62,7 @@ def learn(images, labels, state):
 
 def test_rows_come_in_an_order_of_their_own_for_each_run(tmp_path):
     found = [
-        gate_for(Ledger(tmp_path / f"{run}.jsonl"), None).rows("it", pixels, bound=9.0)
+        gate_for(Ledger(tmp_path / f"{run}.jsonl"), None).rows("it", pixels, clip_norm=9.0)
         for run in range(3)
     ]
     assert not torch.equal(found[0], found[1])
@@ -64,12 +71,16 @@ def test_rows_come_in_an_order_of_their_own_for_each_run(tmp_path):
 
 
 def test_a_resumed_run_sees_the_order_it_began_with(tmp_path, ledger):
-    first = gate_for(ledger, tmp_path / "run", "route", steps=100, sampling=Shards(SHARDS))
-    first.split(SHARDS, {"it": torch.zeros(SHARDS, 4)})
-    first.update(learn)
-    first.store()
-    again = gate_for(ledger, tmp_path / "run", "route", steps=100, sampling=Shards(SHARDS))
-    again.split(SHARDS, {"it": torch.zeros(SHARDS, 4)})
+    first = gate_for(
+        ledger, tmp_path / "run", "query_random_shards", steps=100, sampling=Shards(SHARDS)
+    )
+    first.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)})
+    first.update_shards(learn)
+    first.save_shard_states()
+    again = gate_for(
+        ledger, tmp_path / "run", "query_random_shards", steps=100, sampling=Shards(SHARDS)
+    )
+    again.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)})
     assert torch.equal(first._shards[0].images, again._shards[0].images), (
         "records must stay in the shards whose states know them"
     )
@@ -78,21 +89,21 @@ def test_a_resumed_run_sees_the_order_it_began_with(tmp_path, ledger):
 
 def test_it_lies_with_the_ledger_for_the_owner_s_eyes_and_goes_with_the_run(tmp_path, ledger):
     gate = gate_for(ledger, tmp_path / "run")
-    gate.rows("it", pixels, bound=9.0)
-    file = order_file(ledger, gate.ticket)
+    gate.rows("it", pixels, clip_norm=9.0)
+    file = secret_order_path(ledger, gate.ticket)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [each for each in (tmp_path / "run").iterdir() if "order" in each.name] == []
-    assert "secret order of the records" in notices(ledger)[0]
-    assert vaults(ledger) == {}
-    gate.forget()
+    assert "secret order of the records" in describe_leftover_checkpoints(ledger)[0]
+    assert list_shard_checkpoints(ledger) == {}
+    gate.delete_shard_states()
     assert not file.exists()
-    assert notices(ledger) == []
+    assert describe_leftover_checkpoints(ledger) == []
 
 
 @pytest.mark.parametrize("verb", ["sum", "sorted_blocks"])
 def test_nothing_is_kept_where_positions_do_not_matter(tmp_path, ledger, verb):
     gate = gate_for(ledger, tmp_path / "run", verb)
-    gate._permutation()
+    gate._get_secret_order()
     assert list(tmp_path.glob("*order*")) == []
 
 
@@ -100,24 +111,24 @@ def test_nothing_is_kept_where_positions_do_not_matter(tmp_path, ledger, verb):
 def test_a_run_whose_order_is_gone_is_not_resumed(tmp_path, ledger, after):
     """Records would lie in other shards than those whose states know them: two of them would know one record."""
     how = {"steps": 100, "sampling": Shards(SHARDS)} if after == "a stored state" else {}
-    verb = "route" if how else "rows"
+    verb = "query_random_shards" if how else "rows"
     gate = gate_for(ledger, tmp_path / "run", verb, **how)
     if how:
-        gate.split(SHARDS, {"it": torch.zeros(SHARDS, 4)})
-        gate.store()
+        gate.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)})
+        gate.save_shard_states()
     else:
-        gate.rows("it", pixels, bound=9.0)
+        gate.rows("it", pixels, clip_norm=9.0)
         next((tmp_path / "run").glob("it-*")).unlink()
-    order_file(ledger, gate.ticket).unlink()
+    secret_order_path(ledger, gate.ticket).unlink()
     again = gate_for(ledger, tmp_path / "run", verb, **how)
     with pytest.raises(ReleaseError, match="secret order"):
-        again.split(SHARDS, {"it": torch.zeros(SHARDS, 4)}) if how else again.rows(
-            "it", pixels, bound=9.0
+        again.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)}) if how else again.rows(
+            "it", pixels, clip_norm=9.0
         )
 
 
 def test_an_order_of_another_number_of_records_is_refused(tmp_path, ledger):
-    gate_for(ledger, tmp_path / "run", steps=2).rows("it", pixels, bound=9.0)
+    gate_for(ledger, tmp_path / "run", steps=2).rows("it", pixels, clip_norm=9.0)
     plan = Plan((Stage("it", "rows", 0.0, 2),), REPLACE)
     smaller = Sensitive(
         IMAGES[:-1], np.arange(COUNT - 1) % 2, Spec((1, 2, 2), 2, COUNT - 1), name="box"
@@ -125,16 +136,16 @@ def test_an_order_of_another_number_of_records_is_refused(tmp_path, ledger):
     again = Gate(
         smaller, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", 16), folder=tmp_path / "run"
     )
-    again.rows("it", pixels, bound=9.0)  # kept before
+    again.rows("it", pixels, clip_norm=9.0)  # kept before
     with pytest.raises(ReleaseError, match="altered"):
-        again.rows("it", pixels, bound=9.0)
+        again.rows("it", pixels, clip_norm=9.0)
 
 
 # The division among simulated clients
 
 
 def _drawn(path):
-    return dealing_order(Ledger(path), COUNT).tolist()
+    return load_client_order(Ledger(path), COUNT).tolist()
 
 
 def test_all_processes_see_one_division(tmp_path):
@@ -145,17 +156,21 @@ def test_all_processes_see_one_division(tmp_path):
 
 
 def test_clients_hold_disjoint_parts_that_do_not_follow_the_file(ledger):
-    box = Sensitive(IMAGES, np.arange(COUNT) % 2, Spec((1, 2, 2), 2, COUNT, owners=3), name="box")
-    parts = [held_by(box, client, ledger)._images.reshape(-1, 4).tolist() for client in range(3)]
+    box = Sensitive(
+        IMAGES, np.arange(COUNT) % 2, Spec((1, 2, 2), 2, COUNT, num_clients=3), name="box"
+    )
+    parts = [
+        client_partition(box, client, ledger)._images.reshape(-1, 4).tolist() for client in range(3)
+    ]
     assert sorted(sum(parts, [])) == sorted(IMAGES.reshape(-1, 4).tolist())  # noqa: RUF017 (three lists)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert parts[0] != IMAGES[::3].reshape(-1, 4).tolist()
 
 
 def test_a_division_is_drawn_anew_for_another_number_of_records(ledger):
-    one = dealing_order(ledger, COUNT)
-    assert torch.equal(dealing_order(ledger, COUNT), one)
-    assert sorted(dealing_order(ledger, COUNT + 1).tolist()) == list(range(COUNT + 1))
+    one = load_client_order(ledger, COUNT)
+    assert torch.equal(load_client_order(ledger, COUNT), one)
+    assert sorted(load_client_order(ledger, COUNT + 1).tolist()) == list(range(COUNT + 1))
 
 
 # Sums that float64 could not hold, and portions of one shape
@@ -163,12 +178,12 @@ def test_a_division_is_drawn_anew_for_another_number_of_records(ledger):
 
 def test_noise_is_added_to_whole_numbers_that_float64_cannot_hold():
     total = 2**53 + torch.arange(1, 200, 2)
-    noise = (Secret(1).normal((100,)) * 2.0**20).round().long()
+    noise = (SecretRandom(1).normal((100,)) * 2.0**20).round().long()
     exact = [int(each) + int(more) for each, more in zip(total, noise, strict=True)]
-    assert noisy(total, 1.0, 2.0**-20, Secret(1)).tolist() == [
+    assert add_noise(total, 1.0, 2.0**-20, SecretRandom(1)).tolist() == [
         float(each) * 2.0**-20 for each in exact
     ]
-    assert noisy(total.double(), 1.0, 2.0**-20, Secret(1)).tolist() != [
+    assert add_noise(total.double(), 1.0, 2.0**-20, SecretRandom(1)).tolist() != [
         float(each) * 2.0**-20 for each in exact
     ], "float64 would not do"
 
@@ -176,13 +191,13 @@ def test_noise_is_added_to_whole_numbers_that_float64_cannot_hold():
 def test_a_large_sum_is_the_small_one(tmp_path, monkeypatch):
     sums = [
         gate_for(Ledger(tmp_path / "small.jsonl"), None, "sum").sum(
-            "it", pixels, bound=3.0, per_class=True
+            "it", pixels, clip_norm=3.0, per_class=True
         )
     ]
-    monkeypatch.setattr(gate_module, "EXACT", 0.0)
+    monkeypatch.setattr(clipping_module, "MAX_EXACT_SUM", 0.0)
     sums.append(
         gate_for(Ledger(tmp_path / "large.jsonl"), None, "sum").sum(
-            "it", pixels, bound=3.0, per_class=True
+            "it", pixels, clip_norm=3.0, per_class=True
         )
     )
     assert torch.equal(*sums)
@@ -190,23 +205,23 @@ def test_a_large_sum_is_the_small_one(tmp_path, monkeypatch):
 
 
 def test_what_64_bits_cannot_add_up_is_refused(ledger, monkeypatch):
-    monkeypatch.setattr(gate_module, "LARGEST_SUM", COUNT - 1)
+    monkeypatch.setattr(gate_module, "MAX_SUM_RECORDS", COUNT - 1)
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "sum").sum("it", pixels, bound=3.0)
-    monkeypatch.setattr(gate_module, "MOST_SHARDS", SHARDS - 1)
+        gate_for(ledger, None, "sum").sum("it", pixels, clip_norm=3.0)
+    monkeypatch.setattr(shards_module, "MAX_SHARDS", SHARDS - 1)
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "route", sampling=Shards(SHARDS)).split(
+        gate_for(ledger, None, "query_random_shards", sampling=Shards(SHARDS)).split_into_shards(
             SHARDS, {"it": torch.zeros(SHARDS, 4)}
         )
     box = Sensitive(IMAGES[:40], np.arange(40) % 2, Spec((1, 2, 2), 2, 40, (20, 20)))
-    monkeypatch.setattr(gate_module, "EXACT", 2.0**20)
+    monkeypatch.setattr(clipping_module, "MAX_EXACT_SUM", 2.0**20)
     with pytest.raises(PlanError, match="not exact"):
         gate_for(ledger, None, "sorted_blocks", box=box).sorted_blocks(
-            "it", pixels, frame=torch.eye(4), blocks=2, radius=1.0
+            "it", pixels, frame=torch.eye(4), num_blocks=2, clip_norm=1.0
         )
     assert ledger.entries() == []
     with pytest.raises(SettingError, match="microbatch"):
-        Runtime("cpu", LARGEST_PORTION + 1)
+        Runtime("cpu", MAX_CHUNK_SIZE + 1)
 
 
 @pytest.mark.parametrize(
@@ -219,10 +234,10 @@ def test_what_64_bits_cannot_add_up_is_refused(ledger, monkeypatch):
 )
 def test_a_record_meets_one_shape_of_a_portion(relation, sampling, shapes, monkeypatch):
     seen = set()
-    secretly = Gate._secretly
+    secretly = Gate._run_secretly
     monkeypatch.setattr(
         Gate,
-        "_secretly",
+        "_run_secretly",
         lambda gate, query, images, *more: (
             seen.add(len(images)),
             secretly(gate, query, images, *more),
@@ -231,5 +246,5 @@ def test_a_record_meets_one_shape_of_a_portion(relation, sampling, shapes, monke
     plan = Unpriced((Stage("it", "sum", 0.0, 5, sampling),), relation)
     gate = Gate(box_of(), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", 16))
     for _ in range(5):
-        gate.sum("it", pixels, bound=9.0)
+        gate.sum("it", pixels, clip_norm=9.0)
     assert seen == shapes

@@ -24,16 +24,16 @@ CLASSES = 2
 COUNT = 60
 CRITICS = 7
 TINY = {
-    "critics": CRITICS,
+    "num_critics": CRITICS,
     "steps": 4,
-    "batch": 5,
-    "block": 3,
-    "lessons": 2,
-    "warm": 1,
-    "critic_batch": 4,
-    "width": 2,
-    "code": 3,
-    "channels": 2,
+    "batch_size": 5,
+    "critics_per_step": 3,
+    "critic_steps": 2,
+    "warmup_rounds": 1,
+    "critic_batch_size": 4,
+    "critic_channels": 2,
+    "latent_dim": 3,
+    "generator_channels": 2,
 }
 MOVED = 9  # a record of shard 2
 
@@ -57,21 +57,23 @@ def gate_for(folder, method, noise=2.0, critics=CRITICS, given=None, run=None, *
     """A gate with seeded noise: then one process and several can be compared."""
     from unwritten import Unpriced, Unwritten
 
-    from privot.methods import make
+    from privot.methods import make_method
     from privot.privacy.gate import Gate
     from privot.privacy.ledger import Ledger
     from privot.runtime import Runtime
-    from privot.runtime.process_group import join
+    from privot.runtime.process_group import join_process_group
 
-    maker = make(method, {**TINY, "critics": critics, "noise": noise, **settings})
+    maker = make_method(
+        method, {**TINY, "num_critics": critics, "noise_multiplier": noise, **settings}
+    )
     box = box_of(*(given or records()))
     plan = maker.plan(box.spec)
     how = {
         "runtime": Runtime("cpu"),
         "insecure_seed": 5,
-        "ranks": join(torch.device("cpu"), method),
+        "process_group": join_process_group(torch.device("cpu"), method),
     }
-    how["folder"] = None if run is None or how["ranks"].follows else folder / run
+    how["folder"] = None if run is None or how["process_group"].is_follower else folder / run
     return maker, Gate(
         box, Unpriced(plan.stages, plan.neighbours), Ledger(folder / "x.jsonl"), Unwritten(), **how
     )
@@ -91,17 +93,21 @@ def rank():
 
 def fitted(folder, method, side=8, **settings):
     """A whole run behind a seeded gate: all answers, what was made, and what the shards came to. Images of 14 pixels a side are moved."""
-    from privot.runtime import Runtime, Streams, silent
+    from privot.runtime import Runtime, Streams, ignore_progress
 
     maker, gate = gate_for(folder, method, given=records(side=side), **settings)
     answers = []
-    verb = "poll" if method == "g-pate" else "route"
+    verb = "sum_over_shards" if method == "g-pate" else "query_random_shards"
     ask = getattr(gate, verb)
     setattr(
         gate, verb, lambda *given, **more: (answers.append(ask(*given, **more)), answers[-1])[1]
     )
-    made = maker.fit(gate, Streams(0, Runtime("cpu"), ranks=gate._ranks), silent)
-    states = {name: gate._ranks.gathered(value, CRITICS) for name, value in gate._shards[1].items()}
+    made = maker.fit(
+        gate, Streams(0, Runtime("cpu"), process_group=gate._process_group), ignore_progress
+    )
+    states = {
+        name: gate._process_group.gather(value, CRITICS) for name, value in gate._shards[1].items()
+    }
     kept(
         folder, "made", {**{f"answer {n}": each for n, each in enumerate(answers)}, **made.tensors}
     )
@@ -110,18 +116,22 @@ def fitted(folder, method, side=8, **settings):
 
 def taught(folder, moved=False):
     """What every process holds after lessons, with a record replaced or without."""
-    from privot.components.sharded_critics import Critics
-    from privot.runtime import silent
+    from privot.components.sharded_critics import ShardedCritics
+    from privot.runtime import ignore_progress
 
     images, labels = records(side=14)
     if moved:
         images[MOVED] = 1 - images[MOVED]
     _, gate = gate_for(folder, "gs-wgan", given=(images, labels))
-    gate._permutation = lambda: torch.arange(len(labels))  # neighbours are compared given one order
+    gate._get_secret_order = lambda: torch.arange(
+        len(labels)
+    )  # neighbours are compared given one order
     draws = torch.Generator().manual_seed(1)
-    team = Critics(gate, torch.Generator().manual_seed(0), draws, CRITICS, 2, 4, 1e-3, 1.0, shift=1)
-    team.begin(1, silent)
-    team.learn(torch.rand(CLASSES, 3, 1, 14, 14, generator=draws), torch.tensor([2, 5, 6]), 2, 5)
+    team = ShardedCritics(
+        gate, torch.Generator().manual_seed(0), draws, CRITICS, 2, 4, 1e-3, 1.0, max_shift=1
+    )
+    team.initialize(1, ignore_progress)
+    team.train(torch.rand(CLASSES, 3, 1, 14, 14, generator=draws), torch.tensor([2, 5, 6]), 2, 5)
     kept(folder, "held", gate._shards[1] | {"images": gate._shards[0].images})
 
 
@@ -131,25 +141,34 @@ def big(state, row):
 
 def routed(folder, planted=False):
     """Rows without noise, each the word of one critic, clipped to 1; with a planted bug every process answers for all rows."""
-    from privot.runtime.process_group import Several
+    from privot.runtime.process_group import ProcessGroup
 
     if planted:
-        asked = Several.asked
-        Several.asked = lambda self, shards: (asked(self, shards)[0], torch.ones(len(shards)))
+        asked = ProcessGroup.locate_shards
+        ProcessGroup.locate_shards = lambda self, shards: (
+            asked(self, shards)[0],
+            torch.ones(len(shards)),
+        )
     _, gate = gate_for(folder, "gs-wgan", noise=0.0)
-    gate.split(CRITICS, {"it": torch.eye(CRITICS)})
-    kept(folder, "rows", {"rows": gate.route("slopes", big, torch.zeros(20), bound=1.0)})
+    gate.split_into_shards(CRITICS, {"it": torch.eye(CRITICS)})
+    kept(
+        folder,
+        "rows",
+        {"rows": gate.query_random_shards("gradients", big, torch.zeros(20), clip_norm=1.0)},
+    )
 
 
 def polled(folder, times):
     """A short stage, whose answers are kept for a run that goes on."""
     _, gate = gate_for(folder, "g-pate", run="run")
-    gate.split(CRITICS, {"it": torch.eye(CRITICS)})
+    gate.split_into_shards(CRITICS, {"it": torch.eye(CRITICS)})
     kept(
         folder,
         "polled",
         {
-            str(turn): gate.poll("poll", lambda state: state["it"], bound=1.0)
+            str(turn): gate.sum_over_shards(
+                "sum_over_shards", lambda state: state["it"], clip_norm=1.0
+            )
             for turn in range(times)
         },
     )
@@ -157,13 +176,13 @@ def polled(folder, times):
 
 def synthesized(folder, killed_at=None, resume=False, noise=0.0, method="gs-wgan"):
     """The top, with a release; ``killed_at`` ends the last process there."""
-    from privot.methods import make
+    from privot.methods import make_method
     from privot.privacy.gate import Gate
     from privot.runtime import Runtime
     from privot.synthesis import synthesize
 
     seen = []
-    update = Gate.update
+    update = Gate.update_shards
 
     def counted(self, *given, **more):
         seen.append(1)
@@ -171,18 +190,18 @@ def synthesized(folder, killed_at=None, resume=False, noise=0.0, method="gs-wgan
             os._exit(9)
         return update(self, *given, **more)
 
-    Gate.update = counted
+    Gate.update_shards = counted
     steps = []
     release = synthesize(
         box_of(*records()),
-        make(method, {**TINY, "steps": 20, "batch": 4, "noise": noise}),
+        make_method(method, {**TINY, "steps": 20, "batch_size": 4, "noise_multiplier": noise}),
         out=folder / "out",
         ledger=folder / "x.jsonl",
         runtime=Runtime("cpu"),
         resume=resume,
         progress=lambda stage, step, of, **more: steps.append((stage, step)),
     )
-    tensors = dict(sorted(release.product.tensors.items()))
+    tensors = dict(sorted(release.artifact.tensors.items()))
     kept(
         folder,
         "release",
@@ -204,23 +223,23 @@ def failing(images, labels, state):
 def failed(folder):
     """A query that fails on the shards of one process alone."""
     _, gate = gate_for(folder, "gs-wgan")
-    gate.split(CRITICS, {"it": torch.zeros(CRITICS)})
+    gate.split_into_shards(CRITICS, {"it": torch.zeros(CRITICS)})
     try:
-        gate.update(failing)
+        gate.update_shards(failing)
     finally:
         (folder / f"closed-{rank()}").write_text(str(len(gate._stages)))
 
 
 def refused(folder, why):
     """What is refused before anything is charged."""
-    from privot.runtime.process_group import join
+    from privot.runtime.process_group import join_process_group
 
     if why == "settings":
-        join(torch.device("cpu"), f"run {rank()}")
+        join_process_group(torch.device("cpu"), f"run {rank()}")
     elif why == "shards":
-        gate_for(folder, "gs-wgan", critics=1)[1].split(1, {"it": torch.zeros(1)})
+        gate_for(folder, "gs-wgan", critics=1)[1].split_into_shards(1, {"it": torch.zeros(1)})
     elif why == "records":
-        gate_for(folder, "gs-wgan", given=records(COUNT + rank()))[1].split(
+        gate_for(folder, "gs-wgan", given=records(COUNT + rank()))[1].split_into_shards(
             CRITICS, {"it": torch.zeros(CRITICS)}
         )
 
@@ -304,7 +323,7 @@ def forks():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
+        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
     )
     yield process
     process.stdin.close()
@@ -413,7 +432,7 @@ def test_a_dead_process_ends_the_run_in_a_line_and_the_charge_stays(run, count):
     folder, lines = run("synthesized", count, killed_at=12)
     assert lines[-1] is None  # it is dead
     for line in lines[:-1]:
-        assert line.startswith("RankError: another process of this run has ended")
+        assert line.startswith("ProcessGroupError: Another process of this run has ended")
         assert "\n" not in line
     kinds = [each["kind"] for each in entries(folder)]
     assert kinds.count("reserve") == 1
@@ -452,7 +471,7 @@ def test_kept_answers_come_again_to_all(run):
 
 def test_a_query_that_fails_in_one_process_closes_the_gate_of_all(run):
     folder, lines = run("failed", 3)
-    assert all(line.startswith("QueryError: a query failed on the secret side") for line in lines)
+    assert all(line.startswith("QueryError: A query failed on the secret side") for line in lines)
     assert not any("0.123" in line for line in lines)
     assert [(folder / f"closed-{each}").read_text() for each in range(3)] == ["0"] * 3
 
@@ -461,7 +480,7 @@ def test_a_query_that_fails_in_one_process_closes_the_gate_of_all(run):
     ("why", "said"),
     [
         ("settings", "different settings"),
-        ("shards", "start fewer"),
+        ("shards", "Start fewer"),
         ("records", "the same records"),
     ],
 )
@@ -470,7 +489,7 @@ def test_what_does_not_fit_is_refused_by_all(run, why, said):
     assert all(said in line for line in lines)
 
 
-@pytest.mark.parametrize("stages", [(), ("sum",), ("poll", "sum")])
+@pytest.mark.parametrize("stages", [(), ("sum",), ("sum_over_shards", "sum")])
 def test_other_answers_than_of_shards_are_refused(box, ledger, stages):
     """And so are methods that open the box."""
     from unwritten import Unwritten
@@ -478,11 +497,11 @@ def test_other_answers_than_of_shards_are_refused(box, ledger, stages):
     from privot.errors import PlanError
     from privot.privacy.gate import Gate
     from privot.privacy.plan import Neighbours, Plan, Stage
-    from privot.runtime.process_group import Several
+    from privot.runtime.process_group import ProcessGroup
 
     plan = Plan(tuple(Stage(verb, verb, 0.0) for verb in stages), Neighbours.REPLACE)
     with pytest.raises(PlanError, match="without torchrun"):
-        Gate(box, plan, ledger, Unwritten(), ranks=Several(1, 2, False))
+        Gate(box, plan, ledger, Unwritten(), process_group=ProcessGroup(1, 2, False))
     assert not ledger.path.exists()
 
 
@@ -502,10 +521,10 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
         ("MASTER_PORT", "1"),
     ):
         monkeypatch.setenv(name, value)
-    assert Runtime().target == torch.device("cuda:2")
+    assert Runtime().torch_device == torch.device("cuda:2")
     assert chosen == [torch.device("cuda:2")]
-    assert Runtime("cpu").target == torch.device("cpu")
-    with pytest.raises(SettingError, match="of its own"):
+    assert Runtime("cpu").torch_device == torch.device("cpu")
+    with pytest.raises(SettingError, match="assigns a GPU to each process"):
         Runtime("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
     with pytest.raises(SettingError, match="as it has GPUs"):
@@ -513,13 +532,13 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
 
 
 def test_without_torchrun_there_is_one(monkeypatch):
-    from privot.runtime.process_group import Alone, join, place
+    from privot.runtime.process_group import SingleProcess, join_process_group, read_torchrun_rank
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.distributed, "init_process_group", None)
-    assert place() == (0, 1, 0)
-    assert type(join(torch.device("cpu"), "run")) is Alone
+    assert read_torchrun_rank() == (0, 1, 0)
+    assert type(join_process_group(torch.device("cpu"), "run")) is SingleProcess
     for name, value in (
         ("RANK", "0"),
         ("WORLD_SIZE", "1"),
@@ -528,14 +547,14 @@ def test_without_torchrun_there_is_one(monkeypatch):
         ("MASTER_PORT", "1"),
     ):
         monkeypatch.setenv(name, value)
-    assert place() == (0, 1, 0)
+    assert read_torchrun_rank() == (0, 1, 0)
 
 
 @pytest.mark.slow
 def test_torchrun_makes_one_release_and_speaks_once(tmp_path):
     settings = [
         word
-        for key, value in {**TINY, "steps": 20, "noise": 3.0}.items()
+        for key, value in {**TINY, "steps": 20, "noise_multiplier": 3.0}.items()
         for word in ("--set", f"{key}={value}")
     ]
     words = [
@@ -577,6 +596,6 @@ def test_torchrun_makes_one_release_and_speaks_once(tmp_path):
     assert [json.loads(line)["kind"] for line in ledger.read_text().splitlines()].count(
         "reserve"
     ) == 1
-    from privot.release import verify
+    from privot.release.verify import verify
 
     assert verify(tmp_path / "out")["digests"] == "ok"

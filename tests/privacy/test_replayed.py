@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from privot.components.sharded_critics import Critics
+from privot.components.sharded_critics import ShardedCritics
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import QueryError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.runtime import Runtime, graph_cache, silent
-from privot.runtime.graph_cache import MOST, WARM, Replayed
+from privot.runtime import Runtime, cuda_graphs, ignore_progress
+from privot.runtime.cuda_graphs import MAX_GRAPHS, WARMUP_CALLS, GraphCache
 
 pytestmark = pytest.mark.usefixtures("one_thread", "array_order")
 
@@ -26,21 +26,25 @@ SHARDS = 6
 def gate_for(ledger, compile, device="cpu"):
     images = np.random.default_rng(0).random((SHARDS * 7, *SHAPE), np.float32)
     box = Sensitive(images, np.arange(len(images)) // SHARDS % CLASSES, Spec(SHAPE, CLASSES))
-    plan = Plan((Stage("poll", "poll", 0.0, 1),), Neighbours.REPLACE)
+    plan = Plan((Stage("sum_over_shards", "sum_over_shards", 0.0, 1),), Neighbours.REPLACE)
     return Gate(
-        box, plan, ledger, Budget(math.inf), runtime=Runtime(device, microbatch=16, compile=compile)
+        box,
+        plan,
+        ledger,
+        Budget(math.inf),
+        runtime=Runtime(device, microbatch_size=16, cuda_graphs=compile),
     )
 
 
-def lessons(gate, turns=WARM + 4):
+def lessons(gate, turns=WARMUP_CALLS + 4):
     """States after so many lessons, each with other fakes and for other critics."""
     device = gate._device
     draws = torch.Generator(device).manual_seed(1)
-    team = Critics(gate, torch.Generator().manual_seed(0), draws, SHARDS, 2, 4, 1e-3, 1.0)
-    team.begin(2, silent)
+    team = ShardedCritics(gate, torch.Generator().manual_seed(0), draws, SHARDS, 2, 4, 1e-3, 1.0)
+    team.initialize(2, ignore_progress)
     for turn in range(turns):
         some = (2 * turn + torch.arange(5)) % SHARDS  # in portions of 4 and 1
-        team.learn(
+        team.train(
             torch.rand(CLASSES, 3, *SHAPE, generator=draws, device=device), some, 2, 10 + turn
         )
     return {name: value.clone() for name, value in gate._shards[1].items()}
@@ -53,7 +57,7 @@ def same(one, other):
 def test_buffers_change_no_state(ledger):
     plain, kept = (lessons(gate_for(ledger, way)) for way in (False, True))
     assert same(plain, kept)
-    assert plain["mean"].any()
+    assert plain["adam_mean"].any()
 
 
 @pytest.mark.skipif(
@@ -63,38 +67,38 @@ def test_buffers_change_no_state(ledger):
 def test_a_captured_lesson_changes_no_state(ledger):
     gate = gate_for(ledger, True, "cuda")
     assert same(lessons(gate_for(ledger, False, "cuda")), lessons(gate))
-    assert any(each._graph is not None for each in gate._replayed._kinds.values())
+    assert any(each._graph is not None for each in gate._graph_cache._graphs.values())
 
 
 def test_off_unless_asked_for(ledger):
-    assert gate_for(ledger, False)._replayed is None
-    assert not Runtime("cpu").compile
+    assert gate_for(ledger, False)._graph_cache is None
+    assert not Runtime("cpu").cuda_graphs
 
 
 def test_a_new_split_forgets_the_old_one(ledger):
     gate = gate_for(ledger, True)
     lessons(gate)
-    old = gate._replayed
+    old = gate._graph_cache
     assert same(lessons(gate), lessons(gate_for(ledger, False)))
-    assert gate._replayed is not old
+    assert gate._graph_cache is not old
 
 
 def test_kinds_are_told_apart_by_shapes_and_numbers_and_are_not_many():
     seen = []
-    again = Replayed(torch.device("cpu"))
+    again = GraphCache(torch.device("cpu"))
 
     def lesson(x, factor):
         seen.append((x.clone(), factor))
         return True
 
-    for size in range(1, MOST + 3):
+    for size in range(1, MAX_GRAPHS + 3):
         for factor in (1.0, 2.0):
             assert again(lesson, "it", torch.full((size,), factor), factor)
             assert seen[-1][0].tolist() == [factor] * size
             assert seen[-1][1] == factor
-    assert len(again._kinds) == MOST
+    assert len(again._graphs) == MAX_GRAPHS
     assert again(lesson, "it", torch.ones(1), [3])  # lists cannot be compared for good
-    assert len(again._kinds) == MOST
+    assert len(again._graphs) == MAX_GRAPHS
 
 
 def test_what_cannot_be_captured_is_done_the_plain_way(monkeypatch):
@@ -107,28 +111,28 @@ def test_what_cannot_be_captured_is_done_the_plain_way(monkeypatch):
     def capture(*args, **more):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graph_cache.torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(graph_cache.torch.cuda, "graph", capture)
-    monkeypatch.setattr(graph_cache.torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "graph", capture)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "graph_pool_handle", lambda: None)
     total = torch.zeros(())
-    again = Replayed(torch.device("cuda"))
-    for turn in range(WARM + 5):
+    again = GraphCache(torch.device("cuda"))
+    for turn in range(WARMUP_CALLS + 5):
         again(total.add_, "it", torch.tensor(1.0))
         assert total == turn + 1
 
 
 def test_a_lesson_that_fails_or_does_not_fit_is_refused(ledger):
     gate = gate_for(ledger, True)
-    gate.split(SHARDS, {"it": torch.zeros(SHARDS, 3)})
+    gate.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 3)})
     with pytest.raises(QueryError, match="names and shapes"):
-        gate.update(lambda images, labels, state: {"it": images.sum()})
+        gate.update_shards(lambda images, labels, state: {"it": images.sum()})
 
     def fails(images, labels, state):
         raise ValueError("secret 0.123")
 
     gate = gate_for(ledger, True)  # the other is closed
-    gate.split(SHARDS, {"it": torch.zeros(SHARDS, 3)})
+    gate.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 3)})
     with pytest.raises(QueryError, match="with ValueError") as caught:
-        gate.update(fails)
+        gate.update_shards(fails)
     assert "0.123" not in str(caught.value)
     assert caught.value.__context__ is None

@@ -14,11 +14,12 @@ from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError
 from privot.privacy.accounting import Neighbours
-from privot.privacy.gate import DRAWS, Gate
+from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.privacy.noise import Secret
+from privot.privacy.noise import SecretRandom
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import SAMPLERS, Fixed, Full, Poisson, Shards
+from privot.privacy.sensitivity import PROVEN_SAMPLERS
 from privot.runtime import Runtime
 
 COUNT = 8
@@ -78,7 +79,7 @@ def claimed(sampler):
     raise AssertionError
 
 
-class Buffered(Secret):
+class Buffered(SecretRandom):
     """The real stream, fetched in large pieces for speed."""
 
     rest = torch.empty(0)
@@ -197,7 +198,8 @@ def block_of_neighbours():
 )
 def test_wrong_samplers_are_rejected(wrong, sampler, trust):
     assert not lawful(
-        table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "count", COUNT)), sampler
+        table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "num_shards", COUNT)),
+        sampler,
     )
     trust("G5", "wrong samplers rejected", 1, of=1)
 
@@ -253,7 +255,10 @@ def test_the_gate_draws_afresh_for_every_answer(sampler):
     )
     chosen = (
         torch.stack(
-            [gate.sum("it", lambda image, label: image.flatten(), bound=1.0) for _ in range(1500)]
+            [
+                gate.sum("it", lambda image, label: image.flatten(), clip_norm=1.0)
+                for _ in range(1500)
+            ]
         )
         .round()
         .bool()
@@ -265,18 +270,20 @@ def test_the_gate_draws_afresh_for_every_answer(sampler):
 def test_the_gate_draws_a_shard_for_every_row(learning):
     """Each state is its shard's own number, so an answer without noise tells who was drawn; learning in between changes no draw."""
     box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1))
-    plan = Plan((Stage("it", "route", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
+    plan = Plan((Stage("it", "query_random_shards", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
     gate = Gate(box, plan, Unwritten(), Unwritten())
     seen = []
-    gate.split(4, {"own": torch.arange(4.0)})
+    gate.split_into_shards(4, {"own": torch.arange(4.0)})
     for _ in range(1500):
         if learning:
-            gate.update(
+            gate.update_shards(
                 lambda images, labels, state: {"own": state["own"] + images.sum()},
-                some=torch.arange(2),
+                shard_indices=torch.arange(2),
             )
         seen.append(
-            gate.route("it", lambda state, row: state["own"] + row, torch.zeros(5), bound=9.0)
+            gate.query_random_shards(
+                "it", lambda state, row: state["own"] + row, torch.zeros(5), clip_norm=9.0
+            )
         )
     assert rows_lawful(torch.cat(seen).long().numpy(), 4, 5)
 
@@ -287,23 +294,23 @@ def test_draws_cannot_be_seeded_from_outside():
         for _ in range(20):
             torch.manual_seed(0)
             np.random.seed(0)
-            draws.append(tuple(sampler.draw(64, Secret()).tolist()))
+            draws.append(tuple(sampler.draw(64, SecretRandom()).tolist()))
         assert len(set(draws)) > 1
 
 
 def test_routes_cannot_be_seeded_from_outside(tmp_path):
     box = Sensitive(np.zeros((64, 1, 1, 1)), np.zeros(64, int), Spec((1, 1, 1), 1))
-    plan = Plan((Stage("it", "route", 0.0, 32, Shards(64)),), Neighbours.REPLACE)
+    plan = Plan((Stage("it", "query_random_shards", 0.0, 32, Shards(64)),), Neighbours.REPLACE)
     draws = []
     for turn in range(5):
         torch.manual_seed(0)
         np.random.seed(0)
         gate = Gate(box, plan, Ledger(tmp_path / f"{turn}.jsonl"), Budget(math.inf))
-        gate.split(64, {"own": torch.arange(64.0)})
+        gate.split_into_shards(64, {"own": torch.arange(64.0)})
         draws.append(
             tuple(
-                gate.route(
-                    "it", lambda state, row: state["own"] + row, torch.zeros(32), bound=99.0
+                gate.query_random_shards(
+                    "it", lambda state, row: state["own"] + row, torch.zeros(32), clip_norm=99.0
                 ).tolist()
             )
         )
@@ -311,38 +318,38 @@ def test_routes_cannot_be_seeded_from_outside(tmp_path):
 
 
 def test_full_takes_everything():
-    assert Full().draw(5, Secret()) is None
+    assert Full().draw(5, SecretRandom()) is None
 
 
 def test_fixed_knows_its_size():
     with pytest.raises(PlanError, match="another size"):
-        Fixed(2, 9).draw(8, Secret())
+        Fixed(2, 9).draw(8, SecretRandom())
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_poisson_of_few(count):
-    assert len(Poisson(1.0).draw(count, Secret())) == count
-    assert Poisson(1e-18).draw(count, Secret()).numel() == 0
+    assert len(Poisson(1.0).draw(count, SecretRandom())) == count
+    assert Poisson(1e-18).draw(count, SecretRandom()).numel() == 0
 
 
 def test_rate_is_never_exceeded(monkeypatch):
     """Uniforms lie on the lattice k 2^-53, k from 1: the chance of k 2^-53 <= rate is the rate, rounded down."""
     monkeypatch.setattr(
-        Secret,
+        SecretRandom,
         "uniform",
         lambda self, count: torch.tensor([0.25, 0.25 + 2**-53], dtype=torch.float64),
     )
-    assert Poisson(0.25).draw(2, Secret()).tolist() == [0]
+    assert Poisson(0.25).draw(2, SecretRandom()).tolist() == [0]
 
 
 def test_shards_at_the_edge_of_the_lattice(monkeypatch):
     for value, shard in ((2.0**-53, 0), (1.0, 0), (1 - 2.0**-53, 6), (0.5, 3)):
         monkeypatch.setattr(
-            Secret,
+            SecretRandom,
             "uniform",
             lambda self, count, value=value: torch.full((count,), value, dtype=torch.float64),
         )
-        assert Shards(7).draw(2, Secret()).tolist() == [shard, shard]
+        assert Shards(7).draw(2, SecretRandom()).tolist() == [shard, shard]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +379,7 @@ def test_events():
     assert Shards(9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 1, noise)
     for sampler in (Full(), Poisson(0.1), Fixed(3, 9), Shards(9)):
         assert (
-            Stage("a", "answer", 0.0, 3, sampler).event() == dpa.NonPrivateDpEvent()
+            Stage("a", "query_sample", 0.0, 3, sampler).event() == dpa.NonPrivateDpEvent()
         )  # a sample without noise is the records themselves
 
 
@@ -383,7 +390,7 @@ def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
     )
     allowed = set()
     for verb, sampler, relation in itertools.product(
-        [*DRAWS, "shout"], [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)], Neighbours
+        [*PROVEN_SAMPLERS, "shout"], [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)], Neighbours
     ):
         try:
             Gate(
@@ -402,17 +409,17 @@ def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
         ("sum", "Fixed", "replace"),
         ("rows", "Full", "replace"),
         ("rows", "Full", "local"),
-        ("answer", "Full", "add-remove"),
-        ("answer", "Full", "replace"),
-        ("answer", "Poisson", "add-remove"),
-        ("answer", "Fixed", "replace"),
+        ("query_sample", "Full", "add-remove"),
+        ("query_sample", "Full", "replace"),
+        ("query_sample", "Poisson", "add-remove"),
+        ("query_sample", "Fixed", "replace"),
         ("sorted_blocks", "Full", "replace"),
-        ("route", "Shards", "replace"),
-        ("poll", "Full", "replace"),
-        ("poll", "Full", "client"),
-        ("deal", "Full", "replace"),
-        ("deal", "Full", "client"),
-        ("deal", "Shards", "replace"),
+        ("query_random_shards", "Shards", "replace"),
+        ("sum_over_shards", "Full", "replace"),
+        ("sum_over_shards", "Full", "client"),
+        ("query_clients", "Full", "replace"),
+        ("query_clients", "Full", "client"),
+        ("query_clients", "Shards", "replace"),
         ("privatize", "Full", "local"),
     }
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "shards"}

@@ -10,12 +10,14 @@ from unwritten import Unwritten, clipping
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError, QueryError
-from privot.privacy import gate as gate_module
+from privot.privacy import clipping as clipping_module
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy.accounting import Neighbours
-from privot.privacy.gate import SENSITIVITY, Gate
-from privot.privacy.noise import Secret
+from privot.privacy.gate import Gate
+from privot.privacy.noise import SecretRandom
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Full, Poisson, Shards
+from privot.privacy.sensitivity import SENSITIVITY
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices", "array_order")
@@ -33,7 +35,7 @@ SHARDS = 4
 ROWS = 40
 SPEC = Spec(SHAPE, CLASSES, COUNT, (COUNT // 2, COUNT // 2))
 OPEN = Spec(SHAPE, CLASSES)
-HELD = Spec(SHAPE, CLASSES, owners=SHARDS)
+HELD = Spec(SHAPE, CLASSES, num_clients=SHARDS)
 SPECS = {"sorted_blocks": SPEC, "rows": Spec(SHAPE, CLASSES, COUNT)}
 SCALES = [1e-200, 1e-20, 1e-3, 1.0, 1.0 + 2**-40, 1 - 2**-40, 10.0, 1e9, 1e150, 1e300, math.inf]
 EVEN = np.arange(COUNT) % CLASSES
@@ -44,14 +46,14 @@ CASES = [
     ("sum", REPLACE, True),
     ("rows", REPLACE, False),
     ("rows", LOCAL, False),
-    ("answer", ADD_REMOVE, False),
-    ("answer", REPLACE, False),
+    ("query_sample", ADD_REMOVE, False),
+    ("query_sample", REPLACE, False),
     ("sorted_blocks", REPLACE, False),
-    ("route", REPLACE, False),
-    ("poll", REPLACE, False),
-    ("deal", REPLACE, False),
-    ("deal", CLIENT, False),
-    ("poll", CLIENT, False),
+    ("query_random_shards", REPLACE, False),
+    ("sum_over_shards", REPLACE, False),
+    ("query_clients", REPLACE, False),
+    ("query_clients", CLIENT, False),
+    ("sum_over_shards", CLIENT, False),
 ]
 
 
@@ -82,9 +84,11 @@ class Rig:
         self.verb = verb
         self.relation = relation
         self.more = {"per_class": True} if per_class else {}
-        self.query = total if verb == "answer" else query
-        self.spec = HELD if verb == "deal" or relation is CLIENT else SPECS.get(verb, OPEN)
-        stage = Stage("it", verb, noise, 10**6, Shards(SHARDS) if verb == "route" else Full())
+        self.query = total if verb == "query_sample" else query
+        self.spec = HELD if verb == "query_clients" or relation is CLIENT else SPECS.get(verb, OPEN)
+        stage = Stage(
+            "it", verb, noise, 10**6, Shards(SHARDS) if verb == "query_random_shards" else Full()
+        )
         box = Sensitive(np.zeros((COUNT, *SHAPE)), EVEN, self.spec)
         wall = Budget(math.inf)
         self.gate = Gate(
@@ -92,43 +96,48 @@ class Rig:
             Plan((stage,), relation),
             ledger,
             wall,
-            runtime=Runtime("cpu", microbatch=COUNT + 1),
+            runtime=Runtime("cpu", microbatch_size=COUNT + 1),
         )
 
     def ask(self, images, labels, scale=1.0, bound=1.0, frame=None, blocks=2):
-        self.gate._data = Sensitive(images, labels, self.spec)
-        if self.verb == "answer":
-            return self.gate.answer("it", self.query, scale, bound=bound, shape=(DIM,))
+        self.gate._dataset = Sensitive(images, labels, self.spec)
+        if self.verb == "query_sample":
+            return self.gate.query_sample("it", self.query, scale, clip_norm=bound, shape=(DIM,))
         if self.verb == "sorted_blocks":
             sums = self.gate.sorted_blocks(
-                "it", self.query, scale, frame=frame, blocks=blocks, radius=bound
+                "it", self.query, scale, frame=frame, num_blocks=blocks, clip_norm=bound
             )
             return sums * (COUNT // CLASSES // blocks)  # means again as the sums that got the noise
-        if self.verb in ("route", "poll", "deal"):
+        if self.verb in ("query_random_shards", "sum_over_shards", "query_clients"):
             most = COUNT // SHARDS if self.spec is HELD else 0
-            self.gate.split(SHARDS, {"sum": torch.zeros(SHARDS, DIM, dtype=torch.float64)}, most)
-            self.gate.update(self.query if self.query is not spread else learned, scale)
-            if self.verb == "poll":
-                return self.gate.poll("it", lambda state: state["sum"], bound=bound)
-            if self.verb == "deal":
-                return self.gate.deal(
-                    "it", lambda state, row: state["sum"] + row, torch.zeros(SHARDS, 3), bound=bound
+            self.gate.split_into_shards(
+                SHARDS, {"sum": torch.zeros(SHARDS, DIM, dtype=torch.float64)}, most
+            )
+            self.gate.update_shards(self.query if self.query is not spread else learned, scale)
+            if self.verb == "sum_over_shards":
+                return self.gate.sum_over_shards("it", lambda state: state["sum"], clip_norm=bound)
+            if self.verb == "query_clients":
+                return self.gate.query_clients(
+                    "it",
+                    lambda state, row: state["sum"] + row,
+                    torch.zeros(SHARDS, 3),
+                    clip_norm=bound,
                 ).flatten(0, 1)
-            self.gate._secret = Secret(
+            self.gate._rng = SecretRandom(
                 7
             )  # neighbours are compared draw by draw; 40 rows see every shard
-            return self.gate.route(
-                "it", lambda state, row: state["sum"] + row, torch.zeros(ROWS), bound=bound
+            return self.gate.query_random_shards(
+                "it", lambda state, row: state["sum"] + row, torch.zeros(ROWS), clip_norm=bound
             )
-        return getattr(self.gate, self.verb)("it", self.query, scale, bound=bound, **self.more)
+        return getattr(self.gate, self.verb)("it", self.query, scale, clip_norm=bound, **self.more)
 
     def declared(self, monkeypatch, ledger, **ask):
         """What the gate scales its noise to: the deviation that it hands to `noisy` at multiplier 1."""
         seen = []
         with monkeypatch.context() as patch:
             patch.setattr(
-                gate_module,
-                "noisy",
+                secret_side_module,
+                "add_noise",
                 lambda steps, std, grid, secret: (seen.append(std), steps * grid)[1],
             )
             twin = Rig(ledger, self.verb, self.relation, bool(self.more), 1.0)
@@ -204,7 +213,9 @@ def worst(monkeypatch, verb, relation, per_class=False, count=PAIRS, query=sprea
             rig.ask(*each, scale, **more) for each in ((images, labels), (changed, renamed))
         )
         apart = (
-            (here - there).norm(dim=1).max() if verb in ("route", "deal") else (here - there).norm()
+            (here - there).norm(dim=1).max()
+            if verb in ("query_random_shards", "query_clients")
+            else (here - there).norm()
         )  # each row is an answer
         distance = float(apart) / declared
         largest = max(largest, math.inf if math.isnan(distance) else distance)
@@ -309,34 +320,34 @@ def zero_divides(parts, bound):
     ("planted", "verb", "relation"),
     [
         (unclipped, "sum", REPLACE),
-        (unclipped, "answer", REPLACE),
+        (unclipped, "query_sample", REPLACE),
         (unclipped, "rows", LOCAL),
         (unclipped, "sorted_blocks", REPLACE),
         (clipped_by_batch, "sum", REPLACE),
         (clipped_by_batch, "rows", REPLACE),
         (clipped_after_the_sum, "sum", ADD_REMOVE),
         (wrong_axis, "sum", REPLACE),
-        (wrong_axis, "answer", REPLACE),
+        (wrong_axis, "query_sample", REPLACE),
         (largest_entry, "sum", ADD_REMOVE),
         (nan_passes, "sum", REPLACE),
         (nan_passes, "rows", REPLACE),
         (zero_divides, "sum", REPLACE),
-        (unclipped, "route", REPLACE),
-        (unclipped, "poll", REPLACE),
-        (clipped_by_batch, "poll", REPLACE),
-        (wrong_axis, "poll", REPLACE),
-        (largest_entry, "route", REPLACE),
-        (nan_passes, "route", REPLACE),
-        (nan_passes, "poll", REPLACE),
-        (zero_divides, "route", REPLACE),
-        (unclipped, "deal", CLIENT),
-        (largest_entry, "deal", CLIENT),
-        (nan_passes, "deal", REPLACE),
-        (clipped_by_batch, "poll", CLIENT),
+        (unclipped, "query_random_shards", REPLACE),
+        (unclipped, "sum_over_shards", REPLACE),
+        (clipped_by_batch, "sum_over_shards", REPLACE),
+        (wrong_axis, "sum_over_shards", REPLACE),
+        (largest_entry, "query_random_shards", REPLACE),
+        (nan_passes, "query_random_shards", REPLACE),
+        (nan_passes, "sum_over_shards", REPLACE),
+        (zero_divides, "query_random_shards", REPLACE),
+        (unclipped, "query_clients", CLIENT),
+        (largest_entry, "query_clients", CLIENT),
+        (nan_passes, "query_clients", REPLACE),
+        (clipped_by_batch, "sum_over_shards", CLIENT),
     ],
 )
 def test_planted_clips_are_caught(monkeypatch, trust, planted, verb, relation):
-    monkeypatch.setattr(gate_module, "_clip", clipping(planted))
+    monkeypatch.setattr(clipping_module, "clip_rows", clipping(planted))
     assert worst(monkeypatch, verb, relation, count=FEW) > 1 + 1e-6
     trust("G2", "planted clips and entries of the table caught", 1, of=1)
 
@@ -353,7 +364,7 @@ def test_planted_table_entries_are_caught(monkeypatch, trust, verb, relation, pe
 
 def test_planted_feature_norm_is_caught(monkeypatch):
     assert worst(monkeypatch, "sum", REPLACE, count=FEW, query=features) <= 1 + 1e-6
-    monkeypatch.setattr(gate_module, "_clip", clipping(unclipped))
+    monkeypatch.setattr(clipping_module, "clip_rows", clipping(unclipped))
     assert worst(monkeypatch, "sum", REPLACE, count=FEW, query=features) > 1 + 1e-6
 
 
@@ -366,11 +377,13 @@ def test_planted_frame_norm_is_caught(monkeypatch):
 
 def test_planted_rounding_outwards_is_caught(monkeypatch):
     """Rounding away from zero lengthens a part; a coarse grid shows it."""
-    monkeypatch.setattr(gate_module, "grid_for", lambda bound, std: 0.03)
+    monkeypatch.setattr(secret_side_module, "choose_grid", lambda bound, std: 0.03)
     assert worst(monkeypatch, "sum", REPLACE, count=FEW) <= 1 + 1e-6
-    real = gate_module._clip
+    real = clipping_module.clip_rows
     monkeypatch.setattr(
-        gate_module, "_steps", lambda *given: (away := real(*given)).sign() * away.abs().ceil()
+        clipping_module,
+        "clip_to_grid",
+        lambda *given: (away := real(*given)).sign() * away.abs().ceil(),
     )
     assert worst(monkeypatch, "sum", REPLACE, count=FEW) > 1 + 1e-6
 
@@ -457,8 +470,10 @@ def test_one_record_more_does_not_round_the_others(tmp_path, ledger, count):
     answers = []
     for size in (count, count + 1):
         box = Sensitive(images[:size], zeros[:size], Spec((1, 28, 28), 1))
-        gate = Gate(box, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", microbatch=100))
-        answers.append(gate.sum("it", linear, weights, bound=1.0))
+        gate = Gate(
+            box, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", microbatch_size=100)
+        )
+        answers.append(gate.sum("it", linear, weights, clip_norm=1.0))
     assert torch.equal(*answers)
 
 
@@ -466,7 +481,10 @@ def test_one_record_more_does_not_round_the_others(tmp_path, ledger, count):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
-@pytest.mark.parametrize("verb", ["sum", "rows", "answer", "sorted_blocks", "route", "poll"])
+@pytest.mark.parametrize(
+    "verb",
+    ["sum", "rows", "query_sample", "sorted_blocks", "query_random_shards", "sum_over_shards"],
+)
 def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
     def query(image, label, scale):
         return torch.where(image.flatten() == 1, value, image.flatten().double())
@@ -474,11 +492,11 @@ def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
     images = np.full((COUNT, *SHAPE), 0.25)
     images[3] = 1
     rig = Rig(ledger, verb, REPLACE, query=query)
-    if verb == "answer":
+    if verb == "query_sample":
         rig.query = lambda records, scale: (
             query(records.images, None, scale).view(COUNT, DIM).sum(0)
         )
-    if verb in ("route", "poll"):
+    if verb in ("query_random_shards", "sum_over_shards"):
         rig.query = lambda images, labels, state, scale: {
             "sum": torch.func.vmap(query)(images, labels, scale=scale).sum(0)
         }
@@ -491,35 +509,40 @@ def test_parts_that_are_not_finite_contribute_zero(ledger, verb, value):
         assert torch.equal(
             answer, torch.stack([zero if each == 3 else quarter for each in range(COUNT)]).double()
         )
-    elif verb == "answer":
+    elif verb == "query_sample":
         assert torch.equal(answer, zero.double())
     elif (
-        verb == "route"
+        verb == "query_random_shards"
     ):  # shards of two records each, of norm 1 together; the third of the four holds nothing
         known = torch.stack(
             [quarter * 0 if each == 3 else quarter * 2 for each in range(SHARDS)]
         ).double()
-        assert torch.allclose(answer, known[Shards(SHARDS).draw(ROWS, Secret(7))], atol=1e-6)
-    elif verb == "poll":
+        assert torch.allclose(answer, known[Shards(SHARDS).draw(ROWS, SecretRandom(7))], atol=1e-6)
+    elif verb == "sum_over_shards":
         assert torch.allclose(answer, 6 * quarter.double(), atol=1e-5)
     else:  # sorted: the zero comes first, in class 1
         assert torch.equal(answer[1, 0], torch.tensor([0.0, 0.25, 0.25, 0.25], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("verb", ["sum", "per_class", "answer"])
+@pytest.mark.parametrize("verb", ["sum", "per_class", "query_sample"])
 def test_an_empty_draw_answers_noise(ledger, verb):
     """No record is drawn at a rate of 1e-15; the answer has its shape and its noise."""
-    name = "answer" if verb == "answer" else "sum"
+    name = "query_sample" if verb == "query_sample" else "sum"
     box = Sensitive(np.ones((COUNT, *SHAPE)), EVEN, OPEN)
     gate = Gate(
         box, Plan((Stage("it", name, 2.0, 3, Poisson(1e-15)),), ADD_REMOVE), ledger, Budget(1e9)
     )
-    if verb == "answer":
-        answer = gate.answer("it", lambda records: torch.ones(2000), bound=1.0, shape=(2000,))
+    if verb == "query_sample":
+        answer = gate.query_sample(
+            "it", lambda records: torch.ones(2000), clip_norm=1.0, shape=(2000,)
+        )
         std = 4.0
     else:
         answer = gate.sum(
-            "it", lambda image, label: torch.ones(2000), bound=1.0, per_class=verb == "per_class"
+            "it",
+            lambda image, label: torch.ones(2000),
+            clip_norm=1.0,
+            per_class=verb == "per_class",
         )
         std = 2.0
     assert answer.shape == ((CLASSES, 2000) if verb == "per_class" else (2000,))
@@ -557,10 +580,10 @@ def test_forty_kinds_of_records_keep_shape_and_finiteness(fill, places):
     one = Spec(SHAPE, 1, COUNT, (COUNT,))
     each = Sensitive(images, EVEN, SPEC)
     single = Sensitive(images, np.zeros(COUNT, int), one)
-    verbs = ("sum", "rows", "answer", "sorted_blocks", "poll")
+    verbs = ("sum", "rows", "query_sample", "sorted_blocks", "sum_over_shards")
     plan = Plan(tuple(Stage(verb, verb, 1.0, 10**5) for verb in verbs), REPLACE)
     routes = Plan(
-        (Stage("route", "route", 0.0, 10**5, Shards(SHARDS)),), REPLACE
+        (Stage("query_random_shards", "query_random_shards", 0.0, 10**5, Shards(SHARDS)),), REPLACE
     )  # no noise: a sampled plan takes seconds to price
     for box, classes in ((each, CLASSES), (single, 1)):
         gate = Gate(box, plan, Unwritten(), Budget(1e9), runtime=Runtime("cpu"))
@@ -568,34 +591,44 @@ def test_forty_kinds_of_records_keep_shape_and_finiteness(fill, places):
         router = Gate(box, routes, Unwritten(), Budget(math.inf), runtime=Runtime("cpu"))
         for query in NASTY:
             for door in (gate, router):
-                door.split(SHARDS, {"it": torch.zeros(SHARDS, DIM)})
-                door.update(
+                door.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, DIM)})
+                door.update_shards(
                     lambda images, labels, state, q=query: {
                         "it": q(images.sum(0), labels.sum()) - state["it"]
                     }
                 )
             for answer, shape in (
                 (
-                    router.route(
-                        "route", lambda state, row: state["it"] / row, torch.zeros(3), bound=1.0
+                    router.query_random_shards(
+                        "query_random_shards",
+                        lambda state, row: state["it"] / row,
+                        torch.zeros(3),
+                        clip_norm=1.0,
                     ),
                     (3, DIM),
                 ),
-                (gate.poll("poll", lambda state: state["it"].exp(), bound=1.0), (DIM,)),
-                (gate.sum("sum", query, bound=1.0), (DIM,)),
-                (gate.sum("sum", query, bound=1.0, per_class=True), (classes, DIM)),
-                (gate.rows("rows", query, bound=1.0), (COUNT, DIM)),
                 (
-                    gate.answer(
-                        "answer",
+                    gate.sum_over_shards(
+                        "sum_over_shards", lambda state: state["it"].exp(), clip_norm=1.0
+                    ),
+                    (DIM,),
+                ),
+                (gate.sum("sum", query, clip_norm=1.0), (DIM,)),
+                (gate.sum("sum", query, clip_norm=1.0, per_class=True), (classes, DIM)),
+                (gate.rows("rows", query, clip_norm=1.0), (COUNT, DIM)),
+                (
+                    gate.query_sample(
+                        "query_sample",
                         lambda records, q=query: q(records.images.sum(0), 0),
-                        bound=1.0,
+                        clip_norm=1.0,
                         shape=(DIM,),
                     ),
                     (DIM,),
                 ),
                 (
-                    gate.sorted_blocks("sorted_blocks", query, frame=frame, blocks=2, radius=1.0),
+                    gate.sorted_blocks(
+                        "sorted_blocks", query, frame=frame, num_blocks=2, clip_norm=1.0
+                    ),
                     (classes, DIM, 2),
                 ),
             ):

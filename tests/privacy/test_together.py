@@ -16,14 +16,17 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Stage
 from privot.privacy.sampling import Shards
 from privot.runtime import Runtime
-from privot.runtime.process_group import Alone, Several
+from privot.runtime.process_group import ProcessGroup, SingleProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHARDS = 5
 SIZE = 2
 PLAN = Unpriced(
-    (Stage("route", "route", 0.7, 200, Shards(SHARDS)), Stage("poll", "poll", 0.7, 3)),
+    (
+        Stage("query_random_shards", "query_random_shards", 0.7, 200, Shards(SHARDS)),
+        Stage("sum_over_shards", "sum_over_shards", 0.7, 3),
+    ),
     Neighbours.REPLACE,
 )
 
@@ -83,8 +86,8 @@ def together(count, deed):
 
     def one(rank):
         wires.sit(rank)
-        ranks = Several(rank, count, False)
-        ranks._wires = wires
+        ranks = ProcessGroup(rank, count, False)
+        ranks._distributed = wires
         try:
             found[rank] = deed(rank, ranks)
         except Exception as error:
@@ -108,7 +111,7 @@ def gate_for(folder, rank, ranks, run=None, records=SHARDS * SIZE + 1):
         Unwritten(),
         runtime=Runtime("cpu", 7),
         insecure_seed=rank,
-        ranks=ranks,
+        process_group=ranks,
         folder=own,
     )
 
@@ -128,26 +131,40 @@ def tell(state, row):
 def worked(folder, rank, ranks, run=None):
     """All verbs of shards, once or more; what is public of it, and what each has learned, at the leader."""
     gate = gate_for(folder, rank, ranks, run)
-    gate.split(SHARDS, start())
-    gate.update(learn, torch.tensor(1.0 + rank))  # a public number is the leader's
-    gate.update(learn, torch.tensor(2.0), some=torch.tensor([1, 4, 3]))
-    gate.update(learn, torch.tensor(3.0), some=torch.tensor([3]))  # some have nothing to do
+    gate.split_into_shards(SHARDS, start())
+    gate.update_shards(learn, torch.tensor(1.0 + rank))  # a public number is the leader's
+    gate.update_shards(learn, torch.tensor(2.0), shard_indices=torch.tensor([1, 4, 3]))
+    gate.update_shards(
+        learn, torch.tensor(3.0), shard_indices=torch.tensor([3])
+    )  # some have nothing to do
     rows = torch.linspace(1, 2, 12) + rank
-    public = [gate.route("route", tell, rows, bound=5.0) for _ in range(2)]
+    public = [
+        gate.query_random_shards("query_random_shards", tell, rows, clip_norm=5.0) for _ in range(2)
+    ]
     public += [
-        gate.poll(
-            "poll", lambda state, factor: state["it"] * factor, torch.tensor(0.1 + rank), bound=2.0
+        gate.sum_over_shards(
+            "sum_over_shards",
+            lambda state, factor: state["it"] * factor,
+            torch.tensor(0.1 + rank),
+            clip_norm=2.0,
         )
         for _ in range(2)
     ]
-    gate.store()
-    states = {name: ranks.gathered(value, SHARDS) for name, value in gate._shards[1].items()}
-    return public, states, (gate.left("route"), gate.left("poll"))
+    gate.save_shard_states()
+    states = {name: ranks.gather(value, SHARDS) for name, value in gate._shards[1].items()}
+    return (
+        public,
+        states,
+        (
+            gate.count_remaining_queries("query_random_shards"),
+            gate.count_remaining_queries("sum_over_shards"),
+        ),
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_threads_that_share_the_shards_give_the_answers_of_one(tmp_path, count):
-    alone, states, left = worked(tmp_path, 0, Alone())
+    alone, states, left = worked(tmp_path, 0, SingleProcess())
     (tmp_path / "here").mkdir()
     found = together(count, lambda rank, ranks: worked(tmp_path / "here", rank, ranks, "run"))
     assert left == (200 - 24, 1)
@@ -174,12 +191,15 @@ def test_what_was_kept_comes_again_to_all_threads(tmp_path):
 
     def go_on(rank, ranks):
         gate = gate_for(tmp_path, rank, ranks, "run")
-        gate.split(SHARDS, start())
-        states = {name: ranks.gathered(value, SHARDS) for name, value in gate._shards[1].items()}
+        gate.split_into_shards(SHARDS, start())
+        states = {name: ranks.gather(value, SHARDS) for name, value in gate._shards[1].items()}
         return (
-            [gate.poll("poll", lambda state: state["it"], bound=2.0) for _ in range(2)],
+            [
+                gate.sum_over_shards("sum_over_shards", lambda state: state["it"], clip_norm=2.0)
+                for _ in range(2)
+            ],
             states,
-            gate.left("route"),
+            gate.count_remaining_queries("query_random_shards"),
         )
 
     after = together(3, go_on)
@@ -207,8 +227,8 @@ def test_one_that_fails_ends_it_for_all(tmp_path):
 
     def deed(rank, ranks):
         gate = gates[rank] = gate_for(tmp_path, rank, ranks)
-        gate.split(SHARDS, start())
-        gate.update(failing if rank else lambda images, labels, state: state)
+        gate.split_into_shards(SHARDS, start())
+        gate.update_shards(failing if rank else lambda images, labels, state: state)
 
     found = together(2, deed)
     assert all(isinstance(each, QueryError) for each in found)
@@ -216,16 +236,18 @@ def test_one_that_fails_ends_it_for_all(tmp_path):
     assert not any("0.123" in str(each) for each in found)
     for gate in gates:
         with pytest.raises(PlanError, match="no stage"):
-            gate.poll("poll", lambda state: state["it"], bound=1.0)
+            gate.sum_over_shards("sum_over_shards", lambda state: state["it"], clip_norm=1.0)
 
 
 @pytest.mark.parametrize(
-    ("shards", "records", "said"), [(1, 11, "start fewer"), (SHARDS, 12, "the same records")]
+    ("shards", "records", "said"), [(1, 11, "Start fewer"), (SHARDS, 12, "the same records")]
 )
 def test_what_does_not_fit_is_refused_by_all_threads(tmp_path, shards, records, said):
     def deed(rank, ranks):
         here = records if rank else 11
-        gate_for(tmp_path, rank, ranks, records=here).split(shards, {"it": torch.zeros(shards)})
+        gate_for(tmp_path, rank, ranks, records=here).split_into_shards(
+            shards, {"it": torch.zeros(shards)}
+        )
 
     found = together(2, deed)
     assert all(isinstance(each, PrivotError) and said in str(each) for each in found)
@@ -234,7 +256,7 @@ def test_what_does_not_fit_is_refused_by_all_threads(tmp_path, shards, records, 
 def test_as_many_shards_as_processes_are_enough(tmp_path):
     def deed(rank, ranks):
         gate = gate_for(tmp_path, rank, ranks)
-        gate.split(3, {"it": torch.arange(3.0)})
+        gate.split_into_shards(3, {"it": torch.arange(3.0)})
         return gate._shards[1]["it"].tolist()
 
     assert together(3, deed) == [[0.0], [1.0], [2.0]]

@@ -20,18 +20,19 @@ import torch
 from mutations import mutated
 from safetensors.torch import load_file, save_file
 
-from privot import synthesis
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError
+from privot.privacy.guarantee import Guarantee, NoGuarantee
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
-from privot.release import Guarantee, NoGuarantee, Release, verify
-from privot.release.artifact import Product
-from privot.synthesis import synthesize
+from privot.release import Release
+from privot.release.artifact import Artifact
+from privot.release.verify import verify
+from privot.synthesis import synthesize, versions
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
 
-QUICK = {"features": 200, "steps": 20, "hidden": 16}
+QUICK = {"num_features": 200, "steps": 20, "hidden_dim": 16}
 FILES = ("manifest.json", "manifest.sha256", "tensors.safetensors")
 
 
@@ -50,8 +51,8 @@ def small_set(plan=None):
     plan = plan or Plan((Stage("means", "sum", 4.0, 3),), Neighbours.ADD_REMOVE)
     facts = {"method": "by hand", "plan": plan.to_json(), "event": str(plan.event())}
     images = torch.rand(7, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    product = Product.set(images, torch.tensor([0, 1, 2, 0, 1, 2, 0], dtype=torch.int32))
-    return Release(product, Guarantee.of(plan, 1e-5), Spec((1, 4, 4), 3), facts)
+    product = Artifact.from_images(images, torch.tensor([0, 1, 2, 0, 1, 2, 0], dtype=torch.int32))
+    return Release(product, Guarantee.from_plan(plan, 1e-5), Spec((1, 4, 4), 3), facts)
 
 
 @pytest.fixture(params=["generator", "set"])
@@ -82,12 +83,12 @@ def sign(folder, edit=None):
 def test_a_release_comes_back_as_it_was(saved):
     release = Release.load(saved)
     again = Release.load(release.save(saved.with_name("again")))
-    assert again.manifest() == release.manifest()
+    assert again.build_manifest() == release.build_manifest()
     for seed in (0, 1):
         images, labels = release.sample(25, seed=seed)
         assert images.shape == (25, *release.spec.shape)
         assert 0 <= images.min() < images.max() <= 1
-        assert labels.tolist() == [place % release.spec.classes for place in range(25)]
+        assert labels.tolist() == [place % release.spec.num_classes for place in range(25)]
         assert torch.equal(images, again.sample(25, seed=seed)[0])
     for name in FILES:
         assert (saved / name).read_bytes() == (saved.with_name("again") / name).read_bytes()
@@ -112,18 +113,18 @@ def test_labels_can_be_asked_for(saved):
     images, labels = release.sample(4, labels=torch.tensor([2, 2, 0, 1]))
     assert labels.tolist() == [2, 2, 0, 1]
     assert images.shape[0] == 4
-    for count, wrong in ((3, [0, 1]), (1, [release.spec.classes]), (1, [-1])):
+    for count, wrong in ((3, [0, 1]), (1, [release.spec.num_classes]), (1, [-1])):
         with pytest.raises(ReleaseError, match="labels"):
             release.sample(count, labels=torch.tensor(wrong))
     for count in (0, -1, 10**12):
-        with pytest.raises(ReleaseError, match="count"):
+        with pytest.raises(ReleaseError, match="num_samples"):
             release.sample(count)
 
 
 def test_a_set_gives_its_own_images_in_turn():
     release = small_set()
     images, labels = release.sample(9)
-    own = release.product.tensors
+    own = release.artifact.tensors
     for label in range(3):
         mine = own["images"][own["labels"] == label]
         assert torch.equal(images[labels == label], mine[torch.arange(3) % len(mine)])
@@ -175,24 +176,24 @@ def test_a_smaller_spread_draws_less_varied_images_of_the_same_generator(folders
     release = Release.load(folders / "generator")
     labels = torch.zeros(200, dtype=torch.int64)
     whole, narrow, hardly = (
-        release.sample(200, labels, spread=spread)[0].std(0) for spread in (1.0, 0.5, 1e-6)
+        release.sample(200, labels, latent_scale=spread)[0].std(0) for spread in (1.0, 0.5, 1e-6)
     )
     assert narrow.mean() < 0.8 * whole.mean()
     assert hardly.max() < 1e-4, "one image a class is left"
-    assert torch.equal(release.sample(5)[0], release.sample(5, spread=1.0)[0])
+    assert torch.equal(release.sample(5)[0], release.sample(5, latent_scale=1.0)[0])
     for place, spread in (
         ("generator", 0.0),
         ("generator", 1.1),
         ("generator", math.nan),
         ("set", 0.5),
     ):
-        with pytest.raises(ReleaseError, match="spread"):
-            Release.load(folders / place).sample(3, spread=spread)
+        with pytest.raises(ReleaseError, match="latent_scale"):
+            Release.load(folders / place).sample(3, latent_scale=spread)
 
 
 def test_a_generator_that_diverged_is_not_sampled(folders):
     release = Release.load(folders / "generator")
-    for tensor in release.product.tensors.values():
+    for tensor in release.artifact.tensors.values():
         if tensor.is_floating_point():
             tensor.fill_(math.nan)
     with pytest.raises(ReleaseError, match="diverged"):
@@ -210,7 +211,7 @@ def test_nothing_is_overwritten(folders, tmp_path, there):
         "file": out.touch,
         "dangling link": lambda: out.symlink_to(tmp_path / "nowhere"),
     }[there]()
-    with pytest.raises(ReleaseError, match="there already"):
+    with pytest.raises(ReleaseError, match="already exists"):
         Release.load(folders / "generator").save(out)
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
     assert not out.is_dir() or not list(out.iterdir())
@@ -328,7 +329,7 @@ def test_what_is_no_release(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
         for look in (Release.load, verify):
-            with pytest.raises(ReleaseError, match="not a sound release"):
+            with pytest.raises(ReleaseError, match="not a valid release"):
                 look(place)
 
 
@@ -383,12 +384,12 @@ FORGED = {
     "one more field in the claim": lambda manifest: manifest["guarantee"].update(certified=True),
     "neighbours of the plan": put("plan", "neighbours", "local"),
     "neighbours unknown": put("plan", "neighbours", "nobody"),
-    "noise of the plan": put(*STAGE, "noise", lambda value: value * 2),
-    "noise negative": put(*STAGE, "noise", -1.0),
-    "noise infinite": put(*STAGE, "noise", math.inf),
+    "noise of the plan": put(*STAGE, "noise_multiplier", lambda value: value * 2),
+    "noise negative": put(*STAGE, "noise_multiplier", -1.0),
+    "noise infinite": put(*STAGE, "noise_multiplier", math.inf),
     "steps of the plan": put(*STAGE, "steps", 5),
     "steps a fraction": put(*STAGE, "steps", 1.5),
-    "sampling of the plan": put(*STAGE, "sampling", {"kind": "poisson", "rate": 0.5}),
+    "sampling of the plan": put(*STAGE, "sampling", {"kind": "poisson", "sample_rate": 0.5}),
     "sampling unknown": put(*STAGE, "sampling", {"kind": "lucky"}),
     "no stages": put("plan", "stages", []),
     "no plan": put("plan", None),
@@ -396,19 +397,20 @@ FORGED = {
     "event missing": lambda manifest: manifest.pop("event"),
     "event empty": put("event", []),
     "event and plan": both(
-        put(*STAGE, "noise", 50.0), put("event", "GaussianDpEvent(noise_multiplier=50.0)")
+        put(*STAGE, "noise_multiplier", 50.0),
+        put("event", "GaussianDpEvent(noise_multiplier=50.0)"),
     ),
     "event and plan without noise": both(
-        put(*STAGE, "noise", 0), put("event", "NonPrivateDpEvent()")
+        put(*STAGE, "noise_multiplier", 0), put("event", "NonPrivateDpEvent()")
     ),
-    "spec with a class less": put("spec", "classes", lambda value: value - 1),
-    "spec with classes as a fraction": put("spec", "classes", float),
+    "spec with a class less": put("spec", "num_classes", lambda value: value - 1),
+    "spec with classes as a fraction": put("spec", "num_classes", float),
     "spec with a larger shape": put("spec", "shape", [1, 16, 16]),
     "spec with an absurd shape": put("spec", "shape", [1, 10**9, 10**9]),
     "spec as text": put("spec", "anything"),
-    "kind of product": put("product", "kind", "program"),
-    "no product": put("product", None),
-    "format of tomorrow": put("format", 2),
+    "kind of artifact": put("artifact", "kind", "program"),
+    "no artifact": put("artifact", None),
+    "format of tomorrow": put("format", 3),
     "a manifest that is a list": None,
     "files that leave the folder": put("files", {"../release/tensors.safetensors": "0" * 64}),
     "files that climb": lambda manifest: manifest["files"].update(
@@ -434,22 +436,23 @@ def test_a_forged_manifest_is_refused_though_its_digests_fit(saved, name):
 
 
 GENERATOR = {
-    "net unknown": put("product", "net", "os.system"),
-    "net not hashable": put("product", "net", ["ConvGenerator"]),
-    "arguments unknown": put("product", "arguments", {"command": "rm"}),
-    "no arguments": put("product", "arguments", None),
-    "hidden layer of a terabyte": put("product", "arguments", "hidden", 10**11),
-    "hidden layer beyond all": put("product", "arguments", "hidden", 10**30),
-    "hidden layer as text": put("product", "arguments", "hidden", "200"),
-    "code longer": put("product", "arguments", "code", 6),
-    "code for classes": both(
-        put("product", "arguments", "code", 6), put("product", "arguments", "classes", 9)
+    "generator unknown": put("artifact", "generator_class", "os.system"),
+    "generator not hashable": put("artifact", "generator_class", ["ConvGenerator"]),
+    "arguments unknown": put("artifact", "generator_config", {"command": "rm"}),
+    "no arguments": put("artifact", "generator_config", None),
+    "hidden layer of a terabyte": put("artifact", "generator_config", "hidden_dim", 10**11),
+    "hidden layer beyond all": put("artifact", "generator_config", "hidden_dim", 10**30),
+    "hidden layer as text": put("artifact", "generator_config", "hidden_dim", "200"),
+    "latent longer": put("artifact", "generator_config", "latent_dim", 6),
+    "latent for classes": both(
+        put("artifact", "generator_config", "latent_dim", 6),
+        put("artifact", "generator_config", "classes", 9),
     ),
-    "shape of another size": put("product", "arguments", "shape", [1, 7, 7]),
-    "shape of a terabyte": put("product", "arguments", "shape", [1, 4096, 4096]),
-    "spec with another class": put("spec", "classes", 11),
-    "waves": put("product", "arguments", "waves", 3),
-    "a generator called a set": put("product", "kind", "set"),
+    "shape of another size": put("artifact", "generator_config", "shape", [1, 7, 7]),
+    "shape of a terabyte": put("artifact", "generator_config", "shape", [1, 4096, 4096]),
+    "spec with another class": put("spec", "num_classes", 11),
+    "frequencies": put("artifact", "generator_config", "num_frequencies", 3),
+    "a generator called a set": put("artifact", "kind", "set"),
 }
 
 
@@ -516,7 +519,7 @@ def test_a_pickle_is_never_opened(saved, monkeypatch):
 def test_a_manifest_too_deep_to_read_is_refused(saved):
     for text in (
         "[" * 100_000,
-        '{"format": 1, "files": ' + '{"a":' * 50_000,
+        '{"format": 2, "files": ' + '{"a":' * 50_000,
         '{"format": ' + "9" * 5000 + "}",
     ):
         (saved / "manifest.json").write_text(text)
@@ -526,11 +529,14 @@ def test_a_manifest_too_deep_to_read_is_refused(saved):
 
 
 EXTREME = [
-    *({"noise": noise} for noise in (5e-324, 1e-200, 1e-30, 1e-3, 1e200, 1.7e308)),
+    *({"noise_multiplier": noise} for noise in (5e-324, 1e-200, 1e-30, 1e-3, 1e200, 1.7e308)),
     *({"steps": steps} for steps in (10**3, 10**18, 10**400)),
-    *({"sampling": {"kind": "poisson", "rate": rate}} for rate in (5e-324, 1e-30, 1)),
-    *({"sampling": {"kind": "fixed", "drawn": 1, "size": size}} for size in (1, 10**18, 10**400)),
-    {"sampling": {"kind": "shards", "count": 10**400}},
+    *({"sampling": {"kind": "poisson", "sample_rate": rate}} for rate in (5e-324, 1e-30, 1)),
+    *(
+        {"sampling": {"kind": "fixed", "sample_size": 1, "dataset_size": size}}
+        for size in (1, 10**18, 10**400)
+    ),
+    {"sampling": {"kind": "shards", "num_shards": 10**400}},
 ]
 
 
@@ -567,18 +573,18 @@ def unharmed(folder, before, weights=False):
     assert now.keys() == then.keys()
     for key, value in then.items():
         assert now[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
-    assert release.facts["event"] == before.facts["event"]
+    assert release.metadata["event"] == before.metadata["event"]
     if (
-        release.manifest()["product"] == before.manifest()["product"]
+        release.build_manifest()["artifact"] == before.build_manifest()["artifact"]
         and release.spec == before.spec
         and not weights
     ):
         return
-    images, labels = release.sample(2 * release.spec.classes)
+    images, labels = release.sample(2 * release.spec.num_classes)
     assert (
         images.shape
         == (len(labels), *release.spec.shape)
-        == (2 * before.spec.classes, *before.spec.shape)
+        == (2 * before.spec.num_classes, *before.spec.shape)
     )
 
 
@@ -711,8 +717,8 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs, count, tru
                 case 1 if isinstance(holder[last], (int, float)):
                     holder[last] *= generator.choice((-1, 0.5, 2, 1 + 1e-3, 10))
                 case 2 if isinstance(holder, dict):
-                    holder[generator.choice(("x", "kind", "noise", "size"))] = generator.choice(
-                        JUNK
+                    holder[generator.choice(("x", "kind", "noise_multiplier", "size"))] = (
+                        generator.choice(JUNK)
                     )
                 case _:
                     holder[last] = copy.deepcopy(generator.choice(JUNK))
@@ -737,8 +743,8 @@ def test_random_edits_of_the_manifest_do_no_harm(saved, nothing_runs, count, tru
 
 
 def test_versions_are_recorded_even_of_what_is_missing(monkeypatch):
-    monkeypatch.setattr("privot.synthesis.PACKAGES", ("torch", "no-such-package"))
-    assert synthesis.versions() == {
+    monkeypatch.setattr("privot.synthesis.versions.RECORDED_PACKAGES", ("torch", "no-such-package"))
+    assert versions.get_package_versions() == {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "no-such-package": "not installed",

@@ -11,22 +11,23 @@ from safetensors.torch import load_file, save_file
 from privot import resize
 from privot.data.spec import Spec
 from privot.errors import PrivotError, ReleaseError, SettingError
-from privot.methods import make
+from privot.methods import make_method
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
-from privot.release import Release, verify
+from privot.release import Release
+from privot.release.verify import verify
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
-from privot.synthesis.preflight import preflight
+from privot.synthesis.preflight import plan_run
 
 QUICK = {
-    "per_class": 3,
-    "nets": 12,
-    "trained": 2,
-    "width": 4,
+    "images_per_class": 3,
+    "num_random_nets": 12,
+    "nets_per_round": 2,
+    "net_width": 4,
     "steps": 4,
-    "lessons": 1,
-    "soft": 0.5,
+    "net_train_epochs": 1,
+    "soft_label_weight": 0.5,
 }
 CPU = Runtime("cpu")
 
@@ -75,15 +76,15 @@ def test_all_that_is_claimed_stays(origin, tmp_path):
     assert verify(tmp_path / "five")["epsilon_from_events"] == verify(origin)["epsilon_from_events"]
     assert (after.guarantee, after.spec) == (before.guarantee, before.spec)
     for key in ("method", "plan", "event", "seed", "data", "ledger"):
-        assert after.facts[key] == before.facts[key]
-    assert after.facts["settings"] == before.facts["settings"] | {"per_class": 5}
-    assert after.facts["resized"]["from"] == (origin / "manifest.sha256").read_text().strip()
-    assert "resized" not in before.facts
+        assert after.metadata[key] == before.metadata[key]
+    assert after.metadata["settings"] == before.metadata["settings"] | {"images_per_class": 5}
+    assert after.metadata["resized"]["from"] == (origin / "manifest.sha256").read_text().strip()
+    assert "resized" not in before.metadata
     assert (origin.parent / "book.jsonl").read_bytes() == book
-    made = after.product.tensors
+    made = after.artifact.tensors
     assert made["images"].shape == (50, 1, 8, 8)
     assert made["labels"].bincount().tolist() == [5] * 10
-    assert made["soft"].shape == (50, 10)
+    assert made["soft_labels"].shape == (50, 10)
 
 
 def test_a_resized_release_can_be_resized_again(origin, tmp_path):
@@ -91,37 +92,44 @@ def test_a_resized_release_can_be_resized_again(origin, tmp_path):
     back = resize(tmp_path / "five", 2, runtime=CPU)
     direct = resize(Release.load(origin), 2, runtime=CPU)
     assert torch.equal(
-        back.product.tensors["images"], direct.product.tensors["images"]
+        back.artifact.tensors["images"], direct.artifact.tensors["images"]
     )  # all comes of what was kept, and of the seed
     assert (
-        back.facts["resized"]["from"] == (tmp_path / "five" / "manifest.sha256").read_text().strip()
+        back.metadata["resized"]["from"]
+        == (tmp_path / "five" / "manifest.sha256").read_text().strip()
     )
 
 
 def test_how_it_is_made_may_change_and_what_was_asked_may_not(origin):
     plain = resize(origin, 2, runtime=CPU)
-    coarse = resize(origin, 2, settings={"detail": 0.3}, runtime=CPU)
-    assert not torch.equal(plain.product.tensors["images"], coarse.product.tensors["images"])
-    assert (coarse.facts["settings"]["detail"], coarse.guarantee) == (0.3, plain.guarantee)
-    for asked in ({"noise": 0.1}, {"nets": 24}, {"neighbours": "replace"}):
-        with pytest.raises(SettingError, match=f"cannot ask anew; {next(iter(asked))} would"):
+    coarse = resize(origin, 2, settings={"frequency_fraction": 0.3}, runtime=CPU)
+    assert not torch.equal(plain.artifact.tensors["images"], coarse.artifact.tensors["images"])
+    assert (coarse.metadata["settings"]["frequency_fraction"], coarse.guarantee) == (
+        0.3,
+        plain.guarantee,
+    )
+    for asked in ({"noise_multiplier": 0.1}, {"num_random_nets": 24}, {"neighbours": "replace"}):
+        with pytest.raises(
+            SettingError, match=f"cannot make new queries, but {next(iter(asked))} would"
+        ):
             resize(origin, 2, settings=asked, runtime=CPU)
 
 
 def test_the_kept_answers_are_what_it_is_made_of(origin):
     """Other answers, other images; and the images of the release itself have no part in it."""
     release = Release.load(origin)
-    plain = resize(release, 2, runtime=CPU).product.tensors["images"]
+    plain = resize(release, 2, runtime=CPU).artifact.tensors["images"]
     for name, moved in (
         ("images", False),
-        ("kept.means", True),
-        ("kept.random.target", True),
-        ("kept.trained1.target", True),
+        ("resize_state.means", True),
+        ("resize_state.random.target", True),
+        ("resize_state.trained1.target", True),
     ):
         other = Release.load(origin)
-        other.product.tensors[name] = other.product.tensors[name].flip(0).contiguous()
+        other.artifact.tensors[name] = other.artifact.tensors[name].flip(0).contiguous()
         assert (
-            torch.equal(resize(other, 2, runtime=CPU).product.tensors["images"], plain) is not moved
+            torch.equal(resize(other, 2, runtime=CPU).artifact.tensors["images"], plain)
+            is not moved
         ), name
 
 
@@ -141,7 +149,7 @@ def test_without_a_guarantee_it_stays_without(tmp_path):
 
 
 def test_what_kept_nothing_is_refused(tmp_path):
-    bare = {**QUICK, "keep": False}
+    bare = {**QUICK, "keep_answers": False}
     synthesize(
         "digits",
         budget=5.0,
@@ -150,19 +158,20 @@ def test_what_kept_nothing_is_refused(tmp_path):
         ledger=tmp_path / "a.jsonl",
         runtime=CPU,
     )
-    with pytest.raises(ReleaseError, match="keep=false"):
+    with pytest.raises(ReleaseError, match="keep_answers=false"):
         resize(tmp_path / "bare", 2, out=tmp_path / "out", runtime=CPU)
     synthesize(
         "digits",
         "merf",
         5.0,
-        settings={"features": 50, "steps": 2},
+        settings={"num_features": 50, "steps": 2},
         out=tmp_path / "merf",
         ledger=tmp_path / "a.jsonl",
         runtime=CPU,
     )
     with pytest.raises(
-        ReleaseError, match="merf makes no sets of another size; private-set or sliced-flow does"
+        ReleaseError,
+        match=r"merf cannot make a set of another size. private-set or sliced-flow can",
     ):
         resize(tmp_path / "merf", 2, out=tmp_path / "out", runtime=CPU)
     assert not (tmp_path / "out").exists()
@@ -170,10 +179,10 @@ def test_what_kept_nothing_is_refused(tmp_path):
 
 def test_nothing_is_overwritten_and_that_is_said_before_the_work(origin, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        type(make("private-set")), "again", lambda *_: pytest.fail("the work was begun")
+        type(make_method("private-set")), "regenerate", lambda *_: pytest.fail("the work was begun")
     )
     (tmp_path / "out").mkdir()
-    with pytest.raises(ReleaseError, match="there already"):
+    with pytest.raises(ReleaseError, match="already exists"):
         resize(origin, 2, out=tmp_path / "out", runtime=CPU)
 
 
@@ -189,17 +198,17 @@ def put(*path):
 
 
 FORGED = {
-    "another width": put("settings", "width", 8),
-    "a smaller depth": put("settings", "depth", 1),
-    "more nets": put("settings", "nets", 10**9),
-    "a net less": put("settings", "nets", 11),
-    "a few nets more": put("settings", "nets", 14),
-    "more trained nets": put("settings", "trained", 3),
-    "other shares": put("settings", "shares", [0.1, 0.1, 0.1, 0.7]),
-    "shares of one part less": put("settings", "shares", [0.1, 0.9, 0.0]),
+    "another width": put("settings", "net_width", 8),
+    "a smaller depth": put("settings", "net_depth", 1),
+    "more nets": put("settings", "num_random_nets", 10**9),
+    "a net less": put("settings", "num_random_nets", 11),
+    "a few nets more": put("settings", "num_random_nets", 14),
+    "more trained nets": put("settings", "nets_per_round", 3),
+    "other shares": put("settings", "budget_shares", [0.1, 0.1, 0.1, 0.7]),
+    "shares of one part less": put("settings", "budget_shares", [0.1, 0.9, 0.0]),
     "other neighbours": put("settings", "neighbours", "replace"),
     "a setting that is not there": put("settings", "magic", 1),
-    "a setting of another kind": put("settings", "rate", [1]),
+    "a setting of another kind": put("settings", "learning_rate", [1]),
     "settings as a list": put("settings", []),
     "no settings": put("settings", None),
     "an unknown method": put("method", "alchemy"),
@@ -223,16 +232,16 @@ def test_a_manifest_that_does_not_fit_is_refused(copied, tmp_path, name):
 
 KEPT = (
     "means",
-    "random.centre",
+    "random.center",
     "random.target",
-    "random.plane",
-    "random.hole",
-    "random.colour",
+    "random.affine",
+    "random.cutout",
+    "random.color",
     "random.conv0",
     "random.gain1",
-    "trained1.centre",
+    "trained1.center",
     "trained1.target",
-    "trained1.plane",
+    "trained1.affine",
     "trained1.conv1",
     "trained1.bias0",
 )
@@ -251,9 +260,9 @@ CHANGES = {
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_tensors_that_do_not_fit_are_refused(copied, tmp_path, name, change):
     tensors = load_file(copied / "tensors.safetensors")
-    whole = tensors.pop(f"kept.{name}")
+    whole = tensors.pop(f"resize_state.{name}")
     if CHANGES[change]:
-        tensors[f"kept.{name}"] = CHANGES[change](whole).contiguous()
+        tensors[f"resize_state.{name}"] = CHANGES[change](whole).contiguous()
     save_file(tensors, copied / "tensors.safetensors")
     sign(copied)
     with pytest.raises(ReleaseError) as refused:
@@ -266,7 +275,7 @@ def test_too_large_a_wish_is_not_blamed_on_the_release(origin, monkeypatch):
     def full(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(type(make("private-set")), "again", full)
+    monkeypatch.setattr(type(make_method("private-set")), "regenerate", full)
     with pytest.raises(RuntimeError, match="memory"):
         resize(origin, 10**5, runtime=CPU)
 
@@ -278,24 +287,27 @@ UNEVEN = Spec((1, 8, 8), 3, 1100, (500, 100, 500), ("cat", "dog", "ship"))
 
 
 def test_the_caution_names_the_smallest_class_and_what_would_do():
-    method = make("private-set", QUICK)
-    [said] = preflight(UNEVEN, method, Budget(0.1), "cpu")["cautions"]
+    method = make_method("private-set", QUICK)
+    [said] = plan_run(UNEVEN, method, Budget(0.1), "cpu")["warnings"]
     assert "class dog is the smallest, with 100 records" in said
     epsilon = float(said.split("epsilon ")[1].split()[0])
     records = int(said.split("classes of ")[1].split()[0].replace(",", ""))
-    assert preflight(UNEVEN, method, Budget(epsilon), "cpu")["cautions"] == []
-    assert preflight(UNEVEN, method, Budget(0.9 * epsilon), "cpu")["cautions"] != []
+    assert plan_run(UNEVEN, method, Budget(epsilon), "cpu")["warnings"] == []
+    assert plan_run(UNEVEN, method, Budget(0.9 * epsilon), "cpu")["warnings"] != []
     for size, cautions in ((records, 0), (round(0.9 * records), 1)):
         grown = Spec((1, 8, 8), 3, 10_000 + size, (5000, size, 5000))
-        assert len(preflight(grown, method, Budget(0.1), "cpu")["cautions"]) == cautions
+        assert len(plan_run(grown, method, Budget(0.1), "cpu")["warnings"]) == cautions
 
 
 def test_a_class_that_is_declared_empty_is_named():
-    cautions = preflight(
-        Spec((1, 8, 8), 3, 1000, (500, 0, 500)), make("private-set", QUICK), Budget(5.0), "cpu"
-    )["cautions"]
+    cautions = plan_run(
+        Spec((1, 8, 8), 3, 1000, (500, 0, 500)),
+        make_method("private-set", QUICK),
+        Budget(5.0),
+        "cpu",
+    )["warnings"]
     assert cautions == [
-        "class 1 is declared to have no records: all that is released of it is noise"
+        "class 1 is declared to have no records: what is released of it is noise only."
     ]
 
 
@@ -304,8 +316,8 @@ def test_synthesize_says_it_before_the_ledger_is_charged(tmp_path):
     seen = []
     more = {"settings": QUICK, "ledger": book, "runtime": CPU}
     synthesize(
-        "digits", budget=0.1, notice=lambda text: seen.append((text, book.entries())), **more
+        "digits", budget=0.1, on_warning=lambda text: seen.append((text, book.entries())), **more
     )
     assert [(text.split(" is")[0], lines) for text, lines in seen] == [
-        ("signal to noise per class", [])
+        ("the predicted signal-to-noise ratio per class", [])
     ]

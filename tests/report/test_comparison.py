@@ -9,15 +9,15 @@ import torch
 from specimens import GAUSSIAN, NONE, hand, reading
 
 from privot.errors import ReleaseError
-from privot.measures import Subject
+from privot.measures import Samples
+from privot.privacy.guarantee import NoGuarantee
 from privot.privacy.plan import Neighbours
-from privot.release import NoGuarantee
 from privot.report import compare
 
 
 def subject(name, release=None, readings=(), count=12):
     images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Subject(
+    return Samples(
         name, images, torch.arange(count) % 3, 3, ("cat", "dog", "ship"), release
     ), tuple(readings)
 
@@ -61,13 +61,13 @@ def test_what_may_not_be_published_is_the_user_s_alone(tmp_path, public):
 
 def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
     one = subject("one", None, [reading(value=0.8)])
-    two = subject("two", None, [reading(value=0.9, ruler="another")])
+    two = subject("two", None, [reading(value=0.9, protocol="another")])
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {"cnn_accuracy": [False, False]}
-    assert "different rulers" in page.read_text()
+    assert "different protocols" in page.read_text()
     assert "another" in page.read_text()
     page = compare([one, (two[0], (reading(value=0.9),))], tmp_path / "out")
-    assert "different rulers" not in page.read_text()
+    assert "different protocols" not in page.read_text()
 
 
 def test_each_says_what_it_promises(tmp_path):
@@ -80,21 +80,21 @@ def test_each_says_what_it_promises(tmp_path):
         ],
         tmp_path / "out",
     )
-    assert [each["verdict"] for each in facts(page)["subjects"]][1:] == [
+    assert [each["verdict"] for each in facts(page)["outputs"]][1:] == [
         "No guarantee: seeded",
         "foreign: no certificate",
     ]
-    assert facts(page)["subjects"][0]["epsilon"] == sound.guarantee.epsilon
+    assert facts(page)["outputs"][0]["epsilon"] == sound.guarantee.epsilon
     other = hand(replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE))
     for two, words in (
         (other, "different neighbours (add-remove, replace)"),
         (hand(delta=1e-6), "different delta (1e-6, 1e-5)"),
     ):
         mixed = compare([subject("one", sound), subject("two", two)], tmp_path / "out").read_text()
-        assert mixed.count("do not compare directly") == 1
+        assert mixed.count("not directly comparable") == 1
         assert words in mixed
     assert (
-        "do not compare directly"
+        "not directly comparable"
         not in compare([subject("one", sound)] * 2, tmp_path / "out").read_text()
     )
 
@@ -104,15 +104,15 @@ def test_a_promise_that_nothing_proves_is_not_compared(tmp_path):
     false = replace(sound, guarantee=replace(sound.guarantee, epsilon=0.01))
     for release in (
         false,
-        replace(sound, facts={}),
-        replace(sound, facts={**sound.facts, "event": "none"}),
+        replace(sound, metadata={}),
+        replace(sound, metadata={**sound.metadata, "event": "none"}),
     ):
         with pytest.raises(ReleaseError, match=r"^the liar: "):
             compare([subject("sound", sound), subject("the liar", release)], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("other", [{"samples": 100}, {"count": 9999}])
+@pytest.mark.parametrize("other", [{"num_samples": 100}, {"reference_size": 9999}])
 def test_readings_of_different_numbers_have_no_best(tmp_path, other):
     one = subject("one", None, [reading(value=0.8)])
     two = subject("two", None, [reading(value=0.9, **other)])
@@ -127,20 +127,25 @@ def test_warnings_prices_and_odd_characters_of_readings(tmp_path):
     page = compare(
         [
             subject(
-                "one", None, [reading(warning="few samples", ruler=ruler, reference="scans\ud800")]
+                "one",
+                None,
+                [reading(warning="few samples", protocol=ruler, reference="scans\ud800")],
             )
         ],
         tmp_path / "out",
     )
     assert "few samples" in page.read_text()
     assert "epsilon of its own on the test data" in page.read_text()
-    assert facts(page)["subjects"][0]["readings"][0]["reference"] == "scans"
+    assert facts(page)["outputs"][0]["results"][0]["reference"] == "scans"
 
 
 def test_the_chart_holds_those_with_epsilon_and_accuracy(tmp_path):
     sound = hand()
     accuracy = [reading()]
-    known = [subject("one", sound, accuracy), subject("two", hand(GAUSSIAN.scaled(0.2)), accuracy)]
+    known = [
+        subject("one", sound, accuracy),
+        subject("two", hand(GAUSSIAN.scale_noise(0.2)), accuracy),
+    ]
     page = compare(
         [*known, subject("no accuracy", sound), subject("foreign", None, accuracy)],
         tmp_path / "out",
@@ -168,14 +173,14 @@ def test_nothing_foreign_is_overwritten(tmp_path):
         compare([], tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "report.json").write_text('{"privot": 1}')
-    with pytest.raises(ReleaseError, match="something else"):
+    with pytest.raises(ReleaseError, match="contains other files"):
         compare([subject("one")], tmp_path / "out")
 
 
 def test_many_large_outputs_stay_a_small_page(tmp_path):
     images = torch.rand(100, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     page = compare(
-        [(Subject(f"s{turn}", images, torch.arange(100) % 10, 10), ()) for turn in range(6)],
+        [(Samples(f"s{turn}", images, torch.arange(100) % 10, 10), ()) for turn in range(6)],
         tmp_path / "out",
     )
     assert page.stat().st_size < 3e6

@@ -8,17 +8,18 @@ import pytest
 import torch
 from specimens import GAUSSIAN, facts, hand, text
 
-from privot.attacks.membership import controls
+from privot.attacks.membership import control_data
 from privot.data.dataset import Public, Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.measures import image_similarity
 from privot.measures.networks.lpips import Lpips
-from privot.nets.generators.conv import initialise
-from privot.release import Guarantee, Release
-from privot.release.artifact import Product
-from privot.report import Owner, nearest_records, write
-from privot.report.images import uri
+from privot.nets.generators.conv import initialize_weights
+from privot.privacy.guarantee import Guarantee
+from privot.release import Release
+from privot.release.artifact import Artifact
+from privot.report import OwnerInputs, nearest_records, write_report
+from privot.report.images import encode_data_uri
 
 SPEC = Spec((1, 8, 8), 10)
 PLANTED = 5  # classes whose released image is a record
@@ -33,22 +34,29 @@ def one(one_thread):
 @pytest.fixture
 def eyes(monkeypatch):
     """A network of LPIPS with drawn weights, so that nothing depends on a file."""
-    net = initialise(Lpips(), torch.Generator().manual_seed(0)).requires_grad_(False)
+    net = initialize_weights(Lpips(), torch.Generator().manual_seed(0)).requires_grad_(False)
     for head in net.heads:
         head.fill_(1.0)
-    monkeypatch.setattr(image_similarity, "weights", lambda: (Path("features"), Path("heads")))
-    monkeypatch.setattr(image_similarity, "_loaded", lambda features, heads, device: net.to(device))
+    monkeypatch.setattr(
+        image_similarity, "find_lpips_weights", lambda: (Path("features"), Path("heads"))
+    )
+    monkeypatch.setattr(
+        image_similarity, "_load_lpips_files", lambda features, heads, device: net.to(device)
+    )
 
 
 @pytest.fixture(scope="module")
 def planted():
     """400 digits, and a released set of one image a class, the first five of them records: (release, data, places of the copies)."""
-    other, _, records = controls.digits(0)
+    other, _, records = control_data.load_digit_splits(0)
     places = [int((records.labels == label).nonzero()[0]) for label in range(PLANTED)]
     fresh = [int((other.labels == label).nonzero()[0]) for label in range(PLANTED, 10)]
     images = torch.cat([records.images[places], other.images[fresh]])
     release = Release(
-        Product.set(images, torch.arange(10)), Guarantee.of(GAUSSIAN, 1e-5), SPEC, KNOWN
+        Artifact.from_images(images, torch.arange(10)),
+        Guarantee.from_plan(GAUSSIAN, 1e-5),
+        SPEC,
+        KNOWN,
     )
     return (
         release,
@@ -61,36 +69,38 @@ def planted():
 
 
 def test_the_nearest_records_are_found_in_any_portion(monkeypatch):
-    monkeypatch.setitem(nearest_records.PORTION, "pixels", 7)
+    monkeypatch.setitem(nearest_records.RECORDS_PER_CHUNK, "pixels", 7)
     images = np.random.default_rng(0).random((40, 1, 4, 4), np.float32)
     data = Public(images, np.arange(40) % 2, Spec((1, 4, 4), 2))
     queries = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     queries[4] = torch.from_numpy(images[33])
     apart = (queries[:, None] - torch.from_numpy(images)).flatten(2).norm(dim=2).double()
-    found = nearest_records.neighbours(queries, data, 3)
+    found = nearest_records.find_nearest_records(queries, data, 3)
     values, places = apart.sort()
-    assert torch.equal(found.places, places[:, :3])
+    assert torch.equal(found.indices, places[:, :3])
     torch.testing.assert_close(found.distances, values[:, :3], rtol=1e-5, atol=1e-6)
-    assert (found.distances[4, 0], found.places[4, 0]) == (0, 33)
+    assert (found.distances[4, 0], found.indices[4, 0]) == (0, 33)
     among = torch.tensor([3, 8, 20, 21])
     assert torch.equal(
-        nearest_records.neighbours(queries, data, 9, among=among).places,
+        nearest_records.find_nearest_records(queries, data, 9, candidate_indices=among).indices,
         among[apart[:, among].argsort()],
     )
 
 
 def test_a_record_is_not_its_own_neighbour_but_its_twin_is(monkeypatch):
-    monkeypatch.setitem(nearest_records.PORTION, "pixels", 7)
+    monkeypatch.setitem(nearest_records.RECORDS_PER_CHUNK, "pixels", 7)
     images = np.random.default_rng(0).random((40, 1, 4, 4), np.float32)
     images[12] = images[33]
     data = Public(images, np.arange(40) % 2, Spec((1, 4, 4), 2))
     itself = torch.tensor([33, 12, 5])
-    found = nearest_records.neighbours(torch.from_numpy(images[itself]), data, 39, itself=itself)
-    assert found.places[:2, 0].tolist() == [12, 33]
+    found = nearest_records.find_nearest_records(
+        torch.from_numpy(images[itself]), data, 39, excluded_indices=itself
+    )
+    assert found.indices[:2, 0].tolist() == [12, 33]
     assert (found.distances[:2, 0] == 0).all()
     assert (found.distances[2] > 0).all()
-    assert (found.places != itself[:, None]).all()
-    assert all(len(set(each.tolist())) == 39 for each in found.places)
+    assert (found.indices != itself[:, None]).all()
+    assert all(len(set(each.tolist())) == 39 for each in found.indices)
 
 
 def test_a_copy_is_found_among_near_copies():
@@ -99,8 +109,8 @@ def test_a_copy_is_found_among_near_copies():
     for place in range(5):
         images[place, 0, place, 0] -= 1e-3
     data = Public(images.numpy(), np.zeros(6, int), Spec((1, 64, 64), 1))
-    found = nearest_records.neighbours(images[5:], data)
-    assert (found.places.item(), found.distances.item()) == (5, 0)
+    found = nearest_records.find_nearest_records(images[5:], data)
+    assert (found.indices.item(), found.distances.item()) == (5, 0)
 
 
 # The study
@@ -108,11 +118,11 @@ def test_a_copy_is_found_among_near_copies():
 
 def test_copies_are_found_by_both_rulers(planted, eyes):
     release, data, places = planted
-    found, drawn = nearest_records.study(release, data, "cpu")
+    found, drawn = nearest_records.compare_nearest_records(release, data, "cpu")
     assert len(drawn) == len(found["shown"]) == 20
-    real = data._take(slice(None)).images
+    real = data._read_records(slice(None)).images
     for turn, (each, shown) in enumerate(zip(found["shown"], drawn, strict=True)):
-        assert [record["by"] for record in each["real"]] == [
+        assert [record["caption"] for record in each["real"]] == [
             "nearest by L2",
             "second",
             "nearest by LPIPS",
@@ -124,7 +134,7 @@ def test_copies_are_found_by_both_rulers(planted, eyes):
         )
         assert seen["lpips"] <= min(first["lpips"], second["lpips"])
         assert [record["image"] for record in shown["real"]] == [
-            uri(real[record["record"]]) for record in each["real"]
+            encode_data_uri(real[record["record"]]) for record in each["real"]
         ]
         label = turn % 10
         if label < PLANTED:
@@ -142,10 +152,10 @@ def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(
     planted, eyes, monkeypatch
 ):
     release, whole = planted[:2]
-    records = whole._take(slice(0, 120))
+    records = whole._read_records(slice(0, 120))
     data = Public(records.images.numpy(), records.labels.numpy(), SPEC)
-    monkeypatch.setitem(nearest_records.PORTION, "lpips", 50)
-    monkeypatch.setattr(nearest_records, "SHORT", 3)
+    monkeypatch.setitem(nearest_records.RECORDS_PER_CHUNK, "lpips", 50)
+    monkeypatch.setattr(nearest_records, "LPIPS_SHORTLIST_SIZE", 3)
     images = release.sample(10, torch.arange(10))[0]
     close = (images[:, None] - records.images).flatten(2).norm(dim=2).argsort()[:, :3].unique()
     fresh = range(PLANTED, 10)
@@ -156,8 +166,8 @@ def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(
         ]
     )
     for limit, among in ((120, torch.arange(120)), (119, close)):
-        monkeypatch.setattr(nearest_records, "WHOLE", limit)
-        found = nearest_records.study(release, data, "cpu")[0]
+        monkeypatch.setattr(nearest_records, "MAX_FULL_LPIPS_RECORDS", limit)
+        found = nearest_records.compare_nearest_records(release, data, "cpu")[0]
         assert [found["shown"][each]["real"][2]["record"] for each in fresh] == among[
             apart[:, among].argmin(1)
         ].tolist()
@@ -169,10 +179,10 @@ def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(
 
 def test_a_near_copy_is_not_called_a_copy(eyes):
     release = hand()
-    images = release.product.tensors["images"].clone()
+    images = release.artifact.tensors["images"].clone()
     images[:, 0, 0, 0] = (images[:, 0, 0, 0] - 3e-6).clamp(min=0)
-    data = Public(images.numpy(), release.product.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
-    found = nearest_records.study(release, data, "cpu")[0]
+    data = Public(images.numpy(), release.artifact.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
+    found = nearest_records.compare_nearest_records(release, data, "cpu")[0]
     assert found["copies"] == 0
     assert all(0 < each["real"][0]["l2"] < 1e-5 for each in found["shown"])
 
@@ -180,11 +190,11 @@ def test_a_near_copy_is_not_called_a_copy(eyes):
 def test_a_copy_in_another_layout_of_memory_is_one(eyes):
     release = hand(shape=(3, 32, 32))
     images = np.ascontiguousarray(
-        release.product.tensors["images"].numpy().transpose(0, 2, 3, 1)
+        release.artifact.tensors["images"].numpy().transpose(0, 2, 3, 1)
     ).transpose(0, 3, 1, 2)
-    data = Public(images, release.product.tensors["labels"].numpy(), Spec((3, 32, 32), 3))
-    assert not data._take(slice(None)).images.is_contiguous()
-    for each in nearest_records.study(release, data, "cpu")[0]["shown"]:
+    data = Public(images, release.artifact.tensors["labels"].numpy(), Spec((3, 32, 32), 3))
+    assert not data._read_records(slice(None)).images.is_contiguous()
+    for each in nearest_records.compare_nearest_records(release, data, "cpu")[0]["shown"]:
         assert (each["real"][0]["l2"], each["real"][0]["lpips"], each["real"][2]["lpips"]) == (
             0,
             0,
@@ -194,9 +204,9 @@ def test_a_copy_in_another_layout_of_memory_is_one(eyes):
 
 def test_one_record_has_no_second_and_no_neighbour(eyes):
     data = Public(np.zeros((1, 1, 8, 8), np.uint8), np.array([0]), Spec((1, 8, 8), 1))
-    found = nearest_records.study(hand(), data)[0]
+    found = nearest_records.compare_nearest_records(hand(), data)[0]
     assert found["real to real"] == []
-    assert [each["by"] for each in found["shown"][0]["real"]] == [
+    assert [each["caption"] for each in found["shown"][0]["real"]] == [
         "nearest by L2",
         "nearest by LPIPS",
     ]
@@ -204,7 +214,7 @@ def test_one_record_has_no_second_and_no_neighbour(eyes):
 
 def test_records_of_another_shape_are_refused(planted):
     with pytest.raises(ReleaseError, match=r"real records are \[1, 8, 8\]"):
-        nearest_records.study(hand(shape=(1, 4, 4)), planted[1])
+        nearest_records.compare_nearest_records(hand(shape=(1, 4, 4)), planted[1])
 
 
 # The page
@@ -216,13 +226,14 @@ def sources(folder, name):
 
 def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
     release, data, places = planted
-    write(release, tmp_path / "out", name="toy", owner=Owner(data))
+    write_report(release, tmp_path / "out", name="toy", owner_inputs=OwnerInputs(data))
     inside = tmp_path / "out-internal"
     public = tmp_path / "out"
     shown = facts(inside, "internal.json")["nearest"]["shown"]
     records = {record["record"] for each in shown for record in each["real"]}
     pictures = {
-        uri(image) for image in data._take(torch.tensor(sorted(records - set(places)))).images
+        encode_data_uri(image)
+        for image in data._read_records(torch.tensor(sorted(records - set(places)))).images
     }
     assert len(pictures) > 10
     assert pictures <= sources(inside, "internal.html")
@@ -243,10 +254,10 @@ def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
 
 
 def test_the_page_says_how_far_lpips_looked(planted, eyes, tmp_path, monkeypatch):
-    monkeypatch.setattr(nearest_records, "WHOLE", 100)
-    monkeypatch.setattr(nearest_records, "SHORT", 7)
+    monkeypatch.setattr(nearest_records, "MAX_FULL_LPIPS_RECORDS", 100)
+    monkeypatch.setattr(nearest_records, "LPIPS_SHORTLIST_SIZE", 7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    write(planted[0], tmp_path / "out", name="toy", owner=Owner(planted[1]))
+    write_report(planted[0], tmp_path / "out", name="toy", owner_inputs=OwnerInputs(planted[1]))
     seen = text(tmp_path / "out-internal", "internal.html")
     count = facts(tmp_path / "out-internal", "internal.json")["nearest"]["lpips"]["searched"]
     assert 7 < count <= 70
@@ -257,13 +268,13 @@ def test_the_page_says_how_far_lpips_looked(planted, eyes, tmp_path, monkeypatch
 def test_without_weights_the_page_has_no_such_column_and_says_why(planted, nowhere, damaged):
     if damaged:
         (nowhere / "data" / "weights").mkdir(parents=True)
-        for name in image_similarity.WEIGHTS:
+        for name in image_similarity.LPIPS_WEIGHTS:
             (nowhere / "data" / "weights" / name).write_bytes(b"no tensors")
-    write(planted[0], nowhere / "out", name="toy", owner=Owner(planted[1]))
+    write_report(planted[0], nowhere / "out", name="toy", owner_inputs=OwnerInputs(planted[1]))
     found = facts(inside := nowhere / "out-internal", "internal.json")["nearest"]
     assert found["lpips"]["searched"] == 0
     assert all(
-        [record["by"] for record in each["real"]] == ["nearest by L2", "second"]
+        [record["caption"] for record in each["real"]] == ["nearest by L2", "second"]
         for each in found["shown"]
     )
     assert all("lpips" not in record for each in found["shown"] for record in each["real"])
@@ -273,6 +284,8 @@ def test_without_weights_the_page_has_no_such_column_and_says_why(planted, nowhe
     why = (
         r"\S+ and \S+: not the weights of LPIPS"
         if damaged
-        else f"LPIPS needs the weights {' and '.join(image_similarity.WEIGHTS)}"
+        else f"LPIPS needs the weights {' and '.join(image_similarity.LPIPS_WEIGHTS)}"
     )
-    assert re.search(f"The nearest by LPIPS are not shown. {why}", text(inside, "internal.html"))
+    assert re.search(
+        f"The nearest records by LPIPS are not shown. {why}", text(inside, "internal.html")
+    )

@@ -9,18 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specimens import GAUSSIAN, attack, hand
 
-from privot.audit.result import Attack, read
+from privot.audit.result import AttackResult, load_attack_results
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
+from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
-from privot.release import Guarantee
-from privot.report.charts import growth, sandwich
-from privot.report.formatting import clean, down, number, percent, up
-from privot.report.html import sampler, short
-from privot.report.privacy_curves import RATES, by_step, curve, remembering
-from privot.report.statement import statement
-from privot.report.utility import beside, published
+from privot.report.charts import attack_power_chart, epsilon_chart
+from privot.report.formatting import (
+    clean_text,
+    format_number,
+    format_percent,
+    format_rounded_down,
+    format_rounded_up,
+)
+from privot.report.html import describe_sampling, format_number_or_text
+from privot.report.privacy_curves import (
+    CURVE_FALSE_POSITIVE_RATES,
+    cache_cost,
+    compute_epsilon_by_step,
+    compute_max_tpr_curve,
+)
+from privot.report.statement import build_statement
+from privot.report.utility import find_published_results, load_published_results
 
 SAMPLED = Plan(
     (Stage("warm up", "sum", 20.0), Stage("steps", "sum", 3.0, 60, Poisson(0.02))),
@@ -33,39 +44,44 @@ SAMPLED = Plan(
 
 @given(st.text(max_size=300))
 def test_clean_text_is_one_short_line_of_visible_characters(text):
-    said = clean(text, 40)
+    said = clean_text(text, 40)
     assert 0 < len(said) <= 40
     assert "\n" not in said
     assert all(each.isprintable() or each in "\u200c\u200d" for each in said)
-    assert clean(said, 40) == said
+    assert clean_text(said, 40) == said
 
 
 @given(st.floats(1e-12, 1e12))
 def test_a_claim_is_never_rounded_down(value):
-    shown = float(up(value).replace(",", ""))
+    shown = float(format_rounded_up(value).replace(",", ""))
     assert shown >= value * (1 - 1e-9)
     assert shown <= value * 1.0011
 
 
 @given(st.floats(1e-15, 1))
 def test_a_percentage_is_never_rounded_down(value):
-    assert float(percent(value).rstrip(" %")) >= 100 * value * (1 - 1e-8)
+    assert float(format_percent(value).rstrip(" %")) >= 100 * value * (1 - 1e-8)
 
 
 @given(st.floats(1e-12, 1e12))
 def test_what_was_measured_is_never_rounded_up(value):
-    shown = float(down(value).replace(",", ""))
+    shown = float(format_rounded_down(value).replace(",", ""))
     assert value * 0.9989 <= shown <= value * (1 + 1e-9)
 
 
 @given(st.floats(1e-12, 1))
 def test_a_lower_bound_is_never_rounded_up(value):
-    assert float(percent(value, way="down").rstrip(" %")) <= 100 * value * (1 + 1e-9)
-    assert (percent(value, way="down") == "100 %") is (value > 1 - 1e-11)
+    assert float(format_percent(value, rounding="down").rstrip(" %")) <= 100 * value * (1 + 1e-9)
+    assert (format_percent(value, rounding="down") == "100 %") is (value * (1 + 1e-9) >= 1)
 
 
 def test_whole_numbers_without_end_are_shown():
-    assert [number(10**400), number(-(10**400)), short(10**400), up(10**400)] == [
+    assert [
+        format_number(10**400),
+        format_number(-(10**400)),
+        format_number_or_text(10**400),
+        format_rounded_up(10**400),
+    ] == [
         f"{more} than {sign}1e300"
         for more, sign in (
             ("more", ""),
@@ -74,11 +90,11 @@ def test_whole_numbers_without_end_are_shown():
             ("more", ""),
         )
     ]
-    assert number(10**20) == "1e20"
+    assert format_number(10**20) == "1e20"
 
 
 def test_numbers_that_are_none_are_said_so():
-    assert [number(each) for each in (math.inf, math.nan, True, None)] == [
+    assert [format_number(each) for each in (math.inf, math.nan, True, None)] == [
         "infinite",
         "unknown",
         "true",
@@ -88,32 +104,37 @@ def test_numbers_that_are_none_are_said_so():
 
 def test_every_sampler_has_words():
     kinds = (Full(), Poisson(0.01), Fixed(50, 60000), Shards(1000))
-    said = [sampler({"kind": type(each).__name__.lower(), **vars(each)}) for each in kinds]
+    said = [
+        describe_sampling({"kind": type(each).__name__.lower(), **vars(each)}) for each in kinds
+    ]
     assert said == [
         "all",
         "each with probability 0.01",
         "50 of 60,000, without replacement",
         "one secret shard of 1,000",
     ]
-    assert sampler({"kind": "odd"}) == '{"kind": "odd"}'
+    assert describe_sampling({"kind": "odd"}) == '{"kind": "odd"}'
 
 
 def test_a_large_epsilon_is_called_what_it_is():
     plan = Plan((Stage("means", "sum", 0.3),), Neighbours.REPLACE)
-    for claim, weak in ((Guarantee.of(plan, 1e-5), True), (Guarantee.of(GAUSSIAN, 1e-5), False)):
+    for claim, weak in (
+        (Guarantee.from_plan(plan, 1e-5), True),
+        (Guarantee.from_plan(GAUSSIAN, 1e-5), False),
+    ):
         assert (
             any(
                 "promises little" in each
-                for each in statement(claim, Spec((1, 8, 8), 2))["promise"]
+                for each in build_statement(claim, Spec((1, 8, 8), 2))["promise"]
             )
             is weak
         )
 
 
 def test_declared_class_sizes_keep_the_label():
-    claim = Guarantee.of(GAUSSIAN, 1e-5)
-    assert "keeps the label" in statement(claim, Spec((1, 8, 8), 2, 4, (2, 2)))["neighbours"]
-    assert "keeps the label" not in statement(claim, Spec((1, 8, 8), 2, 4))["neighbours"]
+    claim = Guarantee.from_plan(GAUSSIAN, 1e-5)
+    assert "keeps the label" in build_statement(claim, Spec((1, 8, 8), 2, 4, (2, 2)))["neighbours"]
+    assert "keeps the label" not in build_statement(claim, Spec((1, 8, 8), 2, 4))["neighbours"]
 
 
 # Spending
@@ -121,10 +142,12 @@ def test_declared_class_sizes_keep_the_label():
 
 @pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
 def test_the_curve_is_the_certificate_at_every_rate(plan):
-    drawn = curve(remembering(plan.cost()))
+    drawn = compute_max_tpr_curve(cache_cost(plan.cost()))
     plain = plan.cost()
     for place in (0, 17, 40):
-        assert drawn["tpr"][place] == pytest.approx(plain.tpr(RATES[place]), rel=1e-5)
+        assert drawn["tpr"][place] == pytest.approx(
+            plain.max_tpr(CURVE_FALSE_POSITIVE_RATES[place]), rel=1e-5
+        )
     assert drawn["fpr"][0] == 1e-4
     assert drawn["tpr"][-1] == 1
     assert drawn["tpr"] == sorted(drawn["tpr"])
@@ -132,8 +155,8 @@ def test_the_curve_is_the_certificate_at_every_rate(plan):
 
 @pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
 def test_epsilon_grows_to_the_claim(plan):
-    claim = Guarantee.of(plan, 1e-5)
-    steps = by_step(plan, claim)
+    claim = Guarantee.from_plan(plan, 1e-5)
+    steps = compute_epsilon_by_step(plan, claim)
     assert [each["steps"] for each in steps] == sorted({each["steps"] for each in steps})
     assert [each["epsilon"] for each in steps] == sorted(each["epsilon"] for each in steps)
     assert steps[-1] == {
@@ -150,7 +173,7 @@ def test_epsilon_grows_to_the_claim(plan):
     half = steps[len(steps) // 2]
     part = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], steps=half["steps"] - 1)))
     assert half["epsilon"] == pytest.approx(part.cost().epsilon(1e-5), rel=1e-3)
-    assert str(growth(steps)).count("<circle") == len(steps)
+    assert str(epsilon_chart(steps)).count("<circle") == len(steps)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5, 12, 40])
@@ -158,32 +181,32 @@ def test_few_accounts_are_made_however_long_the_plan(stages, monkeypatch):
     plan = Plan(
         tuple(Stage(f"s{place}", "sum", 50.0, 1000) for place in range(stages)), Neighbours.REPLACE
     )
-    claim = Guarantee.of(plan, 1e-5)
+    claim = Guarantee.from_plan(plan, 1e-5)
     asked = []
     cost = Plan.cost
     monkeypatch.setattr(
-        Plan, "cost", lambda self, roughly=False: asked.append(1) or cost(self, roughly)
+        Plan, "cost", lambda self, coarse=False: asked.append(1) or cost(self, coarse)
     )
-    steps = by_step(plan, claim)
+    steps = compute_epsilon_by_step(plan, claim)
     assert len(asked) < len(steps) <= 12
     assert steps[-1]["steps"] == 1000 * stages
 
 
 def test_one_step_needs_no_account():
     plan = Plan((Stage("means", "sum", 3.0),), Neighbours.REPLACE)
-    assert by_step(plan, Guarantee.of(plan, 1e-5)) == []
+    assert compute_epsilon_by_step(plan, Guarantee.from_plan(plan, 1e-5)) == []
 
 
 # Attacks
 
 TOLD = {
     "auc": 0.53,
-    "ceiling": (0.8, 0.9),
-    "curve": ((0.01, 1.0), (0.02, 1.0)),
-    "control": "finds all of a control",
-    "caution": "few shadows",
+    "perfect_attack_tpr_lower": (0.8, 0.9),
+    "roc_curve": ((0.01, 1.0), (0.02, 1.0)),
+    "controls_summary": "finds all of a control",
+    "warning": "few shadows",
     "verdict": "proves little",
-    "refuted": True,
+    "verdict_refutes_guarantee": True,
 }
 
 
@@ -191,39 +214,39 @@ def test_an_attack_comes_back_from_json(tmp_path):
     plain = attack()
     whole = replace(attack(), **TOLD)
     (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(plain), asdict(whole)]}))
-    assert read(tmp_path / "attacks.json") == [plain, whole]
+    assert load_attack_results(tmp_path / "attacks.json") == [plain, whole]
     short = {key: each for key, each in asdict(plain).items() if key not in TOLD}
     (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [short]}))
-    assert read(tmp_path / "attacks.json") == [plain]
+    assert load_attack_results(tmp_path / "attacks.json") == [plain]
 
 
 @pytest.mark.parametrize(
     "other",
     [
         {"method": "mean"},
-        {"settings": {"noise": 1.0}},
+        {"settings": {"noise_multiplier": 1.0}},
         {"claimed": 2.0},
         {"claimed": None},
         {"claimed": "1"},
     ],
 )
 def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, other):
-    release = hand(settings={"noise": None})
+    release = hand(settings={"noise_multiplier": None})
     audited = {
         "method": "handmade",
-        "settings": {"noise": None},
+        "settings": {"noise_multiplier": None},
         "claimed": release.guarantee.epsilon * 1.0001,
     }
-    found = Attack("audit", (), (), (), 0.95, True, verdict="proves nothing")
+    found = AttackResult("audit", (), (), (), 0.95, True, verdict="proves nothing")
     (tmp_path / "verdict.json").write_text(
         json.dumps({"audited": audited, "attacks": [asdict(found)]})
     )
-    assert read(tmp_path / "verdict.json", release) == [found]
+    assert load_attack_results(tmp_path / "verdict.json", release) == [found]
     (tmp_path / "verdict.json").write_text(
         json.dumps({"audited": audited | other, "attacks": [asdict(found)]})
     )
     with pytest.raises(ReleaseError, match="audit"):
-        read(tmp_path / "verdict.json", release)
+        load_attack_results(tmp_path / "verdict.json", release)
     with pytest.raises(ReleaseError, match="1 to 200 numbers"):  # neither rates nor a verdict
         replace(found, verdict="")
 
@@ -238,57 +261,60 @@ def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, othe
         {"fpr": [True, 0.1]},
         {"tpr": ["0.1", 0.2]},
         {"tpr": [0.1, 1.5]},
-        {"lower": [0.5, 0.5]},
-        {"lower": 0.1},
+        {"tpr_lower": [0.5, 0.5]},
+        {"tpr_lower": 0.1},
         {"confidence": 1},
         {"confidence": None},
         {"extra": 1},
-        {"fpr": [], "tpr": [], "lower": []},
+        {"fpr": [], "tpr": [], "tpr_lower": []},
         {"auc": 1.5},
         {"auc": "0.5"},
-        {"ceiling": [0.5]},
-        {"ceiling": [0.5, 2.0]},
-        {"curve": [[0.5], []]},
-        {"curve": 3},
-        {"control": 1},
-        {"refuted": 0},
+        {"perfect_attack_tpr_lower": [0.5]},
+        {"perfect_attack_tpr_lower": [0.5, 2.0]},
+        {"roc_curve": [[0.5], []]},
+        {"roc_curve": 3},
+        {"controls_summary": 1},
+        {"verdict_refutes_guarantee": 0},
         {"verdict": None},
         {"tpr": [math.nan, 0.2]},
-        {"fpr": [0.1] * 201, "tpr": [0.1] * 201, "lower": [0.1] * 201},
+        {"fpr": [0.1] * 201, "tpr": [0.1] * 201, "tpr_lower": [0.1] * 201},
     ],
 )
 def test_an_attack_of_the_wrong_kind_is_refused(wrong):
-    assert Attack.from_json(asdict(attack())) == attack()
+    assert AttackResult.from_json(asdict(attack())) == attack()
     with pytest.raises(ReleaseError, match="attack"):
-        Attack.from_json({**asdict(attack()), **wrong})
+        AttackResult.from_json({**asdict(attack()), **wrong})
 
 
 @pytest.mark.parametrize("inside", ["", "[]", '{"attacks": 3}', '{"attacks": [{}]}', "\x00"])
 def test_a_file_that_holds_no_attacks_is_refused(tmp_path, inside):
     (tmp_path / "attacks.json").write_text(inside)
     with pytest.raises(ReleaseError, match="attack"):
-        read(tmp_path / "attacks.json")
+        load_attack_results(tmp_path / "attacks.json")
 
 
 def test_a_measured_rate_of_zero_accuses_nobody():
-    with pytest.raises(ReleaseError, match="give an upper bound of the false-positive rate"):
+    with pytest.raises(ReleaseError, match="Give an upper bound of the false-positive rate"):
         attack(fpr=(0.0, 0.1))
-    assert attack(fpr=(0.0, 0.1), lower=(0.0, 0.08)).over(lambda rate: rate) == (False, False)
+    assert attack(fpr=(0.0, 0.1), lower=(0.0, 0.08)).exceeds_bound(lambda rate: rate) == (
+        False,
+        False,
+    )
 
 
 def test_rates_of_zero_are_drawn_on_the_edge():
     found = {
         **asdict(attack(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))),
-        "above": [False, False],
+        "exceeds_max_tpr": [False, False],
     }
-    assert "nan" not in str(sandwich(None, [found]))
+    assert "nan" not in str(attack_power_chart(None, [found]))
 
 
 # Published figures
 
 
 def test_published_figures_are_shares_and_scores():
-    known = published()
+    known = load_published_results()
     assert {row["data"] for row in known["figures"]} == {"mnist", "fashion-mnist", "celeba"}
     for row in [*known["figures"], *known["real"]]:
         assert row["source"]
@@ -315,13 +341,15 @@ def test_published_figures_are_shares_and_scores():
     [(0.01, 0.2), (0.4, 0.2), (0.5, 1), (3, 1), (4, 10), (1e4, 10), (math.inf, math.inf)],
 )
 def test_the_closest_epsilon_is_shown(epsilon, closest):
-    assert {row["epsilon"] for row in beside("mnist", epsilon, ["cnn_accuracy"])} == {closest}
+    assert {
+        row["epsilon"] for row in find_published_results("mnist", epsilon, ["cnn_accuracy"])
+    } == {closest}
 
 
 def test_nothing_stands_beside_what_nobody_published():
     assert (
-        beside("scans", 1.0, ["fid"])
-        == beside("mnist", 1.0, ["my_measure"])
-        == beside("mnist", None, ["fid"])
+        find_published_results("scans", 1.0, ["fid"])
+        == find_published_results("mnist", 1.0, ["my_measure"])
+        == find_published_results("mnist", None, ["fid"])
         == []
     )

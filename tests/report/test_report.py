@@ -14,9 +14,9 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Poisson
 from privot.release import Release
-from privot.release.artifact import Product
-from privot.report import Attack, Owner, write
-from privot.report.images import uri
+from privot.release.artifact import Artifact
+from privot.report import AttackResult, OwnerInputs, write_report
+from privot.report.images import encode_data_uri
 from privot.synthesis import synthesize
 
 PUBLIC = ("report.html", "report.json", "registry.yaml", "README.md")
@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
         "digits",
         "merf",
         2.0,
-        settings={"features": 100, "steps": 5},
+        settings={"num_features": 100, "steps": 5},
         out=root / "release",
         ledger=root / "digits.jsonl",
     )
@@ -43,7 +43,7 @@ def saved(tmp_path_factory):
 
 def test_the_facts_are_those_of_the_release(saved, tmp_path):
     release = Release.load(saved / "release")
-    write(release, tmp_path / "out", name="digits", readings=[reading()])
+    write_report(release, tmp_path / "out", name="digits", results=[reading()])
     manifest = json.loads((saved / "release" / "manifest.json").read_text())
     said = facts(tmp_path / "out")
     assert said["guarantee"] == {
@@ -58,7 +58,7 @@ def test_the_facts_are_those_of_the_release(saved, tmp_path):
     assert said["method"]["settings"].keys() == manifest["settings"].keys()
     assert said["method"]["citation"].startswith("@inproceedings")
     assert said["provenance"]["versions"] == manifest["versions"]
-    assert (said["data"]["name"], said["data"]["size"], said["data"]["classes"]) == (
+    assert (said["data"]["name"], said["data"]["size"], said["data"]["num_classes"]) == (
         "digits",
         1438,
         10,
@@ -66,19 +66,19 @@ def test_the_facts_are_those_of_the_release(saved, tmp_path):
     digests = said["provenance"]["digests"]
     assert digests["manifest.json"] == (saved / "release" / "manifest.sha256").read_text().strip()
     assert digests["tensors.safetensors"] == manifest["files"]["tensors.safetensors"]
-    power = dict(zip(said["curve"]["fpr"], said["curve"]["tpr"], strict=True))
+    power = dict(zip(said["max_tpr_curve"]["fpr"], said["max_tpr_curve"]["tpr"], strict=True))
     assert {rate: power[float(rate)] for rate in manifest["guarantee"]["max_tpr"]} == pytest.approx(
         manifest["guarantee"]["max_tpr"], rel=1e-5
     )
     assert (
-        said["utility"]["readings"][0].items()
-        >= {"value": 0.9, "name": "cnn_accuracy", "count": 10000}.items()
+        said["utility"]["results"][0].items()
+        >= {"value": 0.9, "name": "cnn_accuracy", "reference_size": 10000}.items()
     )
 
 
 def test_the_page_tells_its_story_in_order(saved, tmp_path):
-    owner = Owner(box(0), Ledger(saved / "digits.jsonl"))
-    write(hand(), tmp_path / "out", name="toy", readings=[reading()], owner=owner)
+    owner = OwnerInputs(box(0), Ledger(saved / "digits.jsonl"))
+    write_report(hand(), tmp_path / "out", name="toy", results=[reading()], owner_inputs=owner)
     heads = [
         re.findall(r"<h2>(.*?)(?:<small>.*)?</h2>", path.read_text())
         for path in (tmp_path / "out" / "report.html", tmp_path / "out-internal" / "internal.html")
@@ -88,7 +88,7 @@ def test_the_page_tells_its_story_in_order(saved, tmp_path):
         "What is promised",
         "Attack power",
         "Epsilon by step",
-        "Use",
+        "Utility",
         "Method",
         "Ledger",
         "Provenance",
@@ -97,7 +97,7 @@ def test_the_page_tells_its_story_in_order(saved, tmp_path):
     assert heads[1] == [*story[:5], "Nearest real records", *story[5:]]
     seen = text(tmp_path / "out")
     for words in (
-        "one record of the first is another",
+        "one record of the first is replaced",
         "Accountant: analytic Gaussian",
         "Renyi",
         "not covered",
@@ -115,7 +115,7 @@ def test_every_relation_is_explained(tmp_path):
         ("local", "on its own"),
     ):
         plan = Plan((Stage("means", "sum", 4.0),), Neighbours(relation))
-        write(hand(plan), tmp_path / relation, name="toy")
+        write_report(hand(plan), tmp_path / relation, name="toy")
         assert words in text(tmp_path / relation)
         model = yaml((tmp_path / relation / "registry.yaml").read_text())["deployment"][
             "deployment_model"
@@ -125,15 +125,15 @@ def test_every_relation_is_explained(tmp_path):
 
 def test_no_guarantee_prints_no_promise(tmp_path):
     release = hand(claim=NONE, ledger={"head": "00", "spent_epsilon": 3.0})
-    write(
+    write_report(
         release,
         tmp_path / "out",
         name="toy",
-        readings=[reading(), reading("fid", 50.0)],
+        results=[reading(), reading("fid", 50.0)],
         attacks=[attack(lower=(0.01, 0.12))],
     )
-    assert facts(tmp_path / "out")["curve"] is None
-    assert not facts(tmp_path / "out")["broken"]
+    assert facts(tmp_path / "out")["max_tpr_curve"] is None
+    assert not facts(tmp_path / "out")["guarantee_refuted"]
     assert "No guarantee: no noise was added" in text(tmp_path / "out")
     assert "This release carries no proof" in text(tmp_path / "out")
     for name in ("report.html", "README.md", "registry.yaml"):
@@ -156,28 +156,28 @@ def test_no_guarantee_prints_no_promise(tmp_path):
 )
 def test_a_claim_that_the_events_do_not_prove_gets_no_page(tmp_path, claim):
     release = hand()
-    with pytest.raises(ReleaseError, match=r"toy: (claims|its guarantee is not sound)"):
-        write(
+    with pytest.raises(ReleaseError, match=r"toy: (claims|its guarantee is not valid)"):
+        write_report(
             replace(release, guarantee=replace(release.guarantee, **claim)),
             tmp_path / "out",
             name="toy",
         )
-    with pytest.raises(ReleaseError, match="no plan"):
-        write(replace(release, facts={}), tmp_path / "out", name="toy")
+    with pytest.raises(ReleaseError, match="records no plan"):
+        write_report(replace(release, metadata={}), tmp_path / "out", name="toy")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
 @pytest.mark.parametrize("event", [None, "GaussianDpEvent(noise_multiplier=1.0)", 3])
 def test_events_that_are_not_those_of_the_plan_get_no_page(tmp_path, claim, event):
-    with pytest.raises(ReleaseError, match="toy: the recorded events"):
-        write(hand(claim=claim, event=event), tmp_path / "out", name="toy")
+    with pytest.raises(ReleaseError, match="toy: the recorded event"):
+        write_report(hand(claim=claim, event=event), tmp_path / "out", name="toy")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_infinite_epsilon_is_no_guarantee(tmp_path):
     with pytest.raises(ReleaseError, match=r"toy: .*infinite"):
-        write(
+        write_report(
             hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE)),
             tmp_path / "out",
             name="toy",
@@ -185,14 +185,14 @@ def test_an_infinite_epsilon_is_no_guarantee(tmp_path):
 
 
 def test_without_a_plan_nothing_is_said_of_noise(tmp_path):
-    bare = replace(hand(claim=NONE), facts={"data": "mnist"})
-    write(bare, tmp_path / "bare", name="toy", readings=[reading()])
+    bare = replace(hand(claim=NONE), metadata={"data": "mnist"})
+    write_report(bare, tmp_path / "bare", name="toy", results=[reading()])
     assert facts(tmp_path / "bare")["utility"]["published"] == []
-    write(
+    write_report(
         hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE), NONE),
         tmp_path / "free",
         name="toy",
-        readings=[reading()],
+        results=[reading()],
     )
     assert "without noise" in text(tmp_path / "free")
 
@@ -205,34 +205,36 @@ def test_a_hostile_release_gets_a_page_or_one_line(tmp_path, claim):
     )
     release = hand(plan, claim, ledger={"head": "\ud800", "spent_epsilon": huge}, seed=huge)
     release = replace(release, spec=replace(release.spec, size=huge))
-    write(
+    write_report(
         release,
         tmp_path / "out",
         name="a\ud800",
-        readings=[reading(samples=huge, count=huge)],
-        owner=Owner(),
+        results=[reading(num_samples=huge, reference_size=huge)],
+        owner_inputs=OwnerInputs(),
     )
     assert "more than 1e300" in text(tmp_path / "out")
     assert [each["name"] for each in facts(tmp_path / "out")["plan"]["stages"]] == ["a", "b"]
     sampled = Stage("steps", "sum", 0.0, huge, Fixed(5, huge))
-    write(hand(Plan((sampled,), Neighbours.REPLACE), NONE), tmp_path / "long", name="toy")
+    write_report(hand(Plan((sampled,), Neighbours.REPLACE), NONE), tmp_path / "long", name="toy")
     assert "5 of more than 1e300" in text(tmp_path / "long")
-    lie = hand(Plan((replace(sampled, noise=1.0),), Neighbours.REPLACE), hand().guarantee)
+    lie = hand(
+        Plan((replace(sampled, noise_multiplier=1.0),), Neighbours.REPLACE), hand().guarantee
+    )
     with pytest.raises(ReleaseError, match="toy: "):
-        write(lie, tmp_path / "lie", name="toy")
+        write_report(lie, tmp_path / "lie", name="toy")
 
 
 def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
     price = "through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
     found = [
-        reading(ruler=f"LeNet, {'many words, ' * 20}; {price}"),
-        reading("fid", 50.0, ruler="2015 | network", warning="few samples"),
+        reading(protocol=f"LeNet, {'many words, ' * 20}; {price}"),
+        reading("fid", 50.0, protocol="2015 | network", warning="few samples"),
     ]
-    write(hand(), tmp_path / "out", name="toy", readings=found)
+    write_report(hand(), tmp_path / "out", name="toy", results=found)
     for name in ("report.html", "README.md"):
         seen = text(tmp_path / "out", name)
         assert (
-            seen.count("paid, with an epsilon of its own on the test data")
+            seen.count("measured privately, with an epsilon of its own on the test data")
             == seen.count(price)
             == 1
         )
@@ -241,14 +243,16 @@ def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
         r"2015 \| network; **warning**: few samples |"
         in (tmp_path / "out" / "README.md").read_text()
     )
-    assert [each["paid"] for each in facts(tmp_path / "out")["utility"]["readings"]] == [
+    assert [
+        each["privately_measured"] for each in facts(tmp_path / "out")["utility"]["results"]
+    ] == [
         True,
         False,
     ]
 
 
 def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
-    write(hand(), tmp_path / "out", name="toy")
+    write_report(hand(), tmp_path / "out", name="toy")
     for words in (
         "memory use and power",
         "ledger and its backups",
@@ -256,9 +260,9 @@ def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
         "several records",
         "after looking at the data",
         "Whether loading succeeded",
-        "Numbers measured on sensitive data",
+        "Metrics on sensitive data",
         "under another name or path",
-        "Whether public data that a method learned from holds sensitive records",
+        "Whether the public data of a method contains sensitive records",
     ):
         assert words in text(tmp_path / "out")
         assert words in text(tmp_path / "out", "README.md")
@@ -267,24 +271,31 @@ def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
 def test_measured_numbers_are_not_flattered(tmp_path):
     release = hand(delta=1.00001e-5, ledger={"head": "00", "spent_epsilon": 3.0})
     found = attack(fpr=(0.5,), tpr=(0.50049,), lower=(0.49999,), confidence=0.9999)
-    write(release, tmp_path / "out", name="toy", attacks=[found])
+    write_report(release, tmp_path / "out", name="toy", attacks=[found])
     seen = text(tmp_path / "out")
     assert "at 99.9 % confidence" in seen
     assert re.search(r"50 %\s*50 %\s*49\.9 %", seen)
     assert "delta 1.001e-5)-differential" in seen
     assert "1e-5" not in seen.replace("1.001e-5", "")
     assert (
-        "replace-one where runs of several relations meet" in seen
+        "replace-one if the runs have different neighbours" in seen
     )  # as releases did that do not say for whom the sum holds
 
 
 def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
-    said = {"head": "00", "spent_epsilon": 3.0, "neighbours": "replace", "unit": "one record"}
+    said = {
+        "head": "00",
+        "spent_epsilon": 3.0,
+        "neighbours": "replace",
+        "privacy_unit": "one record",
+    }
     for own in (True, False):
-        write(hand(ledger={**said, "own": own}), tmp_path / f"{own}", name="toy")
+        write_report(
+            hand(ledger={**said, "is_dataset_ledger": own}), tmp_path / f"{own}", name="toy"
+        )
         seen = text(tmp_path / f"{own}")
         assert "for one record under replace neighbours" in seen
-        assert ("Spent in all" in seen, "not the data set's own ledger" in seen) == (own, not own)
+        assert ("Spent in all" in seen, "not the dataset's own ledger" in seen) == (own, not own)
 
 
 @pytest.mark.parametrize(
@@ -292,10 +303,10 @@ def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
 )
 def test_junk_in_a_manifest_is_shown_or_left_out(tmp_path, junk):
     known = dict.fromkeys(("method", "settings", "data", "seed", "ledger", "versions"), junk)
-    write(hand(**known), tmp_path / "out", name="toy")
+    write_report(hand(**known), tmp_path / "out", name="toy")
     assert "Provenance" in text(tmp_path / "out")
-    write(
-        replace(hand(claim=NONE), facts=dict.fromkeys((*known, "plan", "event"), junk)),
+    write_report(
+        replace(hand(claim=NONE), metadata=dict.fromkeys((*known, "plan", "event"), junk)),
         tmp_path / "out",
         name="toy",
     )
@@ -303,15 +314,15 @@ def test_junk_in_a_manifest_is_shown_or_left_out(tmp_path, junk):
 
 
 def test_published_figures_of_the_same_data_stand_beside(tmp_path):
-    write(hand(), tmp_path / "a", name="toy", readings=[reading(), reading("is", 5.0)])
-    assert facts(tmp_path / "a")["utility"]["readings"][0]["real_data"] == pytest.approx(
+    write_report(hand(), tmp_path / "a", name="toy", results=[reading(), reading("is", 5.0)])
+    assert facts(tmp_path / "a")["utility"]["results"][0]["real_data"] == pytest.approx(
         0.99, abs=0.005
     )
-    assert "Published figures on the same data, at epsilon 1" in text(tmp_path / "a")
+    assert "Published results on the same data, at epsilon 1" in text(tmp_path / "a")
     assert "SoK: Privacy-Preserving Data Synthesis" in text(tmp_path / "a")
     assert "not strictly comparable" in text(tmp_path / "a")
-    write(hand(data=""), tmp_path / "b", name="toy", readings=[reading()])
-    assert "Published figures" not in text(tmp_path / "b")
+    write_report(hand(data=""), tmp_path / "b", name="toy", results=[reading()])
+    assert "Published results" not in text(tmp_path / "b")
 
 
 # The two faces
@@ -323,8 +334,8 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
     faces = []
     for turn, seed in enumerate((None, 1, 2)):
         book = Ledger(tmp_path / f"{seed}.jsonl")
-        book.limit(Budget(10.0 + turn))
-        owner = None if seed is None else Owner(box(seed, 40 + seed), book)
+        book.set_limit(Budget(10.0 + turn))
+        owner = None if seed is None else OwnerInputs(box(seed, 40 + seed), book)
         secret = (
             []
             if seed is None
@@ -344,13 +355,13 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
                 )
             ]
         )
-        write(
+        write_report(
             release,
             tmp_path / f"out{turn}",
             name="toy",
-            readings=[*secret, reading()],
+            results=[*secret, reading()],
             attacks=[*leaks, attack()],
-            owner=owner,
+            owner_inputs=owner,
         )
         faces.append([(tmp_path / f"out{turn}" / name).read_bytes() for name in PUBLIC])
     assert faces[0] == faces[1] == faces[2]
@@ -363,19 +374,21 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
 def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
     book = Ledger(tmp_path / "box.jsonl")
     data = box(3)
-    book.limit(Budget(10.0))
+    book.set_limit(Budget(10.0))
     book.reserve(GAUSSIAN, "by hand")
     numbers = {
-        "readings": [reading("secret_fid", 12.5, publishable=False)],
+        "results": [reading("secret_fid", 12.5, publishable=False)],
         "attacks": [attack("secret attack", publishable=False)],
     }
-    done = write(hand(), tmp_path / "out", name="toy", **numbers, owner=Owner(data, book))
-    assert [path.name for path in done.files] == [*PUBLIC, *INTERNAL]
-    assert done.left_out == 0
-    assert [path.parent.name for path in done.files] == ["out"] * 4 + ["out-internal"] * 2
+    done = write_report(
+        hand(), tmp_path / "out", name="toy", **numbers, owner_inputs=OwnerInputs(data, book)
+    )
+    assert [path.name for path in done.paths] == [*PUBLIC, *INTERNAL]
+    assert done.num_left_out == 0
+    assert [path.parent.name for path in done.paths] == ["out"] * 4 + ["out-internal"] * 2
     public, internal = (
         "".join(text(path.parent, path.name) for path in paths)
-        for paths in (done.files[:4], done.files[4:])
+        for paths in (done.paths[:4], done.paths[4:])
     )
     for words in (
         "Internal: not for publication",
@@ -386,20 +399,20 @@ def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
     ):
         assert words in internal
         assert words not in public
-    real = {uri(image) for image in data._take(slice(None)).images}
+    real = {encode_data_uri(image) for image in data._read_records(slice(None)).images}
     shown = [
         set(re.findall(r'src="(data:[^"]+)"', path.read_text()))
-        for path in (done.files[0], done.files[4])
+        for path in (done.paths[0], done.paths[4])
     ]
     assert not real & shown[0]
     assert real & shown[1]
-    assert write(hand(), tmp_path / "out", name="toy", **numbers).left_out == 2
+    assert write_report(hand(), tmp_path / "out", name="toy", **numbers).num_left_out == 2
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == sorted(PUBLIC)
 
 
 def test_the_public_face_knows_no_place_and_no_time(tmp_path):
     numbers = [reading(reference=str(tmp_path / "test.npz"), seconds=12.345)]
-    write(hand(), tmp_path / "out", name="toy", readings=numbers)
+    write_report(hand(), tmp_path / "out", name="toy", results=numbers)
     for name in PUBLIC:
         found = (tmp_path / "out" / name).read_text()
         assert str(tmp_path) not in found
@@ -411,8 +424,12 @@ def test_the_public_face_knows_no_place_and_no_time(tmp_path):
 def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
     release = Release.load(saved / "release")
     for name, holds in ((saved / "digits.jsonl", True), (tmp_path / "other.jsonl", False)):
-        write(release, tmp_path / "out", name="toy", owner=Owner(ledger=Ledger(name)))
-        assert facts(tmp_path / "out-internal", "internal.json")["history"]["holds_head"] is holds
+        write_report(
+            release, tmp_path / "out", name="toy", owner_inputs=OwnerInputs(ledger=Ledger(name))
+        )
+        assert (
+            facts(tmp_path / "out-internal", "internal.json")["history"]["contains_head"] is holds
+        )
     assert "charged to another one" in text(tmp_path / "out-internal", "internal.html")
 
 
@@ -427,16 +444,16 @@ def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
 def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
     release = hand(plan)
     rates = (0.003, 0.2)
-    bound = [plan.cost().tpr(rate) for rate in rates]
+    bound = [plan.cost().max_tpr(rate) for rate in rates]
     for factor, broken in ((0.999, False), (1.001, True)):
         lower = (bound[0] * 0.5, bound[1] * factor)
         found = [
             attack(fpr=rates, tpr=(bound[0] * 2, bound[1] * 1.2), lower=lower)
         ]  # estimates may lie above, their bounds may not
-        done = write(release, tmp_path / "out", name="toy", attacks=found)
-        assert done.broken is broken
-        assert facts(tmp_path / "out")["broken"] is broken
-        assert facts(tmp_path / "out")["attacks"][0]["above"] == [False, broken]
+        done = write_report(release, tmp_path / "out", name="toy", attacks=found)
+        assert done.guarantee_refuted is broken
+        assert facts(tmp_path / "out")["guarantee_refuted"] is broken
+        assert facts(tmp_path / "out")["attacks"][0]["exceeds_max_tpr"] == [False, broken]
         for name in ("report.html", "README.md", "registry.yaml"):
             assert ("implementation broken" in text(tmp_path / "out", name).lower()) is broken
         assert ("- differential-privacy" in _tags(tmp_path / "out")) is not broken
@@ -450,18 +467,20 @@ def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
 
 def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
     words = {
-        "control": "AUC 0.99 <b>on</b> a control",
-        "caution": "class shares differ",
+        "controls_summary": "AUC 0.99 <b>on</b> a control",
+        "warning": "class shares differ",
         "verdict": "proves a true-positive rate of 0.1",
     }
     found = replace(
         attack(),
         auc=0.531,
-        ceiling=(0.77, 0.88),
-        curve=((0.01, 0.3, 1.0), (0.011, 0.31, 1.0)),
+        perfect_attack_tpr_lower=(0.77, 0.88),
+        roc_curve=((0.01, 0.3, 1.0), (0.011, 0.31, 1.0)),
         **words,
     )
-    assert not write(hand(), tmp_path / "out", name="toy", attacks=[found, attack("bare")]).broken
+    assert not write_report(
+        hand(), tmp_path / "out", name="toy", attacks=[found, attack("bare")]
+    ).guarantee_refuted
     seen = text(tmp_path / "out")
     for each in ("0.531", "88 %", "class shares differ", words["verdict"], "AUC 0.99"):
         assert each in seen
@@ -472,7 +491,7 @@ def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
 
 
 def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
-    found = Attack(
+    found = AttackResult(
         "audit of the whole method: one run",
         (),
         (),
@@ -480,14 +499,17 @@ def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
         0.95,
         True,
         verdict="proves epsilon of at least 9",
-        refuted=True,
+        verdict_refutes_guarantee=True,
     )
-    assert write(hand(), tmp_path / "out", name="toy", attacks=[found]).broken
+    assert write_report(hand(), tmp_path / "out", name="toy", attacks=[found]).guarantee_refuted
     assert "Implementation broken" in text(tmp_path / "out")
     assert "proves epsilon of at least 9" in text(tmp_path / "out")
-    assert not write(
-        hand(), tmp_path / "out", name="toy", attacks=[replace(found, refuted=False)]
-    ).broken
+    assert not write_report(
+        hand(),
+        tmp_path / "out",
+        name="toy",
+        attacks=[replace(found, verdict_refutes_guarantee=False)],
+    ).guarantee_refuted
 
 
 def _tags(folder):
@@ -498,24 +520,24 @@ def _tags(folder):
 
 def test_an_internal_attack_lets_no_clean_page_stand(tmp_path):
     found = [attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False), attack()]
-    for owner in (Owner(), None):
-        write(hand(), tmp_path / "out", name="toy", attacks=[attack()])
-        done = write(hand(), tmp_path / "out", name="toy", attacks=found, owner=owner)
-        assert done.broken
-        assert [path.name for path in done.files] == (list(INTERNAL) if owner else [])
-        assert done.left_out == (0 if owner else 1)
+    for owner in (OwnerInputs(), None):
+        write_report(hand(), tmp_path / "out", name="toy", attacks=[attack()])
+        done = write_report(hand(), tmp_path / "out", name="toy", attacks=found, owner_inputs=owner)
+        assert done.guarantee_refuted
+        assert [path.name for path in done.paths] == (list(INTERNAL) if owner else [])
+        assert done.num_left_out == (0 if owner else 1)
         assert [each.name for each in tmp_path.iterdir()] == ["out-internal"]
-    assert facts(tmp_path / "out-internal", "internal.json")["broken"]
+    assert facts(tmp_path / "out-internal", "internal.json")["guarantee_refuted"]
     known = [replace(found[0], publishable=True), found[0]]
-    assert write(hand(), tmp_path / "out", name="toy", attacks=known).broken
+    assert write_report(hand(), tmp_path / "out", name="toy", attacks=known).guarantee_refuted
     assert "Implementation broken" in text(tmp_path / "out")
 
 
 def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "README.md").write_text("mine")
-    with pytest.raises(ReleaseError, match="something else"):
-        write(
+    with pytest.raises(ReleaseError, match="contains other files"):
+        write_report(
             hand(),
             tmp_path / "out",
             name="toy",
@@ -531,21 +553,23 @@ def with_strip(strip):
     made = hand()
     return replace(
         made,
-        product=Product.set(
-            made.product.tensors["images"], made.product.tensors["labels"], kept={"strip": strip}
+        artifact=Artifact.from_images(
+            made.artifact.tensors["images"],
+            made.artifact.tensors["labels"],
+            resize_state={"snapshots": strip},
         ),
     )
 
 
 def test_a_flow_shows_its_particles_on_their_way(tmp_path):
     strip = torch.linspace(0, 1, 8).view(8, 1, 1, 1, 1).expand(8, 2, 1, 8, 8).half()
-    write(with_strip(strip), tmp_path / "out", name="toy")
+    write_report(with_strip(strip), tmp_path / "out", name="toy")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "On their way" in text(tmp_path / "out")
-    assert page.count("of the flow") == 16
-    assert uri(torch.ones(1, 8, 8)) in page
-    write(hand(), tmp_path / "plain", name="toy")
-    assert "On their way" not in text(tmp_path / "plain")
+    assert "Particles of the flow" in text(tmp_path / "out")
+    assert page.count('of the flow">') == 16
+    assert encode_data_uri(torch.ones(1, 8, 8)) in page
+    write_report(hand(), tmp_path / "plain", name="toy")
+    assert "Particles of the flow" not in text(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
@@ -560,5 +584,5 @@ def test_a_flow_shows_its_particles_on_their_way(tmp_path):
     ],
 )
 def test_what_is_no_strip_is_left_out(tmp_path, shape):
-    write(with_strip(torch.zeros(shape)), tmp_path / "out", name="toy")
-    assert "On their way" not in text(tmp_path / "out")
+    write_report(with_strip(torch.zeros(shape)), tmp_path / "out", name="toy")
+    assert "Particles of the flow" not in text(tmp_path / "out")

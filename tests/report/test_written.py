@@ -15,7 +15,7 @@ from specimens import NONE, beside, box, facts, hand, reading, text, yaml
 from privot.data.dataset import Public
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
-from privot.report import Owner, write
+from privot.report import OwnerInputs, write_report
 
 REGISTRY = {
     "": {"url_slug", "status", "tier", "deployment"},
@@ -59,7 +59,7 @@ REGISTRY = {
 @pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
 def test_the_registry_record_has_the_registry_s_keys(tmp_path, claim):
     release = hand(claim=claim)
-    write(release, tmp_path / "out", name='yes: "no" #1 \\', readings=[reading()])
+    write_report(release, tmp_path / "out", name='yes: "no" #1 \\', results=[reading()])
     record = yaml((tmp_path / "out" / "registry.yaml").read_text())
 
     def check(name, value):
@@ -84,7 +84,7 @@ def test_the_registry_record_has_the_registry_s_keys(tmp_path, claim):
 
 def test_the_card_has_front_matter_and_obeys_no_name(tmp_path):
     name = "<img src=x> [a](http://b) *c* | `d` www.e.f"
-    write(hand(), tmp_path / "out", name=name, readings=[reading(name)])
+    write_report(hand(), tmp_path / "out", name=name, results=[reading(name)])
     card = (tmp_path / "out" / "README.md").read_text()
     empty, front, body = card.split("---\n", 2)
     assert empty == ""
@@ -99,13 +99,13 @@ def test_the_card_has_front_matter_and_obeys_no_name(tmp_path):
 def test_an_earlier_report_is_replaced_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    write(hand(), out, name="first", owner=Owner())
-    write(hand(), out, name="second")
+    write_report(hand(), out, name="first", owner_inputs=OwnerInputs())
+    write_report(hand(), out, name="second")
     assert facts(out)["name"] == "second"
     assert facts(beside(out), "internal.json")["name"] == "first"
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(ReleaseError, match="something else"):
-        write(hand(), out, name="third")
+    with pytest.raises(ReleaseError, match="contains other files"):
+        write_report(hand(), out, name="third")
     assert (out / "mine.txt").read_text() == "mine"
     assert facts(out)["name"] == "second"
 
@@ -114,12 +114,12 @@ def test_an_earlier_report_is_replaced_and_nothing_else(tmp_path):
 def test_the_internal_face_is_for_its_owner_alone(tmp_path, mask):
     before = os.umask(mask)
     try:
-        done = write(hand(), tmp_path / "out", name="toy", owner=Owner(box(0)))
+        done = write_report(hand(), tmp_path / "out", name="toy", owner_inputs=OwnerInputs(box(0)))
     finally:
         os.umask(before)
     modes = {
         path.name: path.stat().st_mode & 0o777
-        for path in (*done.files, tmp_path / "out", beside(tmp_path / "out"))
+        for path in (*done.paths, tmp_path / "out", beside(tmp_path / "out"))
     }
     assert (modes.pop("out"), modes.pop("out-internal")) == (0o777 & ~mask, 0o700)
     assert set(modes.values()) == {0o666 & ~mask, 0o600}
@@ -132,10 +132,10 @@ def test_the_internal_face_is_for_its_owner_alone(tmp_path, mask):
 def test_a_foreign_folder_beside_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "out-internal").mkdir()
     (tmp_path / "out-internal" / "mine.txt").write_text("mine")
-    with pytest.raises(ReleaseError, match=r"out-internal holds something else"):
-        write(hand(), tmp_path / "out", name="toy", owner=Owner())
+    with pytest.raises(ReleaseError, match=r"out-internal contains other files"):
+        write_report(hand(), tmp_path / "out", name="toy", owner_inputs=OwnerInputs())
     assert not (tmp_path / "out").exists()
-    write(hand(), tmp_path / "out", name="toy")
+    write_report(hand(), tmp_path / "out", name="toy")
     assert (tmp_path / "out-internal" / "mine.txt").read_text() == "mine"
 
 
@@ -145,7 +145,7 @@ def test_neighbours_of_the_folder_are_left_alone(tmp_path):
         (tmp_path / name / "mine.txt").write_text("mine")
     before = sorted(str(each) for each in tmp_path.rglob("*"))
     for _ in range(2):
-        write(hand(), tmp_path / "out", name="toy", owner=Owner())
+        write_report(hand(), tmp_path / "out", name="toy", owner_inputs=OwnerInputs())
     assert sorted(str(each) for each in tmp_path.rglob(".*")) == [
         each for each in before if not each.endswith(".txt")
     ]
@@ -167,8 +167,8 @@ def test_what_only_looks_like_a_report_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     before = sorted(str(each) for each in tmp_path.rglob("*"))
     for name in ("file", "odd", "torn", "foreign", "card", "nested", "link"):
-        with pytest.raises(ReleaseError, match="something else"):
-            write(hand(), tmp_path / name, name="toy")
+        with pytest.raises(ReleaseError, match="contains other files"):
+            write_report(hand(), tmp_path / name, name="toy")
     assert sorted(str(each) for each in tmp_path.rglob("*")) == before
 
 
@@ -189,35 +189,39 @@ def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path, monkeypatch):
 
     for earlier in (False, True):
         if earlier:
-            write(hand(), out, name="first")
+            write_report(hand(), out, name="first")
         for place, turns in (("write_bytes", 4), ("replace", 2 if earlier else 1)):
             for turn in range(1, turns + 1):
                 with monkeypatch.context() as broken:
                     broken.setattr(Path, place, fails(place, turn))
                     with pytest.raises(OSError, match="No space"):
-                        write(hand(), out, name="second")
+                        write_report(hand(), out, name="second")
                 assert [each.name for each in tmp_path.iterdir()] == (["out"] if earlier else [])
                 assert not earlier or facts(out)["name"] == "first"
 
 
 def test_a_page_of_large_colour_images_stays_small(tmp_path):
     names = tuple(f"class {place}" for place in range(25))
-    write(hand(shape=(3, 64, 64), classes=25, names=names, each=10), tmp_path / "a", name="toy")
+    write_report(
+        hand(shape=(3, 64, 64), classes=25, names=names, each=10), tmp_path / "a", name="toy"
+    )
     assert (tmp_path / "a" / "report.html").stat().st_size < 3e6
     assert "20 of 25 classes" in text(tmp_path / "a")
-    write(hand(shape=(3, 300, 200), classes=2, names=None, each=2), tmp_path / "b", name="toy")
+    write_report(
+        hand(shape=(3, 300, 200), classes=2, names=None, each=2), tmp_path / "b", name="toy"
+    )
     assert (tmp_path / "b" / "report.html").stat().st_size < 3e6
 
 
 def test_a_class_without_images_has_an_empty_row(tmp_path):
     release = hand()
-    keep = release.product.tensors["labels"] != 1
-    tensors = {key: value[keep] for key, value in release.product.tensors.items()}
-    write(
-        replace(release, product=replace(release.product, tensors=tensors)),
+    keep = release.artifact.tensors["labels"] != 1
+    tensors = {key: value[keep] for key, value in release.artifact.tensors.items()}
+    write_report(
+        replace(release, artifact=replace(release.artifact, tensors=tensors)),
         tmp_path / "out",
         name="toy",
-        owner=Owner(box(0)),
+        owner_inputs=OwnerInputs(box(0)),
     )
     assert re.search(
         r"<bdi>dog</bdi></span><div class=\"strip\"><small>none",
@@ -228,11 +232,11 @@ def test_a_class_without_images_has_an_empty_row(tmp_path):
 def test_records_of_another_shape_are_refused(tmp_path):
     other = Public(np.zeros((4, 1, 4, 4), np.uint8), np.arange(4) % 3, Spec((1, 4, 4), 3))
     with pytest.raises(ReleaseError, match=r"\[1, 4, 4\]"):
-        write(hand(), tmp_path / "out", name="toy", owner=Owner(other))
+        write_report(hand(), tmp_path / "out", name="toy", owner_inputs=OwnerInputs(other))
 
 
 def test_the_policy_names_the_one_style(tmp_path):
-    write(hand(), tmp_path / "out", name="toy")
+    write_report(hand(), tmp_path / "out", name="toy")
     html = (tmp_path / "out" / "report.html").read_text()
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -241,12 +245,16 @@ def test_the_policy_names_the_one_style(tmp_path):
 
 
 def test_readings_survive_as_they_were_given(tmp_path):
-    given = [reading("fid", 50.0, error=float("nan"), better="lower", warning="few samples")]
-    write(hand(), tmp_path / "out", name="toy", readings=given)
-    (found,) = facts(tmp_path / "out")["utility"]["readings"]
+    given = [
+        reading("fid", 50.0, standard_error=float("nan"), better="lower", warning="few samples")
+    ]
+    write_report(hand(), tmp_path / "out", name="toy", results=given)
+    (found,) = facts(tmp_path / "out")["utility"]["results"]
     wanted = {
-        key: value for key, value in asdict(given[0]).items() if key not in ("error", "seconds")
+        key: value
+        for key, value in asdict(given[0]).items()
+        if key not in ("standard_error", "seconds")
     }
     assert found.items() >= wanted.items()
-    assert found["error"] == "nan"
+    assert found["standard_error"] == "nan"
     assert "few samples" in text(tmp_path / "out")

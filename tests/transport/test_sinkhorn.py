@@ -9,12 +9,12 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.stats import norm
 
 from privot.transport.sinkhorn import (
-    divergence,
-    plan,
-    potentials,
-    semi_debiased,
-    squared_euclidean,
-    transport,
+    entropic_transport_cost,
+    semi_debiased_loss,
+    sinkhorn_divergence,
+    solve_potentials,
+    squared_euclidean_cost,
+    transport_plan,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,8 +44,8 @@ def test_the_cost_is_that_of_its_formula(absolute):
     y = cloud(6, 7, 1, shift=100.0)
     gaps = x[:, None] - y
     wanted = gaps.square().sum(-1) + absolute * gaps.abs().sum(-1)
-    torch.testing.assert_close(squared_euclidean(x, y, absolute), wanted)
-    single = squared_euclidean(
+    torch.testing.assert_close(squared_euclidean_cost(x, y, absolute), wanted)
+    single = squared_euclidean_cost(
         x.float(), y.float(), absolute
     )  # far from zero: nothing is lost to large lengths
     torch.testing.assert_close(single.double(), wanted, rtol=1e-4, atol=1e-4)
@@ -53,23 +53,25 @@ def test_the_cost_is_that_of_its_formula(absolute):
 
 @pytest.mark.parametrize("absolute", [0.0, 1.0])
 def test_at_a_small_blur_it_is_the_best_assignment(absolute):
-    cost = squared_euclidean(cloud(20, 5), cloud(20, 5, 1, shift=1.0), absolute)
+    cost = squared_euclidean_cost(cloud(20, 5), cloud(20, 5, 1, shift=1.0), absolute)
     best = cost.numpy()[linear_sum_assignment(cost.numpy())].mean()
     blur = 1e-3 * best
-    found = float(transport(cost, blur, iterations=2000))
+    found = float(entropic_transport_cost(cost, blur, num_iterations=2000))
     # the entropy of a plan on a permutation is blur * log(count) away from that of the even one
     assert found == pytest.approx(best + blur * math.log(20), rel=2e-3)
-    assert float((plan(cost, blur, iterations=2000) * cost).sum()) == pytest.approx(best, rel=2e-3)
+    assert float((transport_plan(cost, blur, num_iterations=2000) * cost).sum()) == pytest.approx(
+        best, rel=2e-3
+    )
 
 
 def test_weights_are_kept_and_the_cost_is_that_of_the_linear_programme():
-    cost = squared_euclidean(cloud(9, 3), cloud(13, 3, 1, shift=0.5))
+    cost = squared_euclidean_cost(cloud(9, 3), cloud(13, 3, 1, shift=0.5))
     rng = np.random.default_rng(0)
     first = rng.dirichlet(np.ones(9))
     second = rng.dirichlet(np.ones(13))
     a = torch.from_numpy(first)
     b = torch.from_numpy(second)
-    found = plan(cost, 0.02, a, b, iterations=2000)
+    found = transport_plan(cost, 0.02, a, b, num_iterations=2000)
     torch.testing.assert_close(found.sum(1), a)
     torch.testing.assert_close(found.sum(0), b, rtol=0, atol=1e-3)
     assert float((found * cost).sum()) == pytest.approx(
@@ -79,9 +81,9 @@ def test_weights_are_kept_and_the_cost_is_that_of_the_linear_programme():
 
 def test_duals_are_feasible_as_the_blur_falls():
     """Kantorovich: f + g <= c where there is mass, up to blur times the logarithm of what a plan can hold."""
-    cost = squared_euclidean(cloud(15, 4), cloud(15, 4, 1))
+    cost = squared_euclidean_cost(cloud(15, 4), cloud(15, 4, 1))
     for blur in (1.0, 0.1, 0.01):
-        f, g = potentials(cost, blur, iterations=1000)
+        f, g = solve_potentials(cost, blur, num_iterations=1000)
         assert float((f[:, None] + g - cost).max()) <= blur * math.log(15) + 1e-3
 
 
@@ -100,7 +102,9 @@ def test_between_gaussians_on_the_line_it_is_the_closed_form(mean, std, blur):
     wanted = (
         mean**2 + 1 + std**2 - root + half * (1 - math.log(2 * half)) + half * math.log(root + half)
     )
-    found = float(transport(squared_euclidean(x, mean + std * x), blur, iterations=100))
+    found = float(
+        entropic_transport_cost(squared_euclidean_cost(x, mean + std * x), blur, num_iterations=100)
+    )
     assert found == pytest.approx(wanted, abs=0.01 * (1 + abs(wanted)))
 
 
@@ -111,7 +115,9 @@ def test_the_gradient_is_that_of_finite_differences():
     b = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(7)))
 
     def value(points):
-        return transport(squared_euclidean(points, y, 1.0), 3.0, None, b, iterations=300)
+        return entropic_transport_cost(
+            squared_euclidean_cost(points, y, 1.0), 3.0, None, b, num_iterations=300
+        )
 
     moving = x.clone().requires_grad_()
     (found,) = torch.autograd.grad(value(moving), moving)
@@ -128,7 +134,7 @@ def test_both_sides_carry_a_gradient():
     x = cloud(5, 2).requires_grad_()
     y = cloud(5, 2, 1, shift=2.0).requires_grad_()
     left, right = torch.autograd.grad(
-        transport(squared_euclidean(x, y), 0.1, iterations=300), (x, y)
+        entropic_transport_cost(squared_euclidean_cost(x, y), 0.1, num_iterations=300), (x, y)
     )
     torch.testing.assert_close(
         left.sum(0), -right.sum(0), rtol=1e-6, atol=1e-6
@@ -141,7 +147,7 @@ def test_it_is_symmetric():
     y = cloud(11, 3, 1, shift=1.0)
     for iterations in (1, 7, 40):  # at every iteration, not only at the end
         one, two = (
-            transport(squared_euclidean(*pair), 0.1, iterations=iterations)
+            entropic_transport_cost(squared_euclidean_cost(*pair), 0.1, num_iterations=iterations)
             for pair in ((x, y), (y, x))
         )
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
@@ -150,9 +156,10 @@ def test_it_is_symmetric():
 def test_the_divergence_is_zero_on_equals_and_grows_with_the_distance():
     x = cloud(12, 3)
     for blur in (0.01, 1.0, 100.0):
-        assert abs(float(divergence(x, x, blur))) < 1e-9
+        assert abs(float(sinkhorn_divergence(x, x, blur))) < 1e-9
         values = [
-            float(divergence(x, x + shift, blur, iterations=100)) for shift in (0.5, 1.0, 2.0)
+            float(sinkhorn_divergence(x, x + shift, blur, num_iterations=100))
+            for shift in (0.5, 1.0, 2.0)
         ]
         assert values == sorted(values)
         # a shift of every point moves nothing else: 2 |shift|² at any blur
@@ -172,10 +179,10 @@ def test_without_debiasing_points_shrink_and_with_it_they_keep_their_spread():
             other = scale * cloud(60, 2, 1000 + step)
             new = round((fresh or 0) * 60)
             if fresh is None:
-                loss = transport(squared_euclidean(x, y), 2.0, iterations=12)
+                loss = entropic_transport_cost(squared_euclidean_cost(x, y), 2.0, num_iterations=12)
             else:
-                loss = semi_debiased(
-                    x, torch.cat([other[:new], x[new:]]), y, blur=2.0, iterations=12
+                loss = semi_debiased_loss(
+                    x, torch.cat([other[:new], x[new:]]), y, blur=2.0, num_iterations=12
                 )
             optimiser.zero_grad()
             loss.backward()
@@ -192,9 +199,12 @@ def test_many_problems_at_once_are_each_of_them():
         torch.stack([cloud(6, 3, seed, seed / 3) for seed in range(start, start + 4)])
         for start in (0, 10)
     )
-    together = transport(squared_euclidean(x, y, 1.0), 0.3)
+    together = entropic_transport_cost(squared_euclidean_cost(x, y, 1.0), 0.3)
     apart = torch.stack(
-        [transport(squared_euclidean(*pair, 1.0), 0.3) for pair in zip(x, y, strict=True)]
+        [
+            entropic_transport_cost(squared_euclidean_cost(*pair, 1.0), 0.3)
+            for pair in zip(x, y, strict=True)
+        ]
     )
     torch.testing.assert_close(together, apart)
 
@@ -204,13 +214,20 @@ def test_points_of_no_weight_are_not_there():
     y = cloud(9, 3, 1)
     padded = torch.cat([y, torch.full((4, 3), 2.0, dtype=y.dtype)])
     weights = torch.cat([torch.full((9,), 1 / 9, dtype=y.dtype), torch.zeros(4, dtype=y.dtype)])
-    found = plan(squared_euclidean(x, padded), 0.1, None, weights, iterations=600)
+    found = transport_plan(
+        squared_euclidean_cost(x, padded), 0.1, None, weights, num_iterations=600
+    )
     assert (found[:, 9:] == 0).all()
     torch.testing.assert_close(
-        found[:, :9], plan(squared_euclidean(x, y), 0.1, iterations=600), rtol=1e-3, atol=1e-5
+        found[:, :9],
+        transport_plan(squared_euclidean_cost(x, y), 0.1, num_iterations=600),
+        rtol=1e-3,
+        atol=1e-5,
     )
     moving = x.clone().requires_grad_()
-    transport(squared_euclidean(moving, padded, 1.0), 0.1, None, weights).backward()
+    entropic_transport_cost(
+        squared_euclidean_cost(moving, padded, 1.0), 0.1, None, weights
+    ).backward()
     assert moving.grad.isfinite().all()
 
 
@@ -221,15 +238,17 @@ def test_single_precision_is_enough_at_a_blur_thousands_of_times_below_the_cost(
     y = size * cloud(60, 784, 1)
     blur = 0.05 * size**2
     double, single = (
-        plan(squared_euclidean(x.to(kind), y.to(kind)), blur, iterations=200)
+        transport_plan(squared_euclidean_cost(x.to(kind), y.to(kind)), blur, num_iterations=200)
         for kind in (torch.float64, torch.float32)
     )
     assert single.isfinite().all()
     torch.testing.assert_close(single.sum(1), torch.full((40,), 1 / 40))
     assert float((single.sum(0) - double.sum(0)).abs().sum()) < 0.02
-    costs = [float((each.double() * squared_euclidean(x, y)).sum()) for each in (double, single)]
+    costs = [
+        float((each.double() * squared_euclidean_cost(x, y)).sum()) for each in (double, single)
+    ]
     assert costs[1] == pytest.approx(costs[0], rel=1e-3)
     assert all(
         part.isfinite().all()
-        for part in potentials(squared_euclidean(x.float(), y.float()), 1e-6 * size**2)
+        for part in solve_potentials(squared_euclidean_cost(x.float(), y.float()), 1e-6 * size**2)
     )

@@ -3,23 +3,30 @@
 from planting import Bug
 
 GATE = "privot.privacy.gate"
+SECRET_SIDE = "privot.privacy.secret_side"
+QUERIES = "privot.privacy.answers"
+SHARDS = "privot.privacy.shard_queries"
+CLIPPING = "privot.privacy.clipping"
+SENSITIVITY = "privot.privacy.sensitivity"
 NOISE = "privot.privacy.noise"
-DRAWS = "privot.privacy.sampling"
+SAMPLING = "privot.privacy.sampling"
 PLAN = "privot.privacy.plan"
-PRICES = "privot.privacy.accounting"
+ACCOUNTING = "privot.privacy.accounting"
+GAUSSIAN = "privot.privacy.subsampled_gaussian"
 LEDGER = "privot.privacy.ledger"
-DRAWN = "secret.normal(tuple(steps.shape), steps.device)"
-POISSON = "return (secret.uniform(count) <= self.rate).nonzero().flatten()"
-FIXED = "return secret.order(count)[: self.drawn].sort().values"
-STD = "stage.noise * SENSITIVITY[stage.verb, self.plan.neighbours] * bound"
-CLIPPED = "torch.where(norms > bound * (1 - 1e-12), bound * (1 - 1e-12) / norms, 1.0)"
+DRAWN = "rng.normal(tuple(total.shape), total.device)"
+POISSON = "return (rng.uniform(count) <= self.sample_rate).nonzero().flatten()"
+FIXED = "return rng.permutation(count)[: self.sample_size].sort().values"
+CLIPPED = "torch.where(norms > max_norm, max_norm / norms, 1.0)"
+STD = "            * clip_norm\n"
+ALL = "self._dataset._read_records(slice(None))"
 
 LAW = "tests/privacy/test_noise.py::test_law_and_grid[3.0-0.5]"
 STEPS = "tests/privacy/test_noise.py::test_no_step_goes_without_noise"
 TABLE = "tests/privacy/test_noise.py::test_every_verb_gets_the_noise_of_the_table"
 MOVED = "tests/privacy/test_sensitivity.py::test_no_neighbour_moves_more_than_declared"
 AFRESH = "tests/privacy/test_sampling.py::test_the_gate_draws_afresh_for_every_answer"
-FEW = "tests/privacy/test_sampling.py::test_law[Poisson(rate=0.03)]"
+FEW = "tests/privacy/test_sampling.py::test_law[Poisson(sample_rate=0.03)]"
 DOORS = "tests/contract/test_side_doors.py::test_honest_miniatures_pass"
 GATES = "tests/privacy/test_gate.py"
 
@@ -27,7 +34,7 @@ BUGS = [
     Bug(
         "noise",
         "nine tenths of it",
-        f"{NOISE}:noisy",
+        f"{NOISE}:add_noise",
         "(noise_std / grid)",
         "(0.9 * noise_std / grid)",
         (LAW,),
@@ -35,31 +42,31 @@ BUGS = [
     Bug(
         "noise",
         "absent at one step in fifty",
-        f"{GATE}:Gate._ask",
-        "noise_std, grid, self._secret)",
-        "noise_std * (step % 50 != 49), grid, self._secret)",
+        f"{SECRET_SIDE}:SecretSide._run_query",
+        "noise_std, grid, self._rng)",
+        "noise_std * (step % 50 != 49), grid, self._rng)",
         (STEPS,),
     ),
     Bug(
         "noise",
         "drawn once and reused",
-        f"{NOISE}:noisy",
+        f"{NOISE}:add_noise",
         DRAWN,
-        f"secret.__dict__.setdefault(str(steps.shape), {DRAWN})",
+        f"rng.__dict__.setdefault(str(total.shape), {DRAWN})",
         (STEPS,),
     ),
     Bug(
         "noise",
         "the same for all rows",
-        f"{NOISE}:noisy",
+        f"{NOISE}:add_noise",
         DRAWN,
-        "secret.normal((*steps.shape[:-2], 1, *steps.shape[-1:])[-steps.ndim :] if steps.ndim > 1 else tuple(steps.shape))",
+        "rng.normal((*total.shape[:-2], 1, *total.shape[-1:])[-total.ndim :] if total.ndim > 1 else tuple(total.shape))",
         (f"{TABLE}[200-1.0-rows]",),
     ),
     Bug(
         "noise",
         "float16",
-        f"{NOISE}:Secret.normal",
+        f"{NOISE}:SecretRandom.normal",
         ".view(shape)",
         ".view(shape).half().double()",
         ("tests/privacy/test_noise.py::test_uniform_lattice_has_53_bits",),
@@ -67,31 +74,31 @@ BUGS = [
     Bug(
         "noise",
         "seeded with 0",
-        f"{NOISE}:Secret.__init__",
-        "= insecure_seed, 0",
-        "= insecure_seed or 0, 0",
+        f"{NOISE}:SecretRandom.__init__",
+        "self._seed = insecure_seed",
+        "self._seed = insecure_seed or 0",
         ("tests/privacy/test_noise.py::test_global_seeds_do_not_reach_the_noise",),
     ),
     Bug(
         "noise",
         "scaled by the batch size",
-        f"{GATE}:Gate._ask",
+        f"{SECRET_SIDE}:SecretSide._run_query",
         STD,
-        f"{STD} / self._data._count()",
-        (f"{TABLE}[200-1.0-answer]",),
+        f"{STD[:-1]} / self._dataset._count_records()\n",
+        (f"{TABLE}[200-1.0-query_sample]",),
     ),
     Bug(
         "noise",
         "scaled by the data's own norm",
-        f"{GATE}:Gate._ask",
+        f"{SECRET_SIDE}:SecretSide._run_query",
         STD,
-        f"{STD} * min(1.0, float(self._data._take(slice(None)).images.flatten(1).norm(dim=1).max()) / bound)",
-        (f"{TABLE}[400-0.3-answer]",),
+        f"{STD[:-1]} * min(1.0, float({ALL}.images.flatten(1).norm(dim=1).max()) / clip_norm)\n",
+        (f"{TABLE}[400-0.3-query_sample]",),
     ),
     Bug(
         "clip",
         "off",
-        f"{GATE}:_factor",
+        f"{CLIPPING}:compute_clip_factors",
         CLIPPED,
         "torch.ones_like(norms)",
         (f"{MOVED}[sum-replace-False]",),
@@ -99,31 +106,31 @@ BUGS = [
     Bug(
         "clip",
         "per batch",
-        f"{GATE}:_factor",
+        f"{CLIPPING}:compute_clip_factors",
         "dim=1, dtype=torch.float64)",
-        "dim=1, dtype=torch.float64).mean().expand(len(parts))",
+        "dim=1, dtype=torch.float64).mean().expand(len(rows))",
         (f"{MOVED}[sum-replace-False]",),
     ),
     Bug(
         "clip",
         "after the sum",
-        f"{GATE}:_total",
-        "_steps(parts, bound, grid).sum(0)",
-        "_steps(parts.sum(0, keepdim=True), bound, grid)[0]",
+        f"{CLIPPING}:sum_clipped_rows",
+        "clip_to_grid(rows, clip_norm, grid).sum(0)",
+        "clip_to_grid(rows.sum(0, keepdim=True), clip_norm, grid)[0]",
         (f"{MOVED}[sum-add-remove-False]",),
     ),
     Bug(
         "clip",
         "norm over the wrong axis",
-        f"{GATE}:_clip",
-        "_factor(parts, bound, unit)[:, None]",
-        "_factor(parts.T, bound, unit)[None]",
+        f"{CLIPPING}:clip_rows",
+        "compute_clip_factors(rows, clip_norm, unit)[:, None]",
+        "compute_clip_factors(rows.T, clip_norm, unit)[None]",
         (f"{MOVED}[sum-replace-False]",),
     ),
     Bug(
         "clip",
         "NaN passes",
-        f"{GATE}:_factor",
+        f"{CLIPPING}:compute_clip_factors",
         "torch.where(norms.isfinite(), scale / unit, 0.0)",
         "scale / unit",
         (
@@ -133,7 +140,7 @@ BUGS = [
     Bug(
         "clip",
         "zero divides",
-        f"{GATE}:_factor",
+        f"{CLIPPING}:compute_clip_factors",
         "/ norms, 1.0)",
         "/ norms, norms / norms)",
         (
@@ -143,7 +150,7 @@ BUGS = [
     Bug(
         "sensitivity",
         "C for 2C",
-        f"{GATE}:SENSITIVITY",
+        f"{SENSITIVITY}:SENSITIVITY",
         '("sum", REPLACE): 2.0',
         '("sum", REPLACE): 1.0',
         (f"{MOVED}[sum-replace-False]",),
@@ -151,18 +158,18 @@ BUGS = [
     Bug(
         "sensitivity",
         "features of norm sqrt(2)",
-        f"{GATE}:_factor",
-        "torch.linalg.vector_norm(parts,",
-        "torch.linalg.vector_norm(parts / math.sqrt(2),",
+        f"{CLIPPING}:compute_clip_factors",
+        "torch.linalg.vector_norm(rows,",
+        "torch.linalg.vector_norm(rows / math.sqrt(2),",
         (f"{MOVED}[sum-replace-False]",),
     ),
     Bug(
         "sensitivity",
         "weights by client size",
-        f"{GATE}:Gate.deal",
-        "_steps(found.flatten(0, 1), bound, grid).view(found.shape)",
-        "_steps(found.flatten(0, 1), bound, grid).view(found.shape) * torch.tensor([self._data._owners.tolist().count(each) / "
-        "self._data._count() * len(everyone) for each in asked.tolist()]).view(-1, *(1 for _ in found.shape[1:]))",
+        f"{SHARDS}:ShardQueries.query_clients",
+        "clipping.clip_to_grid(values.flatten(0, 1), clip_norm, grid).view(values.shape)",
+        "clipping.clip_to_grid(values.flatten(0, 1), clip_norm, grid).view(values.shape) * torch.tensor([self._dataset._client_ids.tolist().count(client) / "
+        "self._dataset._count_records() * num_clients for client in queried.tolist()]).view(-1, *(1 for _ in values.shape[1:]))",
         (
             "tests/privacy/test_owners.py::test_another_owner_s_records_and_their_number_move_nothing[learn]",
         ),
@@ -170,65 +177,65 @@ BUGS = [
     Bug(
         "sampling",
         "shuffled epochs",
-        f"{DRAWS}:Fixed.draw",
+        f"{SAMPLING}:Fixed.draw",
         FIXED,
-        "secret.rest = rest if len(rest := getattr(secret, 'rest', ())) >= self.drawn else secret.order(count)\n"
-        "    drawn, secret.rest = secret.rest[: self.drawn], secret.rest[self.drawn :]\n    return drawn.sort().values",
-        (f"{AFRESH}[Fixed(drawn=3, size=8)]",),
+        "rng.rest = rest if len(rest := getattr(rng, 'rest', ())) >= self.sample_size else rng.permutation(count)\n"
+        "    drawn, rng.rest = rng.rest[: self.sample_size], rng.rest[self.sample_size :]\n    return drawn.sort().values",
+        (f"{AFRESH}[Fixed(sample_size=3, dataset_size=8)]",),
     ),
     Bug(
         "sampling",
         "fixed size for Poisson",
-        f"{DRAWS}:Poisson.draw",
+        f"{SAMPLING}:Poisson.draw",
         POISSON,
-        "return secret.order(count)[: round(self.rate * count)].sort().values",
-        (f"{AFRESH}[Poisson(rate=0.25)]",),
+        "return rng.permutation(count)[: round(self.sample_rate * count)].sort().values",
+        (f"{AFRESH}[Poisson(sample_rate=0.25)]",),
     ),
     Bug(
         "sampling",
         "the first epoch cycled for ever",
-        f"{DRAWS}:Fixed.draw",
+        f"{SAMPLING}:Fixed.draw",
         FIXED,
-        "secret.first = getattr(secret, 'first', None) if hasattr(secret, 'first') else secret.order(count)\n"
-        "    secret.first = secret.first.roll(self.drawn)\n    return secret.first[: self.drawn].sort().values",
-        (f"{AFRESH}[Fixed(drawn=3, size=8)]",),
+        "rng.first = rng.first if hasattr(rng, 'first') else rng.permutation(count)\n"
+        "    rng.first = rng.first.roll(self.sample_size)\n    return rng.first[: self.sample_size].sort().values",
+        (f"{AFRESH}[Fixed(sample_size=3, dataset_size=8)]",),
     ),
     Bug(
         "sampling",
         "the rate from the true count",
-        f"{DRAWS}:Poisson.draw",
-        "self.rate)",
-        "max(1, round(self.rate * count)) / max(count, 1))",
+        f"{SAMPLING}:Poisson.draw",
+        "self.sample_rate)",
+        "max(1, round(self.sample_rate * count)) / max(count, 1))",
         (FEW,),
     ),
     Bug(
         "sampling",
         "an empty batch skipped",
-        f"{DRAWS}:Poisson.draw",
+        f"{SAMPLING}:Poisson.draw",
         POISSON,
-        "drawn = (secret.uniform(count) <= self.rate).nonzero().flatten()\n    return drawn if len(drawn) else self.draw(count, secret)",
-        (f"{AFRESH}[Poisson(rate=0.25)]",),
+        "drawn = (rng.uniform(count) <= self.sample_rate).nonzero().flatten()\n    return drawn if len(drawn) else self.draw(count, rng)",
+        (f"{AFRESH}[Poisson(sample_rate=0.25)]",),
     ),
     Bug(
         "accounting",
         "rows of a shared draw counted as independent",
-        f"{GATE}:Gate.route",
-        "stage.sampling.draw(rows, self._secret)",
-        "stage.sampling.draw(1, self._secret).expand(rows)",
+        f"{SHARDS}:ShardQueries.query_random_shards",
+        "sampling.draw(num_rows, self._rng)",
+        "sampling.draw(1, self._rng).expand(num_rows)",
         ("tests/privacy/test_sampling.py::test_the_gate_draws_a_shard_for_every_row[False]",),
     ),
     Bug(
         "accounting",
         "steps off by one",
         f"{PLAN}:Stage.event",
-        "dpa.SelfComposedDpEvent(one, self.steps)",
-        "dpa.SelfComposedDpEvent(one, self.steps - 1)",
+        "dpa.SelfComposedDpEvent(event, self.steps)",
+        "dpa.SelfComposedDpEvent(event, self.steps - 1)",
         ("tests/privacy/test_plan.py::test_event_says_what_will_run",),
     ),
     Bug(
         "accounting",
         "delta not split",
-        f"{PRICES}:cost",
+        f"{ACCOUNTING}:_pld_cost",
         "total.get_epsilon_for_delta(target - slack)",
         "total.get_epsilon_for_delta(target)",
         ("tests/privacy/test_accounting.py::test_delta_and_epsilon_allow_for_the_same_rounding",),
@@ -236,24 +243,24 @@ BUGS = [
     Bug(
         "accounting",
         "the classical formula at epsilon 10",
-        f"{PRICES}:_gaussian",
-        "float(_gaussian_epsilon(1 / mu, target))",
-        "mu * math.sqrt(2 * math.log(1.25 / target))",
+        f"{GAUSSIAN}:gaussian_epsilon",
+        "float(_cached_gaussian_epsilon(1 / mu, delta))",
+        "float(mu * np.sqrt(2 * np.log(1.25 / delta)))",
         ("tests/privacy/test_accounting.py::test_the_classical_formula_is_not_used",),
     ),
     Bug(
         "accounting",
         "a second run not charged",
-        f"{LEDGER}:Ledger.spent",
-        'if each["kind"] == "reserve"]',
-        'if each["kind"] == "reserve"][-1:]',
+        f"{LEDGER}:Ledger.compute_spent_cost",
+        'if entry["kind"] == "reserve"\n    ]',
+        'if entry["kind"] == "reserve"\n    ][-1:]',
         (f"{GATES}::test_two_gates_pay_twice",),
     ),
     Bug(
         "accounting",
         "resume forgets what was asked",
-        f"{GATE}:Gate.__init__",
-        "ledger.taken(ticket, name)",
+        f"{QUERIES}:PaidQueries._count_earlier_steps",
+        "self._ledger.asked_count(self.ticket, name)",
         "0",
         (f"{GATES}::test_a_long_stage_keeps_nothing_and_goes_on_after_its_marks",),
     ),
@@ -261,16 +268,16 @@ BUGS = [
         "side door",
         "label histogram",
         f"{GATE}:Gate.sum",
-        "return self._ask(stage, bound, total)",
-        "return self._ask(stage, bound, total) * self._data._take(slice(None)).labels.bincount(minlength=self.spec.classes)[:, None]",
+        "return self._run_query(stage, clip_norm, sum_chunks)",
+        f"return self._run_query(stage, clip_norm, sum_chunks) * {ALL}.labels.bincount(minlength=num_classes)[:, None]",
         (f"{DOORS}[Means]",),
     ),
     Bug(
         "side door",
         "early stop on a private loss",
-        f"{GATE}:Gate._ask",
+        f"{SECRET_SIDE}:SecretSide._run_query",
         "step + count)",
-        "step + count) if float(self._data._take(slice(None)).images.square().mean()) < 0.2 else stage.steps",
+        f"step + count) if float({ALL}.images.square().mean()) < 0.2 else stage.steps",
         (f"{DOORS}[Descent]",),
     ),
 ]

@@ -21,12 +21,12 @@ from trust.scan import Marks
 from trust.tapping import tapped
 
 from privot.cli import main
-from privot.cli.options import app
-from privot.data import load
-from privot.federated import Owner, Server, Terms
-from privot.local.privatize import channel_for, privatize
-from privot.methods import make, methods
-from privot.privacy import gate as gate_module
+from privot.cli.app import app
+from privot.data import load_dataset
+from privot.federated import Client, Server, Terms
+from privot.local.privatize import build_image_channel, privatize
+from privot.methods import list_methods, make_method
+from privot.privacy import secret_side as secret_side_module
 from privot.privacy import shard_checkpoint
 from privot.privacy.accounting import Neighbours
 from privot.privacy.ledger import Ledger
@@ -128,13 +128,16 @@ def written(tap):
 
 def box_for(method, folder="wards"):
     """The records with what must be declared for this method, and no more."""
-    for declared in ({}, {"public_size": True, "public_classes": True}, {"owners": OWNERS}):
-        box = load(folder, **declared)
+    for declared in ({}, {"public_size": True, "public_classes": True}, {"num_clients": OWNERS}):
+        box = load_dataset(folder, **declared)
         try:
             plan = method.plan(box.spec)
         except Exception:
             continue
-        if not any(stage.verb == "sorted_blocks" for stage in plan.stages) or box.spec.class_sizes:
+        if (
+            not any(stage.operation == "sorted_blocks" for stage in plan.stages)
+            or box.spec.class_sizes
+        ):
             return box, plan
     raise AssertionError(f"{method.name}: no way to declare the records")
 
@@ -146,8 +149,8 @@ class Inner:
         self.values = {}
 
     def __enter__(self):
-        noisy = gate_module.noisy
-        write = shard_checkpoint.write
+        noisy = secret_side_module.add_noise
+        write = shard_checkpoint.write_shard_checkpoint
 
         def heard(steps, noise_std, grid, secret):
             value = noisy(steps, noise_std, grid, secret)
@@ -170,8 +173,8 @@ class Inner:
             write(file, state)
 
         self._patches = [
-            mock.patch.object(gate_module, "noisy", heard),
-            mock.patch.object(shard_checkpoint, "write", stored),
+            mock.patch.object(secret_side_module, "add_noise", heard),
+            mock.patch.object(shard_checkpoint, "write_shard_checkpoint", stored),
         ]
         for patch in self._patches:
             patch.__enter__()
@@ -188,26 +191,26 @@ class Inner:
 # Methods
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
+@pytest.mark.parametrize("name", sorted(list_methods()))
 def test_methods_let_no_mark_out(name, root, marked, trust):
     _, marks, words = marked
-    method = make(name, quick(name))
+    method = make_method(name, quick(name))
     box, plan = box_for(method)
     local = plan.neighbours is Neighbours.LOCAL
     with tapped(root) as tap, Inner() as inner:
         given = box
         budget = (
             None
-            if getattr(method, "noise", None) is not None or local
+            if getattr(method, "noise_multiplier", None) is not None or local
             else 5.0
             if plan.stages
             else math.inf
         )
         if local:
-            whole = load("wards", public_size=True)
+            whole = load_dataset("wards", public_size=True)
             given = privatize(
                 whole,
-                channel_for(whole.spec, "laplace", 40.0, labels_epsilon=5.0),
+                build_image_channel(whole.spec, "laplace", 40.0, labels_epsilon=5.0),
                 out=root / "sent.safetensors",
             )
         synthesize(
@@ -240,17 +243,19 @@ def test_methods_let_no_mark_out(name, root, marked, trust):
 def test_the_wire_of_a_federation(root, marked, trust):
     """Owners, server and record as of `federate simulate`, in one process; each owner's folder is its own."""
     _, marks, _ = marked
-    settings = make("federated-gs-wgan", {**quick("federated-gs-wgan"), "noise": 8.0})
-    spec = load("wards", owners=OWNERS).spec
-    terms = Terms("ab" * 16, settings, spec.shape, spec.classes, OWNERS)
-    from privot.data.partition import held_by
+    settings = make_method(
+        "federated-gs-wgan", {**quick("federated-gs-wgan"), "noise_multiplier": 8.0}
+    )
+    spec = load_dataset("wards", num_clients=OWNERS).spec
+    terms = Terms("ab" * 16, settings, spec.shape, spec.num_classes, OWNERS)
+    from privot.privacy.client_partition import client_partition
 
     with tapped(root) as tap, Inner() as inner:
-        whole = load("wards", owners=OWNERS)
+        whole = load_dataset("wards", num_clients=OWNERS)
         book = Ledger(root / "home" / "wards.jsonl")
-        boxes = {f"ward {place}": held_by(whole, place, book) for place in range(OWNERS)}
+        boxes = {f"ward {place}": client_partition(whole, place, book) for place in range(OWNERS)}
         owners = {
-            name: Owner(
+            name: Client(
                 box,
                 Budget(100.0),
                 Ledger(root / "home" / f"{name}.jsonl"),
@@ -260,14 +265,14 @@ def test_the_wire_of_a_federation(root, marked, trust):
             for name, box in boxes.items()
         }
         server = Server(terms, list(owners), Streams(0, CPU), root / "server", root / "wire")
-        for name, offer in server.offers().items():
-            server.accept(name, owners[name].reply(offer))
-        while not server.done:
-            for name, request in server.ask().items():
-                server.take(name, owners[name].reply(request))
-            server.close()
-        server.finish().save(root / "release")
-    assert not server.offences
+        for name, offer in server.pack_offers().items():
+            server.receive_consent(name, owners[name].reply(offer))
+        while not server.is_finished:
+            for name, request in server.pack_requests().items():
+                server.receive(name, owners[name].reply(request))
+            server.end_round()
+        server.build_release().save(root / "release")
+    assert not server.offenses
     assert leaked(tap, marks) == leaked(tap, inner.marks()) == [], (
         "a mark went over the wire, or lies on the server"
     )
@@ -296,7 +301,7 @@ def call(*words):
 
 def sets(name, **more):
     settings = {**quick(name), **more}
-    settings.pop("noise", None)
+    settings.pop("noise_multiplier", None)
     return tuple(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))
 
 
@@ -318,7 +323,7 @@ VERBS = [  # in an order in which each finds what it needs
     ),
     ("synthesize", "wards", "--out", "net", "--method", "merf", *sets("merf"), *SYNTHESIZE),
     ("verify", "set"),
-    ("resize", "set", "--per-class", 3, "--out", "larger"),
+    ("resize", "set", "--images-per-class", 3, "--out", "larger"),
     ("sample", "net", "--count", 20, "--out", "samples.npz"),
     ("sample", "set", "--count", 4, "--out", "samples.png"),
     (
@@ -369,7 +374,7 @@ VERBS = [  # in an order in which each finds what it needs
         "--internal",
         "--data",
         "wards",
-        "--readings",
+        "--results",
         "home/readings.json",
     ),
     (
@@ -486,7 +491,7 @@ def test_an_error_names_no_record(root, marked, trust):
 
 
 def first(box):
-    return box._take(slice(0, 1)).images
+    return box._read_records(slice(0, 1)).images
 
 
 WAYS = {
@@ -541,7 +546,7 @@ def _overwritten(image, root):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_planted_leak_is_found(way, root, marked, trust):
     _, marks, _ = marked
-    image = first(load("wards"))
+    image = first(load_dataset("wards"))
     with tapped(root) as tap:
         WAYS[way](image, root)
     assert any(mark.startswith("record") for _, some in leaked(tap, marks) for mark in some), (
@@ -569,7 +574,7 @@ def test_a_planted_word_is_found(kind, root, marked):
 
 def test_what_stands_behind_an_answer_is_found(root):
     """Also when it is written in float32."""
-    method = make("merf", quick("merf"))
+    method = make_method("merf", quick("merf"))
     with tapped(root) as tap, Inner() as inner:
         synthesize(box_for(method)[0], method, None, out=root / "release", runtime=CPU)
         name = next(each for each in inner.values if each.startswith("answer"))

@@ -52,8 +52,8 @@ def test_a_harmless_change_is_not_killed():
         "none",
         "two factors the other way round",
         BUGS[0].place,
-        "steps.double() * grid",
-        "grid * steps.double()",
+        "total.double() * grid",
+        "grid * total.double()",
         BUGS[0].killers,
     )
     assert trial(same.killers, lambda: plant(same))["code"] == 0

@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 from quick import quick, records, sealed, spec_for
 
-from privot.methods import make
+from privot.methods import make_method
 from privot.privacy import gate as gate_module
+from privot.privacy import secret_side as secret_side_module
 from privot.runtime import Runtime
 from privot.synthesis import synthesize
 
@@ -34,10 +35,10 @@ def resident():
 
 def soaked(name, folder, steps=STEPS, held=None):
     """A whole run: its release, and the memory held after every so many answers. ``held`` gets each answer, as in a leak."""
-    method = make(name, {**quick(name), "steps": steps, "noise": 100.0})
+    method = make_method(name, {**quick(name), "steps": steps, "noise_multiplier": 100.0})
     seen = []
     asked = 0
-    noisy = gate_module.noisy
+    noisy = secret_side_module.add_noise
 
     def counted(*given):
         nonlocal asked

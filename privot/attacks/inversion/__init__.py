@@ -1,27 +1,30 @@
-"""Does this gradient leak the image? Attacks on one shared update, many victims as one computation.
+"""Gradient inversion: attacks that reconstruct training images from a shared model update.
 
-`audit` answers for an update of a model of your own, `invert` runs one named attack on a `Problem`, and `certify` says how well the best
-one can do. Everything here is the owner's own: reconstructions are as secret as the records.
+`check_leakage` tests one update of your own model, `invert` runs one named attack on a `Problem`,
+and `compute_cramer_rao_bound` says how well the best attack can do. Use these attacks on your own
+records only: reconstructions are as secret as the records.
 """
 
-from privot.attacks.inversion.attacks import ATTACKS, Attack, invert
-from privot.attacks.inversion.cramer_rao import Certificate, certify
-from privot.attacks.inversion.leakage_check import Audit, audit
-from privot.attacks.inversion.problem import Found, Problem, check, gradients
-from privot.attacks.inversion.scoring import Judgement, judge
+from privot.attacks.inversion.attacks import INVERSION_ATTACKS, InversionAttack, invert
+from privot.attacks.inversion.cramer_rao import CramerRaoBound, compute_cramer_rao_bound
+from privot.attacks.inversion.leakage_check import check_leakage
+from privot.attacks.inversion.leakage_result import LeakageCheck
+from privot.attacks.inversion.problem import Problem, Reconstruction, compute_victim_gradients
+from privot.attacks.inversion.problem_checks import check_update
+from privot.attacks.inversion.scoring import ReconstructionScores, score_reconstruction
 
 __all__ = [
-    "ATTACKS",
-    "Attack",
-    "Audit",
-    "Certificate",
-    "Found",
-    "Judgement",
+    "INVERSION_ATTACKS",
+    "CramerRaoBound",
+    "InversionAttack",
+    "LeakageCheck",
     "Problem",
-    "audit",
-    "certify",
-    "check",
-    "gradients",
+    "Reconstruction",
+    "ReconstructionScores",
+    "check_leakage",
+    "check_update",
+    "compute_cramer_rao_bound",
+    "compute_victim_gradients",
     "invert",
-    "judge",
+    "score_reconstruction",
 ]

@@ -1,11 +1,14 @@
-r"""L-BFGS for many problems in lock-step: every evaluation is one for all of them, and each goes its own way.
+r"""L-BFGS for many problems in lock-step: one evaluation serves all problems.
 
-With H the inverse Hessian that the last ``history`` pairs s = x' - x, y = g' - g imply, a step is  x <- x - t H g. As `torch.optim.LBFGS`
-there is no line search (t = rate), which is what DLG and iDLG ran. With ``backtrack`` a problem whose value did not fall enough (Armijo)
-goes back and tries a shorter step at the next evaluation, while the others go on.
+With H the inverse Hessian that the last ``history_size`` pairs s = x' - x, y = g' - g imply, a step
+is  x <- x - t H g. As in `torch.optim.LBFGS` there is no line search (t = learning rate), which is
+what DLG and iDLG used. With ``use_line_search`` a problem whose value did not decrease enough
+(Armijo) returns to its last point and tries a shorter step at the next evaluation, while the other
+problems continue.
 
-H g is not found by the usual two loops over the pairs, 2 history small steps one after another, but in the compact form (Byrd, Nocedal and
-Schnabel 1994): with the pairs as columns of S and Y, R the upper triangle of S^T Y, D its diagonal and c the scale,
+The usual recursion computes H g in two loops of 2 * history_size small steps. This file uses the
+compact form (Byrd, Nocedal and Schnabel 1994): with the pairs as columns of S and Y, R the upper
+triangle of S^T Y, D its diagonal and c the scale,
 
     H g = c g + S t - c Y u,   u = R^-1 S^T g,   t = R^-T ((D + c Y^T Y) u - c Y^T g),
 
@@ -19,124 +22,196 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-CURVED = 1e-10  # a pair with a smaller <s, y> teaches nothing (as torch has it)
-ARMIJO = 1e-4  # share of the promised fall that a step must give
-SHORTEST = 1e-8  # a step so short goes nowhere
+MIN_CURVATURE = 1e-10  # a pair with a smaller <s, y> is not used, as in torch
+ARMIJO = 1e-4  # share of the predicted decrease that a step must achieve
+MIN_STEP_LENGTH = 1e-8  # a shorter step ends the search
 
 
 @dataclass
-class Lbfgs:
-    """The state of n searches in D dimensions; `step` takes values [n] and slopes [n, D] at x [n, D] and says where to look next."""
+class BatchedLbfgs:
+    """L-BFGS for n searches in D dimensions.
 
-    rate: float = 1.0
-    history: int = 100
-    backtrack: bool = False
-    tolerance: float = 1e-9  # a fall so small, to first order, ends a search
-    low: Tensor | None = None  # a box [D]; steps end at its walls
+    Attributes:
+        learning_rate: Step length.
+        history_size: Pairs that are stored.
+        use_line_search: Whether steps are shortened until they satisfy the Armijo condition.
+        tolerance: a smaller decrease, to first order, ends a search.
+        low: Lower bounds [D], or None; steps end at the bounds.
+        high: Upper bounds [D], or None.
+        num_pairs: Pairs so far; the next pair replaces index ``num_pairs % history_size``.
+        correction_pairs: s and y [n, history, D]; sy and yy [n, history, history], all inner
+            products <s_i, y_j> and <y_i, y_j>.
+        accepted_point: x, gradient and direction [n, D]; value, directional_derivative,
+            step_length and scale [n] of the last accepted point.
+    """
+
+    learning_rate: float = 1.0
+    history_size: int = 100
+    use_line_search: bool = False
+    tolerance: float = 1e-9
+    low: Tensor | None = None
     high: Tensor | None = None
-    done: int = 0  # pairs so far; the next one goes to place done % history
-    pairs: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # s, y [n, history, D]; sy, yy [n, history, history], all <s_i, y_j>, <y_i, y_j>
-    at: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # x, slope, way [n, D]; value, fall, length, scale [n] of the last accepted point
+    num_pairs: int = 0
+    correction_pairs: dict[str, Tensor] = field(default_factory=dict)
+    accepted_point: dict[str, Tensor] = field(default_factory=dict)
 
-    def step(self, x: Tensor, value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """The next x [n, D], and which searches still move, bool [n].
+    def step(self, x: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Make one step.
 
-        >>> search, x = Lbfgs(), torch.tensor([[3.0, 1.0], [0.0, -2.0]])
-        >>> for _ in range(20): x, _ = search.step(x, (x**2 @ torch.tensor([1.0, 5.0])), 2 * x * torch.tensor([1.0, 5.0]))
+        Args:
+            x: Points [n, D].
+            value: Value of the objective [n].
+            gradient: Gradient of the objective with respect to x [n, D].
+
+        Returns:
+            The next points [n, D], and bool [n]: which searches still move.
+
+        >>> search, x = BatchedLbfgs(), torch.tensor([[3.0, 1.0], [0.0, -2.0]])
+        >>> weights = torch.tensor([1.0, 5.0])
+        >>> for _ in range(20): x, _ = search.step(x, x**2 @ weights, 2 * x * weights)
         >>> bool(x.abs().max() < 1e-3)
         True
         """
-        if not self.at:
-            length = self.rate * (1 / slope.abs().sum(1)).clamp(max=1)
-            self.at = {"x": x, "slope": slope, "value": value, "scale": torch.ones_like(value)}
-            return self._go(-slope, length, torch.ones_like(value, dtype=torch.bool))
-        at = self.at
-        accepted = torch.ones_like(value, dtype=torch.bool)
-        if self.backtrack:
-            accepted = value <= at["value"] + ARMIJO * at["length"] * at["fall"]
-        moved = x - at["x"]
-        bent = slope - at["slope"]
-        curve = (moved * bent).sum(1)
-        good = accepted & (curve > CURVED)
-        scale = torch.where(good, curve / bent.square().sum(1), at["scale"])
-        rows = good[
-            :, None
-        ]  # a pair that is not taken may hold what is not finite; as zeros it teaches nothing
-        self._learn(torch.where(rows, moved, 0), torch.where(rows, bent, 0))
-        kept = accepted[:, None]
-        fresh = {"x": torch.where(kept, x, at["x"]), "slope": torch.where(kept, slope, at["slope"])}
-        self.at = at | fresh | {"value": torch.where(accepted, value, at["value"]), "scale": scale}
-        # A parabola through what was seen says how far to go back; within a tenth and a half of the last length.
-        fall = at["fall"]
-        length = at["length"]
-        bottom = -fall * length.square() / (2 * (value - at["value"] - length * fall))
-        shorter = torch.where(bottom.isfinite(), bottom, 0).clamp(0.1 * length, 0.5 * length)
-        way = self._way(self.at["slope"])
-        if self.backtrack:
-            way = torch.where(kept, way, at["way"])
-        return self._go(
-            way, torch.where(accepted, torch.full_like(length, self.rate), shorter), accepted
+        if not self.accepted_point:
+            step_length = self.learning_rate * (1 / gradient.abs().sum(1)).clamp(max=1)
+            self.accepted_point = {
+                "x": x,
+                "gradient": gradient,
+                "value": value,
+                "scale": torch.ones_like(value),
+            }
+            all_accepted = torch.ones_like(value, dtype=torch.bool)
+            return self._take_step(-gradient, step_length, all_accepted)
+        last = self.accepted_point
+        step_length = last["step_length"]
+        derivative = last["directional_derivative"]
+        is_accepted = torch.ones_like(value, dtype=torch.bool)
+        if self.use_line_search:
+            is_accepted = value <= last["value"] + ARMIJO * step_length * derivative
+        displacement = x - last["x"]
+        gradient_change = gradient - last["gradient"]
+        curvature = (displacement * gradient_change).sum(1)
+        is_used = is_accepted & (curvature > MIN_CURVATURE)
+        scale = torch.where(is_used, curvature / gradient_change.square().sum(1), last["scale"])
+        # A pair that is not used may not be finite; zeros have no effect.
+        self._store_pair(
+            torch.where(is_used[:, None], displacement, 0),
+            torch.where(is_used[:, None], gradient_change, 0),
+        )
+        self.accepted_point = last | {
+            "x": torch.where(is_accepted[:, None], x, last["x"]),
+            "gradient": torch.where(is_accepted[:, None], gradient, last["gradient"]),
+            "value": torch.where(is_accepted, value, last["value"]),
+            "scale": scale,
+        }
+        # The minimum of the parabola through both values gives the next length to try, limited to
+        # 0.1 to 0.5 of the last one.
+        minimum = (
+            -derivative
+            * step_length.square()
+            / (2 * (value - last["value"] - step_length * derivative))
+        )
+        shorter_length = torch.where(minimum.isfinite(), minimum, 0).clamp(
+            0.1 * step_length, 0.5 * step_length
+        )
+        direction = self._compute_direction(self.accepted_point["gradient"])
+        if self.use_line_search:
+            direction = torch.where(is_accepted[:, None], direction, last["direction"])
+        full_length = torch.full_like(step_length, self.learning_rate)
+        return self._take_step(
+            direction, torch.where(is_accepted, full_length, shorter_length), is_accepted
         )
 
-    def _learn(self, moved: Tensor, bent: Tensor) -> None:
-        """A pair [n, D] more, in the place of the oldest."""
-        if not self.pairs:
-            empty = moved.new_zeros(len(moved), self.history, moved.shape[1])
-            small = torch.zeros(
-                len(moved), self.history, self.history, dtype=torch.float64, device=moved.device
+    def select(self, indices: Tensor) -> None:
+        """Continue with the searches of these indices only."""
+        self.correction_pairs = {
+            name: value[indices] for name, value in self.correction_pairs.items()
+        }
+        self.accepted_point = {name: value[indices] for name, value in self.accepted_point.items()}
+
+    def _store_pair(self, displacement: Tensor, gradient_change: Tensor) -> None:
+        """Store a pair [n, D] in place of the oldest."""
+        num_searches, num_dimensions = displacement.shape
+        if not self.correction_pairs:
+            vectors = displacement.new_zeros(num_searches, self.history_size, num_dimensions)
+            products = torch.zeros(
+                num_searches,
+                self.history_size,
+                self.history_size,
+                dtype=torch.float64,
+                device=displacement.device,
             )
-            self.pairs = {"s": empty, "y": empty.clone(), "sy": small, "yy": small.clone()}
-        pairs = self.pairs
-        place = self.done % self.history
-        pairs["s"][:, place] = moved
-        pairs["y"][:, place] = bent
-        both = (pairs["y"] @ torch.stack([moved, bent], 2)).double()  # [n, history, 2]
-        pairs["sy"][:, :, place] = (pairs["s"] @ bent[:, :, None])[..., 0].double()
-        pairs["sy"][:, place] = both[..., 0]
-        pairs["yy"][:, :, place] = pairs["yy"][:, place] = both[..., 1]
-        self.done += 1
+            self.correction_pairs = {
+                "s": vectors,
+                "y": vectors.clone(),
+                "sy": products,
+                "yy": products.clone(),
+            }
+        pairs = self.correction_pairs
+        index = self.num_pairs % self.history_size
+        pairs["s"][:, index] = displacement
+        pairs["y"][:, index] = gradient_change
+        y_products = (pairs["y"] @ torch.stack([displacement, gradient_change], 2)).double()
+        pairs["sy"][:, :, index] = (pairs["s"] @ gradient_change[:, :, None])[..., 0].double()
+        pairs["sy"][:, index] = y_products[..., 0]  # y_products is [n, history, 2]
+        pairs["yy"][:, :, index] = pairs["yy"][:, index] = y_products[..., 1]
+        self.num_pairs += 1
 
-    def _way(self, slope: Tensor) -> Tensor:
-        """-H slope [n, D]."""
-        pairs = self.pairs
-        scale = self.at["scale"]
-        count = min(self.done, self.history)
-        age = (
-            torch.arange(count, device=slope.device) + (self.done - count)
-        ) % self.history  # places, the oldest first
-        table, inner = (pairs[name][:, age][:, :, age] for name in ("sy", "yy"))
-        diagonal = table.diagonal(dim1=1, dim2=2)
-        whole = table.triu() + torch.diag_embed(
-            (diagonal == 0).to(table)
-        )  # R, with 1 where there is no pair
-        along, bend = (
-            (pairs[name] @ slope[:, :, None])[:, age].double() for name in ("s", "y")
-        )  # S^T g, Y^T g
-        wide = scale.double()[:, None, None]
-        u = torch.linalg.solve_triangular(whole, along, upper=True)
+    def _compute_direction(self, gradient: Tensor) -> Tensor:
+        """Compute -H g [n, D] of gradients g [n, D]."""
+        pairs = self.correction_pairs
+        scale = self.accepted_point["scale"]
+        num_stored = min(self.num_pairs, self.history_size)
+        first_pair = self.num_pairs - num_stored
+        oldest_first = (
+            torch.arange(num_stored, device=gradient.device) + first_pair
+        ) % self.history_size
+        s_y, y_y = (pairs[name][:, oldest_first][:, :, oldest_first] for name in ("sy", "yy"))
+        diagonal = s_y.diagonal(dim1=1, dim2=2)
+        # R, with 1 on the diagonal where a pair is not used
+        triangle = s_y.triu() + torch.diag_embed((diagonal == 0).to(s_y))
+        s_g, y_g = (
+            (pairs[name] @ gradient[:, :, None])[:, oldest_first].double() for name in ("s", "y")
+        )
+        wide_scale = scale.double()[:, None, None]
+        u = torch.linalg.solve_triangular(triangle, s_g, upper=True)
         t = torch.linalg.solve_triangular(
-            whole.mT, diagonal[..., None] * u + wide * (inner @ u - bend), upper=False
+            triangle.mT, diagonal[..., None] * u + wide_scale * (y_y @ u - y_g), upper=False
         )
-        back = torch.zeros(2, len(slope), self.history, 1, dtype=slope.dtype, device=slope.device)
-        back[:, :, age] = torch.stack([t, wide * u]).to(slope.dtype)
+        coefficients = torch.zeros(
+            2, len(gradient), self.history_size, 1, dtype=gradient.dtype, device=gradient.device
+        )
+        coefficients[:, :, oldest_first] = torch.stack([t, wide_scale * u]).to(gradient.dtype)
         return (
-            -scale[:, None] * slope
-            - (back[0].mT @ pairs["s"])[:, 0]
-            + (back[1].mT @ pairs["y"])[:, 0]
+            -scale[:, None] * gradient
+            - (coefficients[0].mT @ pairs["s"])[:, 0]
+            + (coefficients[1].mT @ pairs["y"])[:, 0]
         )
 
-    def _go(self, way: Tensor, length: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
-        fall = (way * self.at["slope"]).sum(1)
-        moving = (fall <= -self.tolerance) & (accepted | (length > SHORTEST))
-        self.at |= {"way": way, "fall": fall, "length": length}
-        ahead = torch.where(moving[:, None], self.at["x"] + length[:, None] * way, self.at["x"])
-        return (ahead if self.low is None else ahead.clamp(self.low, self.high)), moving
+    def _take_step(
+        self, direction: Tensor, step_length: Tensor, is_accepted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Move from the last accepted point.
 
-    def keep(self, which: Tensor) -> None:
-        """Go on with these searches alone."""
-        self.pairs = {name: each[which] for name, each in self.pairs.items()}
-        self.at = {name: each[which] for name, each in self.at.items()}
+        Args:
+            direction: [n, D].
+            step_length: [n].
+            is_accepted: bool [n], whether the point before was accepted.
+
+        Returns:
+            The next points [n, D], and bool [n]: which searches still move.
+        """
+        derivative = (direction * self.accepted_point["gradient"]).sum(1)
+        is_moving = (derivative <= -self.tolerance) & (
+            is_accepted | (step_length > MIN_STEP_LENGTH)
+        )
+        self.accepted_point |= {
+            "direction": direction,
+            "directional_derivative": derivative,
+            "step_length": step_length,
+        }
+        x = self.accepted_point["x"]
+        next_x = torch.where(is_moving[:, None], x + step_length[:, None] * direction, x)
+        if self.low is not None:
+            next_x = next_x.clamp(self.low, self.high)
+        return next_x, is_moving

@@ -1,59 +1,75 @@
-r"""Least squares within a box: what an attacker who knows the range of a pixel makes of the estimate that ignores it."""
+"""Least squares with bounds on each variable, for an attacker who knows the range of a pixel."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-STEPS = 100  # enough to 1 % where the pull is right; LeNets have conditions of 4e5 (grey) to 1e7 (colour)
-RELAX = 1.6  # as is usual (Boyd et al. 2011, 3.4.3)
+# accurate to 1 % with the right penalty; LeNets have condition numbers of 4e5 (gray) to 1e7 (color)
+ADMM_STEPS = 100
+OVER_RELAXATION = 1.6  # the usual value (Boyd et al. 2011, section 3.4.3)
 
 
-def boxed(
-    information: Tensor,
-    aim: Tensor,
+def solve_box_least_squares(
+    hessian: Tensor,
+    unconstrained_solution: Tensor,
     bounds: tuple[float, float],
-    steps: int = STEPS,
-    variance: Tensor | None = None,
+    steps: int = ADMM_STEPS,
+    inverse_diagonal: Tensor | None = None,
 ) -> Tensor:
-    r"""min (x - aim)^T H (x - aim) over bounds, H = ``information`` [N, n, n], for each column of ``aim`` [N, n, draws].
+    r"""Minimize (x - a)^T H (x - a) over x within bounds, by ADMM.
 
-    Alternating directions: an estimate x = aim + r (H + r)^{-1} (z - u - aim), its copy z in the box, and u, the sum of what parts them.
-    The pull r is the harmonic mean of H's eigenvalues, told by ``variance``, the diagonal [N, n] of H^{-1} where that is at hand.
-    Projected gradients would need tens of thousands of steps where H has a condition of 10^7.
+    One step updates an estimate x = a + r (H + r)^{-1} (z - u - a), its copy z within the bounds,
+    and u, the sum of their differences. The penalty r is the harmonic mean of the eigenvalues of H.
+    Projected gradients would need tens of thousands of steps at a condition number of 10^7.
 
-    >>> boxed(torch.tensor([[[1.0, 0.9], [0.9, 1.0]]]), torch.tensor([[[2.0], [0.5]]]), (0.0, 1.0)).flatten()
+    Args:
+        hessian: H [N, n, n].
+        unconstrained_solution: a [N, n, k], k right-hand sides.
+        bounds: Smallest and largest value.
+        steps: Steps of ADMM.
+        inverse_diagonal: The diagonal [N, n] of H^{-1}, from which the penalty follows. None: 0.1.
+
+    Returns:
+        x [N, n, k].
+
+    >>> hessian = torch.tensor([[[1.0, 0.9], [0.9, 1.0]]])
+    >>> solution = torch.tensor([[[2.0], [0.5]]])
+    >>> solve_box_least_squares(hessian, solution, (0.0, 1.0)).flatten()
     tensor([1., 1.])
     """
-    ones = information.diagonal(dim1=1, dim2=2)
-    scale = torch.maximum(ones, 1e-12 * ones.amax(1, keepdim=True)).rsqrt()[
-        ..., None
-    ]  # x = scale * y: the box stays a box
-    unit = torch.eye(information.shape[1], dtype=information.dtype, device=information.device)
-    pull = (
-        1 / (ones.double() * variance).mean(1).clamp(1.0, 1e5)
-        if variance is not None
-        else torch.full_like(ones[:, 0], 0.1)
-    )
-    pull = pull.to(information)[:, None, None]
-    inverse = pull * inverses(scale * information * scale.mT + pull * unit)
-    aim = aim / scale
+    diagonal = hessian.diagonal(dim1=1, dim2=2)
+    # With x = scale * y the constraints on y are still bounds.
+    scale = torch.maximum(diagonal, 1e-12 * diagonal.amax(1, keepdim=True)).rsqrt()[..., None]
+    if inverse_diagonal is None:
+        penalty = torch.full_like(diagonal[:, 0], 0.1)
+    else:
+        penalty = 1 / (diagonal.double() * inverse_diagonal).mean(1).clamp(1.0, 1e5)
+    penalty = penalty.to(hessian)[:, None, None]
+    identity = torch.eye(hessian.shape[1], dtype=hessian.dtype, device=hessian.device)
+    inverse = penalty * invert_matrices(scale * hessian * scale.mT + penalty * identity)
+    target = unconstrained_solution / scale
     low = bounds[0] / scale
     high = bounds[1] / scale
-    copy = torch.minimum(torch.maximum(aim, low), high)
-    parted = torch.zeros_like(copy)
+    copy = torch.minimum(torch.maximum(target, low), high)
+    dual = torch.zeros_like(copy)
     for _ in range(steps):
-        estimate = RELAX * (aim + inverse @ (copy - parted - aim)) + (1 - RELAX) * copy
-        copy = torch.minimum(torch.maximum(estimate + parted, low), high)
-        parted = parted + estimate - copy
+        estimate = (
+            OVER_RELAXATION * (target + inverse @ (copy - dual - target))
+            + (1 - OVER_RELAXATION) * copy
+        )
+        copy = torch.minimum(torch.maximum(estimate + dual, low), high)
+        dual = dual + estimate - copy
     return copy * scale
 
 
-def inverses(matrices: Tensor) -> Tensor:
-    """[N, n, n] one after another: on a GPU the routine for many at once is made for small ones, and says so on standard output.
+def invert_matrices(matrices: Tensor) -> Tensor:
+    """Invert matrices [N, n, n] one after another.
 
-    >>> inverses(torch.eye(2)[None] * 4)
+    On a GPU the batched routine is made for small matrices, and warns on standard output.
+
+    >>> invert_matrices(torch.eye(2)[None] * 4)
     tensor([[[0.2500, 0.0000],
              [0.0000, 0.2500]]])
     """
-    return torch.stack([torch.linalg.inv(each) for each in matrices])
+    return torch.stack([torch.linalg.inv(matrix) for matrix in matrices])

@@ -1,7 +1,8 @@
-"""Convolutions as products with patches: many small nets side by side become batched products of matrices.
+"""Compute convolutions as matrix products with patches, so that many small models are batched.
 
-A vmap over nets turns `conv2d` into one with a group for each net, whose second derivatives no library has tuned. Inside `Patches` any
-module's 2-D convolution is the same sum written as a product, W [out, in * k * k] @ patches [in * k * k, places].
+A vmap over models turns `conv2d` into a convolution with one group for each model, whose second
+derivatives no library has optimized. Within `ConvAsMatmul` the 2-D convolution of any module is the
+same sum written as a product, W [out, in * k * k] @ patches [in * k * k, positions].
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
-class Patches(TorchFunctionMode):
-    """Inside it, plain 2-D convolutions are products with patches; others (groups, padding by name) stay as they are.
+class ConvAsMatmul(TorchFunctionMode):
+    """Context in which 2-D convolutions are matrix products.
 
-    >>> x, w = torch.rand(2, 3, 8, 8), torch.rand(4, 3, 3, 3)
-    >>> with Patches(): y = functional.conv2d(x, w, stride=2, padding=1)
-    >>> torch.allclose(y, functional.conv2d(x, w, stride=2, padding=1), atol=1e-5)
+    Convolutions with groups, or with padding by name, are left as they are.
+
+    >>> images, weight = torch.rand(2, 3, 8, 8), torch.rand(4, 3, 3, 3)
+    >>> with ConvAsMatmul(): output = functional.conv2d(images, weight, stride=2, padding=1)
+    >>> torch.allclose(output, functional.conv2d(images, weight, stride=2, padding=1), atol=1e-5)
     True
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Every call of torch comes through here."""
+        """Replace `conv2d`; torch calls this for each of its functions."""
         if func is functional.conv2d:
-            return product(*args, **(kwargs or {}))
+            return convolve_by_matmul(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def product(
+def convolve_by_matmul(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -42,23 +45,31 @@ def product(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """As `torch.nn.functional.conv2d`, whose names the arguments have."""
+    """Compute `torch.nn.functional.conv2d` as a matrix product with patches.
+
+    Args:
+        input: [batch, in, h, w].
+        weight: [out, in, k, k].
+        bias: [out], or None.
+        stride: Stride, as in `conv2d`.
+        padding: Padding, as in `conv2d`.
+        dilation: Dilation, as in `conv2d`.
+        groups: Number of groups, as in `conv2d`.
+
+    Returns:
+        [batch, out, h', w'].
+    """
     if groups != 1 or isinstance(padding, str) or input.ndim != 4:
         return functional.conv2d(input, weight, bias, stride, padding, dilation, groups)
     stride, padding, dilation = (
-        each if isinstance(each, tuple) else (each, each) for each in (stride, padding, dilation)
+        value if isinstance(value, tuple) else (value, value)
+        for value in (stride, padding, dilation)
     )
-    sides = [
-        (
-            input.shape[2 + axis]
-            + 2 * padding[axis]
-            - dilation[axis] * (weight.shape[2 + axis] - 1)
-            - 1
-        )
-        // stride[axis]
-        + 1
-        for axis in (0, 1)
-    ]
+    output_size = []
+    for axis in (0, 1):
+        padded_size = input.shape[2 + axis] + 2 * padding[axis]
+        kernel_extent = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        output_size.append((padded_size - kernel_extent) // stride[axis] + 1)
     patches = functional.unfold(input, weight.shape[2:], dilation, padding, stride)
-    found = torch.matmul(weight.flatten(1), patches)  # [batch, out, places]
-    return (found if bias is None else found + bias[:, None]).unflatten(2, sides)
+    output = torch.matmul(weight.flatten(1), patches)  # [batch, out, positions]
+    return (output if bias is None else output + bias[:, None]).unflatten(2, output_size)

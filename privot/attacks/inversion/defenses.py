@@ -1,40 +1,59 @@
-"""What a client may do to its gradients before it sends them, for experiments; and what an attacker who knows of it does about it.
+"""What a client may do to its gradients before it sends them, and how an attacker adapts to it.
 
-A defence takes the gradient of each image by itself {name: [N, batch, ...]} to updates {name: [N, ...]}. ``expected`` is what it sends
-without its noise, ``noise_std`` that noise on each entry. ``adapted`` gives the attacker what can be read off an update, ``objective``
-names what to compare by then. Only `Clipped` noise has an epsilon (`promise`); the rest is here because people rely on it.
+For experiments. A defense turns the gradients of single images {name: [N, batch, ...]} into
+updates {name: [N, ...]}. Of these defenses only noise after clipping (`ClippingDefense`) has an
+epsilon (see `derive_defense_guarantee`); the others are here because they are used in practice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
 
-from privot.attacks.inversion.problem import Problem, Tensors
+from privot.attacks.inversion.compression_defenses import PruningDefense, QuantizationDefense
+from privot.attacks.inversion.problem import Problem
+from privot.attacks.inversion.problem_checks import TensorDict
 from privot.errors import SettingError
-from privot.privacy.noise import Secret
+from privot.privacy.noise import SecretRandom
+
+MAX_SCALE = 1e30  # larger values of noise and clip norms are refused
 
 
-class Defended(Protocol):
-    """All that the defences below have in common."""
+class GradientDefense(Protocol):
+    """The interface of a defense."""
 
     @property
-    def objective(self) -> str: ...
+    def objective(self) -> str:
+        """The objective that an attacker who knows the defense minimizes."""
+
     @property
-    def noise_std(self) -> float: ...
-    def expected(self, each: Tensors) -> Tensors: ...
-    def __call__(self, each: Tensors, generator: torch.Generator | None = None) -> Tensors: ...
-    def adapted(self, problem: Problem) -> Problem: ...
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each entry of the update."""
+
+    def apply_without_noise(self, image_gradients: TensorDict) -> TensorDict:
+        """Compute the updates {name: [N, ...]} without noise, differentiably."""
+
+    def __call__(
+        self, image_gradients: TensorDict, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        """Compute the updates {name: [N, ...]} of gradients {name: [N, batch, ...]}."""
+
+    def adapt_problem(self, problem: Problem) -> Problem:
+        """Add to a problem what an attacker who knows the defense can read off the updates."""
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Gaussian noise of ``noise_std`` on each entry of the mean gradient, as it is. Nothing bounds the gradient, so nothing is promised.
+class NoiseDefense:
+    """Gaussian noise on each entry of the mean gradient.
 
-    >>> Noise(0.0)({"w": torch.ones(1, 2, 3)})
+    Nothing limits the size of the gradient, so there is no guarantee.
+
+    Attributes:
+        noise_std: Standard deviation of the noise.
+
+    >>> NoiseDefense(0.0)({"w": torch.ones(1, 2, 3)})
     {'w': tensor([[1., 1., 1.]])}
     """
 
@@ -42,225 +61,189 @@ class Noise:
     objective: ClassVar[str] = "squared"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_std < 1e30:
+        if not 0 <= self.noise_std < MAX_SCALE:
             raise SettingError(
-                f"noise={self.noise_std}: a standard deviation of 0 or more is needed"
+                f"noise_std={self.noise_std}: a standard deviation of at least 0 is needed."
             )
 
-    def expected(self, each: Tensors) -> Tensors:
-        return {name: found.mean(1) for name, found in each.items()}
+    def apply_without_noise(self, image_gradients: TensorDict) -> TensorDict:
+        return {name: gradient.mean(1) for name, gradient in image_gradients.items()}
 
-    def __call__(self, each: Tensors, generator: torch.Generator | None = None) -> Tensors:
-        return added(self.expected(each), self.noise_std, generator)
+    def __call__(
+        self, image_gradients: TensorDict, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        return add_update_noise(
+            self.apply_without_noise(image_gradients), self.noise_std, generator
+        )
 
-    def adapted(self, problem: Problem) -> Problem:
+    def adapt_problem(self, problem: Problem) -> Problem:
         return problem
 
 
 @dataclass(frozen=True)
-class Clipped:
-    r"""DP-SGD (Abadi et al. 2016): each image's gradient clipped to ``bound`` in norm, the sum plus N(0, (noise bound)^2), over ``batch``.
+class ClippingDefense:
+    r"""DP-SGD (Abadi et al. 2016): clip the gradient of each image, sum, add noise, and divide.
 
-    ``noise`` is a multiplier; 0 is clipping alone, which for one image is a change of scale and no defence. How much was clipped is not
-    known to the attacker, so he compares directions.
+    The noise on the sum is N(0, (noise_multiplier * clip_norm)^2). The attacker does not know how
+    much was clipped, so an adaptive attacker compares directions.
+
+    Attributes:
+        clip_norm: Largest L2 norm of one image's gradient.
+        noise_multiplier: 0 is clipping only, which for one image changes the scale and is no
+            defense.
+        batch_size: Number by which the sum is divided.
     """
 
-    bound: float
-    noise: float = 0.0
-    batch: int = 1
+    clip_norm: float
+    noise_multiplier: float = 0.0
+    batch_size: int = 1
     objective: ClassVar[str] = "cosine"
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound < 1e30 or not 0 <= self.noise < 1e30 or self.batch < 1:
+        if (
+            not 0 < self.clip_norm < MAX_SCALE
+            or not 0 <= self.noise_multiplier < MAX_SCALE
+            or self.batch_size < 1
+        ):
             raise SettingError(
-                f"clip={self.bound}, noise={self.noise}, batch={self.batch}: over 0, not under 0, and at least 1 are needed"
+                f"clip_norm={self.clip_norm}, noise_multiplier={self.noise_multiplier}, "
+                f"batch_size={self.batch_size}: a norm above 0, a multiplier of at least 0 and a "
+                "batch of at least 1 are needed."
             )
 
     @property
     def noise_std(self) -> float:
-        """On each entry of the update: noise * bound / batch."""
-        return self.noise * self.bound / self.batch
+        """On each entry of the update: noise_multiplier * clip_norm / batch_size."""
+        return self.noise_multiplier * self.clip_norm / self.batch_size
 
-    def expected(self, each: Tensors) -> Tensors:
-        """The clipped sum over the batch that was planned for, which privacy needs to be the same whatever was drawn."""
-        norms = (
-            torch.stack([found.flatten(2).square().sum(2) for found in each.values()])
-            .sum(0)
-            .clamp(min=1e-60)
-            .sqrt()
-        )  # [N, batch]
-        factors = (self.bound / norms).clamp(max=1.0)
+    def apply_without_noise(self, image_gradients: TensorDict) -> TensorDict:
+        """Divide the clipped sum by the planned batch size.
+
+        privacy: the divisor does not depend on the size of the batch that was sampled.
+        """
+        squared_norms = torch.stack(
+            [gradient.flatten(2).square().sum(2) for gradient in image_gradients.values()]
+        ).sum(0)
+        norms = squared_norms.clamp(min=1e-60).sqrt()  # [N, batch]
+        factors = (self.clip_norm / norms).clamp(max=1.0)
         return {
-            name: torch.einsum("nb...,nb->n...", found, factors) / self.batch
-            for name, found in each.items()
+            name: torch.einsum("nb...,nb->n...", gradient, factors) / self.batch_size
+            for name, gradient in image_gradients.items()
         }
 
-    def __call__(self, each: Tensors, generator: torch.Generator | None = None) -> Tensors:
-        return added(self.expected(each), self.noise_std, generator)
+    def __call__(
+        self, image_gradients: TensorDict, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        return add_update_noise(
+            self.apply_without_noise(image_gradients), self.noise_std, generator
+        )
 
-    def adapted(self, problem: Problem) -> Problem:
+    def adapt_problem(self, problem: Problem) -> Problem:
         return problem
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """The ``share`` of smallest entries of each tensor of the mean gradient set to 0.
+class Pipeline:
+    """Several defenses, one after another.
 
-    An attacker sees which they are, and knows of them that they are smaller than all that was sent.
+    Attributes:
+        defenses: The first gets the gradients of single images, the others the update before them.
     """
 
-    share: float
-    objective: ClassVar[str] = "squared"
-    noise_std: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise SettingError(f"prune={self.share}: a share in [0, 1) is needed")
-
-    def expected(self, each: Tensors) -> Tensors:
-        return {name: self._pruned(found.mean(1)) for name, found in each.items()}
-
-    def _pruned(self, entries: Tensor) -> Tensor:
-        sizes = entries.flatten(1).detach().abs()
-        gone = int(self.share * sizes.shape[1])
-        if not gone:
-            return entries
-        edge = sizes.sort(1).values[:, gone - 1 : gone]  # the largest that goes
-        return entries * (sizes > edge).view(entries.shape)
-
-    def __call__(self, each: Tensors, generator: torch.Generator | None = None) -> Tensors:
-        return self.expected(each)
-
-    def adapted(self, problem: Problem) -> Problem:
-        """Entries that are 0 count as met by anything up to the smallest that is not."""
-        slack = {}
-        for name, each in problem.update.items():
-            kept = torch.where(each == 0, torch.inf, each.abs()).flatten(1).amin(1)
-            kept = torch.where(kept.isfinite(), kept, 0.0).view(-1, *(1 for _ in each.shape[1:]))
-            slack[name] = torch.where(each == 0, kept, 0.0)
-        return replace(problem, slack=slack)
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """Entries of the mean gradient rounded to ``bits`` bits, evenly between minus and plus the largest of their tensor.
-
-    With one bit: the sign, times the mean size. An attacker knows the cell that each entry was in.
-    """
-
-    bits: int
-    objective: ClassVar[str] = "squared"
-    noise_std: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 32:
-            raise SettingError(f"bits={self.bits}: 1 to 32 are needed")
-
-    def expected(self, each: Tensors) -> Tensors:
-        """The entries themselves: rounding has no slope, and for the certificate counts as noise (`spread`)."""
-        return {name: found.mean(1) for name, found in each.items()}
-
-    def __call__(self, each: Tensors, generator: torch.Generator | None = None) -> Tensors:
-        return {name: self._rounded(found) for name, found in self.expected(each).items()}
-
-    def _rounded(self, entries: Tensor) -> Tensor:
-        if self.bits == 1:
-            return entries.sign() * _along(entries.flatten(1).abs().mean(1), entries)
-        step = _along(self._step(entries), entries)
-        return (entries / step).round() * step
-
-    def _step(self, entries: Tensor) -> Tensor:
-        """[N], the same of the entries and of what is left of them."""
-        return entries.flatten(1).abs().amax(1).clamp(min=1e-30) / (2 ** (self.bits - 1) - 1)
-
-    def adapted(self, problem: Problem) -> Problem:
-        if self.bits == 1:  # a cell without an end
-            return problem
-        return replace(
-            problem,
-            slack={
-                name: _along(self._step(each) / 2, each).expand_as(each)
-                for name, each in problem.update.items()
-            },
-        )
-
-    def spread(self, update: Tensors) -> Tensors:
-        """{name: [N]}, the standard deviation of rounding: step / sqrt(12)."""
-        return {name: self._step(each) / 12**0.5 for name, each in update.items()}
-
-
-@dataclass(frozen=True)
-class Several:
-    """One after another; the first has the images apart, the rest their update."""
-
-    parts: tuple[Defended, ...]
+    defenses: tuple[GradientDefense, ...]
 
     @property
     def objective(self) -> str:
-        return "cosine" if any(part.objective == "cosine" for part in self.parts) else "squared"
+        is_cosine = any(defense.objective == "cosine" for defense in self.defenses)
+        return "cosine" if is_cosine else "squared"
 
     @property
     def noise_std(self) -> float:
-        """Of all that add some."""
-        return sum(part.noise_std**2 for part in self.parts) ** 0.5
+        """Standard deviation of the sum of all noise."""
+        return sum(defense.noise_std**2 for defense in self.defenses) ** 0.5
 
-    def expected(self, each: Tensors) -> Tensors:
-        for part in self.parts:
-            each = {name: found[:, None] for name, found in part.expected(each).items()}
-        return {name: found[:, 0] for name, found in each.items()}
+    def apply_without_noise(self, image_gradients: TensorDict) -> TensorDict:
+        for defense in self.defenses:
+            update = defense.apply_without_noise(image_gradients)
+            image_gradients = {name: gradient[:, None] for name, gradient in update.items()}
+        return {name: gradient[:, 0] for name, gradient in image_gradients.items()}
 
-    def __call__(self, each: Tensors, generator: torch.Generator | None = None) -> Tensors:
-        for part in self.parts:
-            each = {name: found[:, None] for name, found in part(each, generator).items()}
-        return {name: found[:, 0] for name, found in each.items()}
+    def __call__(
+        self, image_gradients: TensorDict, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        for defense in self.defenses:
+            update = defense(image_gradients, generator)
+            image_gradients = {name: gradient[:, None] for name, gradient in update.items()}
+        return {name: gradient[:, 0] for name, gradient in image_gradients.items()}
 
-    def adapted(self, problem: Problem) -> Problem:
-        """By the last, whose marks are on the update."""
-        return self.parts[-1].adapted(problem)
+    def adapt_problem(self, problem: Problem) -> Problem:
+        """Adapt to the last defense, which determined the entries that were sent."""
+        return self.defenses[-1].adapt_problem(problem)
 
 
-def made(
+def build_defense(
     *,
-    noise: float = 0.0,
-    clip: float | None = None,
-    prune: float = 0.0,
+    noise_scale: float = 0.0,
+    clip_norm: float | None = None,
+    prune_fraction: float = 0.0,
     bits: int | None = None,
-    batch: int = 1,
-) -> Defended | None:
-    """Clip and noise, then prune, then quantise: as much as is asked for. ``noise`` is a multiplier with a ``clip``, else absolute.
+    batch_size: int = 1,
+) -> GradientDefense | None:
+    """Build the defense that clips and adds noise, then prunes, then quantizes, as requested.
 
-    >>> made(noise=0.5, clip=1.0, bits=8)
-    Several(parts=(Clipped(bound=1.0, noise=0.5, batch=1), Quantised(bits=8)))
+    Args:
+        noise_scale: With ``clip_norm`` the noise multiplier, so that the standard deviation on the
+            clipped sum is noise_scale * clip_norm; without ``clip_norm`` the standard deviation
+            itself, on each entry of the mean gradient.
+        clip_norm: Largest L2 norm of one image's gradient. None: no clipping.
+        prune_fraction: Share of the entries that are set to 0.
+        bits: Bits for each entry. None: no rounding.
+        batch_size: Number by which the clipped sum is divided.
+
+    Returns:
+        The defense, or None where nothing is requested.
+
+    >>> build_defense(noise_scale=0.5, clip_norm=1.0)
+    ClippingDefense(clip_norm=1.0, noise_multiplier=0.5, batch_size=1)
     """
-    parts: list[Defended] = []
-    if clip is not None:
-        parts.append(Clipped(clip, noise, batch))
-    elif noise:
-        parts.append(Noise(noise))
-    if prune:
-        parts.append(Pruned(prune))
+    defenses: list[GradientDefense] = []
+    if clip_norm is not None:
+        defenses.append(ClippingDefense(clip_norm, noise_scale, batch_size))
+    elif noise_scale:
+        defenses.append(NoiseDefense(noise_scale))
+    if prune_fraction:
+        defenses.append(PruningDefense(prune_fraction))
     if bits is not None:
-        parts.append(Quantised(bits))
-    return Several(tuple(parts)) if len(parts) > 1 else parts[0] if parts else None
+        defenses.append(QuantizationDefense(bits))
+    if len(defenses) > 1:
+        return Pipeline(tuple(defenses))
+    return defenses[0] if defenses else None
 
 
-def added(update: Tensors, noise_std: float, generator: torch.Generator | None) -> Tensors:
-    """Gaussian noise on each entry: secret, or of a generator for an experiment that can be repeated."""
+def add_update_noise(
+    update: TensorDict, noise_std: float, generator: torch.Generator | None
+) -> TensorDict:
+    """Add Gaussian noise to each entry.
+
+    Args:
+        update: {name: [N, ...]}.
+        noise_std: Standard deviation.
+        generator: Random generator for repeatable experiments. None: secret random numbers.
+
+    Returns:
+        The noisy update; without noise the update itself.
+    """
     if not noise_std:
         return update
-    secret = Secret()
-    found = {}
-    for name, each in update.items():
+    secret = SecretRandom()
+    noisy_update = {}
+    for name, gradient in update.items():
         if generator is None:
-            drawn = secret.normal(tuple(each.shape), each.device)
+            noise = secret.normal(tuple(gradient.shape), gradient.device)
         else:
-            drawn = torch.randn(
-                each.shape, generator=generator, dtype=torch.float64, device=generator.device
+            noise = torch.randn(
+                gradient.shape, generator=generator, dtype=torch.float64, device=generator.device
             )
-        found[name] = (each.double() + noise_std * drawn.to(each.device)).to(each.dtype)
-    return found
-
-
-def _along(value: Tensor, like: Tensor) -> Tensor:
-    """[N] as [N, 1, ...]."""
-    return value.view(-1, *(1 for _ in like.shape[1:]))
+        noisy = gradient.double() + noise_std * noise.to(gradient.device)
+        noisy_update[name] = noisy.to(gradient.dtype)
+    return noisy_update

@@ -1,285 +1,198 @@
-"""An owner's experiment on their own records: what would updates of these images tell, with this net and this defence?
+"""An experiment on your own records: what do updates with this model and defense leak?
 
-Tiers, from the cheapest: labels read off, what the certificate predicts, closed form, search. The answer is the worst of them, as a search
-that fails is no sign of safety. Reconstructions are as secret as the records.
+The tiers, from the cheapest: label recovery, the Cramér-Rao bound, the closed form, and a search.
+The result is the worst of them, since a search that fails does not show that an update is safe.
+Reconstructions are as secret as the records.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from privot.attacks.inversion import rgap, spear
-from privot.attacks.inversion.attacks import Attack, invert, named
-from privot.attacks.inversion.cramer_rao import certify
-from privot.attacks.inversion.defense_guarantee import Training, promise
-from privot.attacks.inversion.defenses import Defended, made
-from privot.attacks.inversion.labels import recovered
-from privot.attacks.inversion.models import NETS, drawn
-from privot.attacks.inversion.problem import Found, Problem
-from privot.attacks.inversion.scoring import THRESHOLD, Judgement, judge, overlap
+from privot.attacks.inversion.attacks import invert
+from privot.attacks.inversion.cramer_rao import compute_cramer_rao_bound
+from privot.attacks.inversion.experiment_result import InversionResult
+from privot.attacks.inversion.experiment_settings import InversionSettings
+from privot.attacks.inversion.labels import recover_labels
+from privot.attacks.inversion.leakage_result import CRAMER_RAO_TIER
+from privot.attacks.inversion.models import INVERSION_MODELS, sample_initial_weights
+from privot.attacks.inversion.problem import Problem
+from privot.attacks.inversion.rgap import reconstruct_by_rgap
+from privot.attacks.inversion.scoring import compute_label_overlap, score_reconstruction
+from privot.attacks.inversion.spear import reconstruct_by_spear
 from privot.data.dataset import Public, Sensitive
 from privot.errors import PrivotError, SettingError
-from privot.progress import Progress, silent
-from privot.release import Guarantee
+from privot.progress import Progress, ignore_progress
 from privot.runtime import Runtime
 
-TRACE = (1, 10, 20, 50, 100, 200, 400)
-TARGETS = (20, 15, 10)  # decibels at which the certificate says how much noise it takes
-WORDS = {
-    "clip": "clipped to",
-    "noise": "noise",
-    "prune": "smallest share dropped",
-    "bits": "bits an entry",
-}
+TRACE_STEPS = (1, 10, 20, 50, 100, 200, 400)
+TARGET_PSNRS = (20, 15, 10)  # decibels for which the necessary noise is reported
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """``images`` updates of ``batch`` records each, sent by fresh nets. ``noise`` is a multiplier with a ``clip``, else absolute.
+class InversionExperiment(InversionSettings):
+    """An attack on the updates of untrained models, one model for each victim.
 
-    The certificate and the closed form take the first ``checked`` victims. ``adaptive`` attackers know the defence.
+    See `InversionSettings` for the settings.
     """
 
-    net: str = "lenet"
-    attack: str = "wdlg"
-    images: int = 300
-    batch: int = 1
-    optimiser: str | None = None  # None: the attack's own
-    steps: int | None = None
-    rate: float | None = None
-    restarts: int = 0
-    noise: float = 0.0
-    clip: float | None = None
-    prune: float = 0.0
-    bits: int | None = None
-    adaptive: bool = True
-    checked: int = 4
-    threshold: float = THRESHOLD
-    training: Training | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        named(self.attack)
-        if self.net not in NETS:
-            raise SettingError(
-                f"no net {self.net!r}: there are {', '.join(NETS)}; your own go through privot.attacks.inversion.audit"
-            )
-        if self.images < 1 or self.batch < 1 or self.checked < 0 or not self.threshold > 0:
-            raise SettingError(
-                f"images={self.images}, batch={self.batch}, checked={self.checked}: at least 1, 1 and 0 are needed"
-            )
-        if self.net == "cnn6" and (self.batch > 1 or named(self.attack).joint):
-            raise SettingError(
-                "cnn6: its one logit tells no label, so one image with a known label is attacked; not dlg, and --batch 1"
-            )
-
-    @property
-    def defence(self) -> Defended | None:
-        """What clients do before they send."""
-        return made(
-            noise=self.noise, clip=self.clip, prune=self.prune, bits=self.bits, batch=self.batch
-        )
-
-    def search(self) -> Attack:
-        """The attack under its optimiser; an attacker who cannot know the scale compares directions."""
-        chosen = named(self.attack)
-        if self.optimiser or self.steps or self.rate:
-            first = chosen.phases[0]
-            chosen = chosen.under(
-                self.optimiser or first.optimiser,
-                self.steps,
-                self.rate or (None if self.optimiser else first.rate),
-            )
-        if self.adaptive and self.defence is not None and self.defence.objective == "cosine":
-            chosen = replace(
-                chosen, phases=tuple(replace(each, objective="cosine") for each in chosen.phases)
-            )
-        return chosen
-
-    def victims(
-        self, box: Sensitive | Public, device: torch.device
+    def build_problem(
+        self, dataset: Sensitive | Public, device: torch.device
     ) -> tuple[Problem, Tensor, Tensor, Tensor | None]:
-        """The updates, the images and labels behind them, and the labels as far as the attacker has them from elsewhere."""
+        """Build the updates of random records.
+
+        Args:
+            dataset: The records.
+            device: Device of all tensors.
+
+        Returns:
+            The problem, the images [N, batch, c, h, w] and labels [N, batch] behind it, and the
+            labels if the attacker knows them, else None.
+
+        Raises:
+            SettingError: There are too few records.
+        """
         generator = torch.Generator().manual_seed(self.seed)
-        count = self.images * self.batch
-        if box._count() < count:
+        count = self.num_victims * self.batch_size
+        if dataset._count_records() < count:
             raise SettingError(
-                f"images={self.images}, batch={self.batch}: {count} records are needed, and there are fewer"
+                f"num_victims={self.num_victims}, batch_size={self.batch_size}: {count} records "
+                "are needed, but the data set has fewer. Reduce one of the two."
             )
-        records = box._take(torch.randperm(box._count(), generator=generator)[:count].sort().values)
-        images = records.images.unflatten(0, (self.images, self.batch))
-        labels = records.labels.unflatten(0, (self.images, self.batch))
-        make, loss, reach = NETS[self.net]
-        one = self.net == "cnn6"  # a logit for odd labels against even ones
-        net: nn.Module = make(box.spec.shape, 1 if one else box.spec.classes).to(device)
-        labels = labels % 2 if one else labels
+        order = torch.randperm(dataset._count_records(), generator=generator)
+        records = dataset._read_records(order[:count].sort().values)
+        images = records.images.unflatten(0, (self.num_victims, self.batch_size))
+        labels = records.labels.unflatten(0, (self.num_victims, self.batch_size))
+        build_model, loss_fn, init_bound = INVERSION_MODELS[self.model]
+        num_logits = 1 if self.has_one_logit else dataset.spec.num_classes
+        model: nn.Module = build_model(dataset.spec.shape, num_logits).to(device)
+        labels = labels % 2 if self.has_one_logit else labels
         weights = {
-            name: each.to(device)
-            for name, each in drawn(net, self.images, generator, reach).items()
+            name: weight.to(device)
+            for name, weight in sample_initial_weights(
+                model, self.num_victims, generator, init_bound
+            ).items()
         }
         images = images.to(device)
         labels = labels.to(device)
-        problem = Problem.of(net, loss, images, labels, weights, self.defence, generator=generator)
-        return problem, images, labels, labels if one else None
+        problem = Problem.from_images(
+            model, loss_fn, images, labels, weights, self.defense, generator=generator
+        )
+        return problem, images, labels, labels if self.has_one_logit else None
 
     def run(
-        self, box: Sensitive | Public, runtime: Runtime | None = None, progress: Progress = silent
-    ) -> Inverted:
-        """All tiers."""
-        problem, images, labels, known = self.victims(box, (runtime or Runtime()).target)
-        seen = (
-            self.defence.adapted(problem) if self.adaptive and self.defence is not None else problem
-        )
-        told = (
-            1.0
-            if known is not None
-            else float(overlap(recovered(problem, self.seed), labels).mean())
-        )
-        few = torch.arange(min(self.checked, self.images), device=images.device)
-        tiers: dict[str, Any] = {"labels": {"label_accuracy": told, "given": known is not None}}
-        if len(few):
-            progress("certificate", 0, 1)
-            tiers["certificate"] = self._certified(problem.pick(few), images[few], labels[few])
-            progress("certificate", 1, 1)
-            tiers["closed form"] = self._closed(problem.pick(few), images[few], labels[few])
-        search = self.search()
+        self,
+        dataset: Sensitive | Public,
+        runtime: Runtime | None = None,
+        progress: Progress = ignore_progress,
+    ) -> InversionResult:
+        """Run all tiers.
+
+        Args:
+            dataset: The records whose updates are attacked.
+            runtime: Where to compute.
+            progress: Shows the progress.
+
+        Returns:
+            The figures of all tiers and the reconstructions of the search.
+        """
+        device = (runtime or Runtime()).torch_device
+        problem, images, labels, known_labels = self.build_problem(dataset, device)
+        label_accuracy = 1.0
+        if known_labels is None:
+            overlap = compute_label_overlap(recover_labels(problem, self.seed), labels)
+            label_accuracy = float(overlap.mean())
+        checked = torch.arange(min(self.num_checked, self.num_victims), device=images.device)
+        tiers: dict[str, Any] = {
+            "labels": {"label_accuracy": label_accuracy, "given": known_labels is not None}
+        }
+        if len(checked):
+            truth = (images[checked], labels[checked])
+            progress("Cramér-Rao bound", 0, 1)
+            tiers[CRAMER_RAO_TIER] = self._run_cramer_rao(problem.select(checked), *truth)
+            progress("Cramér-Rao bound", 1, 1)
+            tiers["closed form"] = self._run_exact_attack(problem.select(checked), *truth)
+        search = self.configure_attack()
         start = time.perf_counter()
-        found = invert(
-            seen,
+        reconstruction = invert(
+            self._adapt_problem(problem),
             search,
-            labels=known,
+            labels=known_labels,
             restarts=self.restarts,
             seed=self.seed,
-            trace=TRACE,
+            trace_steps=TRACE_STEPS,
             progress=progress,
         )
-        took = time.perf_counter() - start
-        judged = judge(found, images, labels, self.threshold)
-        extra = {
-            "steps": float(found.steps.double().mean()),
-            "seconds": took,
+        seconds = time.perf_counter() - start
+        scores = score_reconstruction(reconstruction, images, labels, self.threshold)
+        tiers["search"] = scores.to_json() | {
+            "steps": float(reconstruction.steps.double().mean()),
+            "seconds": seconds,
             "objective": search.phases[-1].objective,
         }
-        tiers["search"] = judged.to_json() | extra
-        return Inverted(self, search.title, tiers, found, judged, images, isinstance(box, Public))
+        is_public = isinstance(dataset, Public)
+        return InversionResult(self, search.title, tiers, reconstruction, scores, images, is_public)
 
-    def _certified(self, problem: Problem, images: Tensor, labels: Tensor) -> dict[str, Any]:
-        """What the Jacobian predicts, in the median over the victims; without noise there is nothing to predict but the rank."""
-        defence = self.defence
+    def _adapt_problem(self, problem: Problem) -> Problem:
+        if self.is_adaptive and self.defense is not None:
+            return self.defense.adapt_problem(problem)
+        return problem
+
+    def _run_cramer_rao(self, problem: Problem, images: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Predict the error of the best attack, as the median over the victims.
+
+        Args:
+            problem: Some updates.
+            images: Behind them [n, batch, c, h, w].
+            labels: [n, batch].
+
+        Returns:
+            The figures of the tier.
+        """
+        defense = self.defense
         try:
-            sure = certify(problem, images, labels, defence)
+            bound = compute_cramer_rao_bound(problem, images, labels, defense)
         except PrivotError as error:
             return {"victims": len(images), "refused": str(error)}
-        std = 0.0 if defence is None else defence.noise_std
-        rank = int(sure.rank.min())
-        best = (
-            float(sure.mse(std).median()) if std or rank < images[0].numel() else None
-        )  # of no noise it predicts nothing but the rank
-        noise = {str(target): float(sure.noise_for(target).max()) for target in TARGETS}
+        noise_std = 0.0 if defense is None else defense.noise_std
+        rank = int(bound.rank.min())
+        num_pixels = images[0].numel()
+        # Without noise and with full rank the prediction would be an error of 0.
+        median_mse = None
+        if noise_std or rank < num_pixels:
+            median_mse = float(bound.predict_mse(noise_std).median())
         return {
             "victims": len(images),
-            "noise_std": std,
+            "noise_std": noise_std,
             "rank": rank,
-            "of": images[0].numel(),
-            "median_mse": best,
-            "noise_for": noise,
+            "num_pixels": num_pixels,
+            "median_mse": median_mse,
+            "noise_std_for_psnr": {
+                str(target): float(bound.find_noise_std(target).max()) for target in TARGET_PSNRS
+            },
         }
 
-    def _closed(self, problem: Problem, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    def _run_exact_attack(self, problem: Problem, images: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Run the closed-form attack: R-GAP for one image, SPEAR for a batch.
+
+        Args:
+            problem: Some updates.
+            images: Behind them [n, batch, c, h, w].
+            labels: [n, batch].
+
+        Returns:
+            The figures of the tier.
+        """
         try:
-            found = (
-                rgap.invert(problem) if self.batch == 1 else spear.invert(problem, seed=self.seed)
-            )
+            if self.batch_size == 1:
+                reconstruction = reconstruct_by_rgap(problem)
+            else:
+                reconstruction = reconstruct_by_spear(problem, seed=self.seed)
         except PrivotError as error:
             return {"victims": len(images), "refused": str(error)}
-        return judge(found, images, labels, self.threshold).to_json()
-
-
-@dataclass(frozen=True)
-class Inverted:
-    """What an experiment found. ``tiers`` {name: figures}; ``true`` [N, batch, c, h, w] are the images that were looked for."""
-
-    experiment: Experiment
-    title: str
-    tiers: dict[str, dict[str, Any]]
-    found: Found
-    judged: Judgement
-    true: Tensor
-    publishable: bool
-
-    @property
-    def worst(self) -> str:
-        """The tier with the smallest median error."""
-        tried = {
-            name: each["median_mse"]
-            for name, each in self.tiers.items()
-            if each.get("median_mse") is not None
-        }
-        return min(tried, key=lambda name: tried[name])
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one line."""
-        error = self.tiers[self.worst]["median_mse"]
-        level = (
-            "exactly"
-            if error < 1e-12
-            else f"with {-10 * torch.tensor(error).log10():.1f} dB in the median"
-        )
-        told = f"{100 * self.tiers['labels']['label_accuracy']:.0f} % of the labels"
-        if error < self.experiment.threshold:
-            how = (
-                "the certificate predicts images"
-                if self.worst == "certificate"
-                else f"{self.worst} gives images back"
-            )
-            return f"these updates leak: {how} {level}; {told} are read off"
-        best = f"best: {self.worst}, {level}"
-        return f"no tier came under MSE {self.experiment.threshold:g} in the median ({best}), which is no proof; {told} leak"
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the images."""
-        experiment = self.experiment
-        claim = (
-            None
-            if experiment.training is None
-            else promise(experiment.defence, experiment.training)
-        )
-        stated = None if claim is None else {"kind": type(claim).__name__} | asdict(claim)
-        if isinstance(claim, Guarantee):
-            stated = {
-                "kind": "Guarantee",
-                "epsilon": claim.epsilon,
-                "delta": claim.delta,
-                "neighbours": "add or remove one record",
-            }
-        defence = {word: getattr(experiment, word) for word in WORDS if getattr(experiment, word)}
-        if experiment.defence is not None:
-            defence["noise_std"] = experiment.defence.noise_std
-        return {
-            "inversion": asdict(experiment)
-            | {"training": experiment.training and asdict(experiment.training)},
-            "title": self.title,
-            "defence": defence,
-            "guarantee": stated,
-            "tiers": self.tiers,
-            "worst": self.worst,
-            "sentence": self.sentence,
-            "publishable": self.publishable,
-        }
-
-    def strip(self, rows: int = 8) -> Tensor:
-        """[columns, rows, c, h, w]: the first images of some victims at steps of the search, at its end, and as they are."""
-        steps = [each for _, each in self.found.trace or ()]
-        return torch.stack(
-            [each[:rows, 0].clamp(0, 1) for each in (*steps, self.found.images, self.true)]
-        )
-
-    def heads(self) -> list[str]:
-        """Names of the columns of `strip`."""
-        return [*(str(step) for step, _ in self.found.trace or ()), "end", "true"]
+        return score_reconstruction(reconstruction, images, labels, self.threshold).to_json()

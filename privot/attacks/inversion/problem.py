@@ -1,190 +1,266 @@
-"""What an attacker holds: a net, its weights, and the updates of N victims; and what an attack found.
+"""An inversion problem: a model, its weights, and the updates of N victims.
 
-A victim is one client that sent one update, the gradient of the loss on its batch of images, dL/dW (x, y). Tensors of all victims are
-stacked along a first axis N, and everything below is one computation for all of them.
+A victim is one client that sent one update, the gradient dL/dW (x, y) of the loss on its batch of
+images. Tensors of all victims are stacked along a first axis N, and every function computes for all
+victims at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from privot.attacks.inversion.conv_as_matmul import Patches
+from privot.attacks.inversion.conv_as_matmul import ConvAsMatmul
 from privot.attacks.inversion.problem_checks import (
-    Loss,
-    Tensors,
-    check,
-    gradient_of,
-    ready,
-    trainable,
+    LossFunction,
+    TensorDict,
+    build_gradient_function,
+    check_deterministic,
+    check_update,
+    get_trainable_parameters,
 )
 from privot.errors import DataError
 
-__all__ = ["Defence", "Found", "Loss", "Problem", "Tensors", "check", "gradients", "trainable"]
 
-
-class Defence(Protocol):
+class GradientTransform(Protocol):
     """What a client does to the gradients of its images before it sends their mean."""
 
-    def __call__(self, each: Tensors, generator: torch.Generator | None) -> Tensors:
-        """From gradients of single images {name: [N, batch, ...]} to updates {name: [N, ...]}."""
+    def __call__(
+        self, image_gradients: TensorDict, generator: torch.Generator | None
+    ) -> TensorDict:
+        """Turn gradients of single images {name: [N, batch, ...]} into updates {name: [N, ...]}."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """N updates to invert. ``weights`` are {name: [N, ...]}, a net for each victim, or {name: [...]}, one net for all.
+    """N updates to invert.
 
-    ``batch`` images of ``shape`` (channels, height, width), values within ``bounds``, are behind each update. An attacker who knows the
-    defence says so: ``known`` {name: bool [N, ...]} marks entries to compare (pruned ones tell little), ``slack`` {name: [N, ...]} is the
-    distance up to which entries count as equal (half a cell of a quantiser).
+    Attributes:
+        model: The model that the victims share.
+        loss_fn: The loss whose gradient they send.
+        weights: {name: [N, ...]} with one set of weights for each victim, or {name: [...]} for all.
+        update: {name: [N, ...]}, what each victim sent.
+        shape: (channels, height, width) of one image.
+        classes: Number of classes.
+        batch_size: Images behind each update.
+        bounds: Smallest and largest value of a pixel.
+        compare_mask: {name: bool [N, ...]}, the entries that an attacker who knows the defense
+            compares. Pruned entries, for example, carry little information.
+        slack: {name: [N, ...]}, the distance up to which such an attacker counts entries as equal,
+            such as half a cell of a quantizer.
     """
 
-    net: nn.Module
-    loss: Loss
-    weights: Tensors
-    update: Tensors
+    model: nn.Module
+    loss_fn: LossFunction
+    weights: TensorDict
+    update: TensorDict
     shape: tuple[int, int, int]
     classes: int
-    batch: int = 1
+    batch_size: int = 1
     bounds: tuple[float, float] = (0.0, 1.0)
-    known: Tensors | None = None
-    slack: Tensors | None = None
+    compare_mask: TensorDict | None = None
+    slack: TensorDict | None = None
 
     def __post_init__(self) -> None:
-        check(self.net, self.update)
-        if (
-            len(
-                {
-                    each.ndim - dict(self.net.named_parameters())[name].ndim
-                    for name, each in self.weights.items()
-                }
-            )
-            != 1
-        ):
+        check_update(self.model, self.update)
+        parameters = dict(self.model.named_parameters())
+        extra_axes = {weight.ndim - parameters[name].ndim for name, weight in self.weights.items()}
+        if len(extra_axes) != 1:
             raise DataError(
-                "weights: all of one net for all victims, or all with a first axis of victims"
+                "weights: give either one set of weights for all victims, or every tensor with a "
+                "first axis of victims."
             )
 
     @classmethod
-    def of(
+    def from_images(
         cls,
-        net: nn.Module,
-        loss: Loss,
+        model: nn.Module,
+        loss_fn: LossFunction,
         images: Tensor,
         labels: Tensor,
-        weights: Tensors | None = None,
-        defence: Defence | None = None,
+        weights: TensorDict | None = None,
+        defense: GradientTransform | None = None,
         *,
         classes: int | None = None,
         generator: torch.Generator | None = None,
-        **more: Any,
+        **fields: Any,
     ) -> Problem:
-        """The updates that clients with these ``images`` [N, batch, c, h, w] and ``labels`` [N, batch] would send; for experiments.
+        """Compute the updates that clients with these images would send, for experiments.
 
-        A ``defence`` sees the gradient of each image by itself. ``classes`` is the width of the logits where it is not said.
+        Args:
+            model: The model that the clients share.
+            loss_fn: Loss of the model.
+            images: [N, batch, c, h, w].
+            labels: [N, batch], or any labels that ``loss_fn`` takes, with the same first two axes.
+            weights: {name: [N, ...]} or {name: [...]}. None: the weights of ``model``.
+            defense: What clients do to the gradient of each image before they send the mean.
+            classes: Number of classes. None: the width of the logits, at least 2.
+            generator: The random numbers of the defense.
+            fields: Further fields of the problem, such as ``bounds``.
+
+        Returns:
+            The problem with these updates.
+
+        Raises:
+            DataError: Images and labels do not fit each other, or labels do not fit the model.
 
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-        >>> problem = Problem.of(net, nn.functional.cross_entropy, torch.rand(5, 2, 1, 2, 2), torch.zeros(5, 2, dtype=torch.long))
-        >>> problem.count, problem.classes, {name: list(each.shape) for name, each in problem.update.items()}
-        (5, 3, {'1.weight': [5, 3, 4], '1.bias': [5, 3]})
+        >>> images, labels = torch.rand(5, 2, 1, 2, 2), torch.zeros(5, 2, dtype=torch.long)
+        >>> problem = Problem.from_images(net, nn.functional.cross_entropy, images, labels)
+        >>> problem.num_victims, problem.classes, list(problem.update["1.weight"].shape)
+        (5, 3, [5, 3, 4])
         """
         if images.ndim != 5 or labels.shape[:2] != images.shape[:2]:
             raise DataError(
-                f"images {list(images.shape)}, labels {list(labels.shape)}: give [N, batch, c, h, w] and [N, batch]"
+                f"images {list(images.shape)}, labels {list(labels.shape)}: shapes "
+                "[N, batch, c, h, w] and [N, batch] are needed."
             )
-        ready(net)
-        weights = weights if weights is not None else trainable(net)
-        width = functional_call(
-            net,
-            {n: each if _shared(net, weights) else each[0] for n, each in weights.items()},
-            (images[0],),
-        ).shape[-1]
-        classes = classes or max(2, width)
-        if labels.dtype == torch.long and not (
-            int(labels.min()) >= 0 and int(labels.max()) < classes
-        ):
-            seen = f"{int(labels.min())} to {int(labels.max())}"
-            raise DataError(
-                f"labels from {seen}, but the net has {classes} classes: use 0 to {classes - 1}"
-            )
-        single = images.unsqueeze(2), labels.unsqueeze(2)  # every image as a batch of its own
-        shared = _shared(net, weights)
-        whole = images.shape[1]
-        with torch.no_grad(), Patches():
-            if defence is None:
-                update = vmap(gradient_of(net, loss), in_dims=(None if shared else 0, 0, 0))(
+        check_deterministic(model)
+        weights = weights if weights is not None else get_trainable_parameters(model)
+        is_shared = _has_shared_weights(model, weights)
+        first_weights = {
+            name: weight if is_shared else weight[0] for name, weight in weights.items()
+        }
+        num_logits = functional_call(model, first_weights, (images[0],)).shape[-1]
+        classes = classes or max(2, num_logits)
+        _check_label_range(labels, classes)
+        compute_gradient = build_gradient_function(model, loss_fn)
+        weight_axis = None if is_shared else 0
+        with torch.no_grad(), ConvAsMatmul():
+            if defense is None:
+                update = vmap(compute_gradient, in_dims=(weight_axis, 0, 0))(
                     weights, images, labels
                 )
             else:
-                one = vmap(gradient_of(net, loss), in_dims=(None, 0, 0))
-                update = defence(
-                    vmap(one, in_dims=(None if shared else 0, 0, 0))(weights, *single), generator
+                compute_image_gradients = vmap(compute_gradient, in_dims=(None, 0, 0))
+                image_gradients = vmap(compute_image_gradients, in_dims=(weight_axis, 0, 0))(
+                    weights, images.unsqueeze(2), labels.unsqueeze(2)
                 )
-        return cls(net, loss, weights, update, tuple(images.shape[2:]), classes, whole, **more)  # type: ignore[arg-type]
+                update = defense(image_gradients, generator)
+        channels, height, width = images.shape[2:]
+        return cls(
+            model,
+            loss_fn,
+            weights,
+            update,
+            (channels, height, width),
+            classes,
+            images.shape[1],
+            **fields,
+        )
 
     @property
-    def count(self) -> int:
+    def num_victims(self) -> int:
         """N."""
         return len(next(iter(self.update.values())))
 
     @property
-    def shared(self) -> bool:
-        """Whether one net is for all."""
-        return _shared(self.net, self.weights)
+    def has_shared_weights(self) -> bool:
+        """Whether all victims share one set of weights."""
+        return _has_shared_weights(self.model, self.weights)
 
     @property
-    def example(self) -> Tensor:
-        """A tensor whose device and type all others have."""
+    def reference_tensor(self) -> Tensor:
+        """A tensor whose device and dtype all other tensors share."""
         return next(iter(self.update.values()))
 
-    def pick(self, which: Tensor) -> Problem:
-        """The victims at these places, in this order; a place may come up many times (restarts)."""
+    def select(self, indices: Tensor) -> Problem:
+        """Select the victims with these indices, in this order; an index may repeat (restarts)."""
 
-        def some(tensors: Tensors | None) -> Tensors | None:
-            return (
-                None if tensors is None else {name: each[which] for name, each in tensors.items()}
-            )
+        def select_tensors(tensors: TensorDict | None) -> TensorDict | None:
+            if tensors is None:
+                return None
+            return {name: tensor[indices] for name, tensor in tensors.items()}
 
-        kept = self.weights if self.shared else some(self.weights)
-        new = object.__new__(Problem)  # checked when it was made
-        for name, value in (vars(self) | {"weights": kept, "update": some(self.update)}).items():
-            object.__setattr__(new, name, value)
-        object.__setattr__(new, "known", some(self.known))
-        object.__setattr__(new, "slack", some(self.slack))
-        return new
+        weights = self.weights if self.has_shared_weights else select_tensors(self.weights)
+        selection = object.__new__(Problem)  # its checks ran when the whole problem was built
+        changed_fields = {
+            "weights": weights,
+            "update": select_tensors(self.update),
+            "compare_mask": select_tensors(self.compare_mask),
+            "slack": select_tensors(self.slack),
+        }
+        for name, value in (vars(self) | changed_fields).items():
+            object.__setattr__(selection, name, value)
+        return selection
 
-    def guessed(self, weights: Tensors, images: Tensor, labels: Tensor) -> Tensors:
-        """The update {name: [...]} that one victim with ``images`` [batch, c, h, w] would send; differentiable, to be put under a vmap."""
-        return gradient_of(self.net, self.loss)(weights, images, labels)
+    def to_float64(self) -> Problem:
+        """Return the same problem in float64."""
+        return replace(
+            self,
+            model=copy.deepcopy(self.model).double(),  # its buffers, too
+            weights={name: weight.double() for name, weight in self.weights.items()},
+            update={name: gradient.double() for name, gradient in self.update.items()},
+        )
+
+    def compute_gradient(self, weights: TensorDict, images: Tensor, labels: Tensor) -> TensorDict:
+        """Compute the update of one victim; differentiable, for use under a vmap.
+
+        Args:
+            weights: {name: [...]}, the weights of this victim.
+            images: [batch, c, h, w].
+            labels: [batch], or label probabilities [batch, classes].
+
+        Returns:
+            {name: [...]}, the gradient of the loss with respect to the weights.
+        """
+        return build_gradient_function(self.model, self.loss_fn)(weights, images, labels)
 
 
 @dataclass(frozen=True)
-class Found:
-    """``images`` [N, batch, c, h, w] with ``labels`` [N, batch] that explain the updates best, after ``steps`` [N] gradient evaluations.
+class Reconstruction:
+    """The images and labels that an attack found.
 
-    ``loss`` [N] is what of the update they leave unexplained, in the attack's own units. ``trace`` holds (step, images) on the way, where
-    it was asked for.
+    Attributes:
+        images: [N, batch, c, h, w].
+        labels: [N, batch].
+        steps: [N], gradient evaluations that were used.
+        residual: [N], the part of the update that the images do not explain, in the attack's unit.
+        trace: (step, images) at the steps that were requested, or None.
     """
 
     images: Tensor
     labels: Tensor
     steps: Tensor
-    loss: Tensor
+    residual: Tensor
     trace: tuple[tuple[int, Tensor], ...] | None = None
 
 
-def gradients(problem: Problem, images: Tensor, labels: Tensor) -> Tensors:
-    """{name: [N, ...]} of ``images`` [N, batch, c, h, w] and ``labels`` [N, batch] (or [N, batch, classes]); differentiable in both."""
-    with Patches():
-        return vmap(problem.guessed, in_dims=(None if problem.shared else 0, 0, 0))(
+def compute_victim_gradients(problem: Problem, images: Tensor, labels: Tensor) -> TensorDict:
+    """Compute the updates of all victims, differentiable in images and labels.
+
+    Args:
+        problem: The model and the weights.
+        images: [N, batch, c, h, w].
+        labels: [N, batch], or label probabilities [N, batch, classes].
+
+    Returns:
+        {name: [N, ...]}.
+    """
+    weight_axis = None if problem.has_shared_weights else 0
+    with ConvAsMatmul():
+        return vmap(problem.compute_gradient, in_dims=(weight_axis, 0, 0))(
             problem.weights, images, labels
         )
 
 
-def _shared(net: nn.Module, weights: Tensors) -> bool:
-    name, some = next(iter(weights.items()))
-    return some.ndim == dict(net.named_parameters())[name].ndim
+def _check_label_range(labels: Tensor, classes: int) -> None:
+    if labels.dtype != torch.long:
+        return
+    lowest = int(labels.min())
+    highest = int(labels.max())
+    if not 0 <= lowest <= highest < classes:
+        raise DataError(
+            f"Labels are from {lowest} to {highest}, but the model has {classes} classes. "
+            f"Use 0 to {classes - 1}."
+        )
+
+
+def _has_shared_weights(model: nn.Module, weights: TensorDict) -> bool:
+    name, weight = next(iter(weights.items()))
+    return weight.ndim == dict(model.named_parameters())[name].ndim

@@ -1,4 +1,4 @@
-"""How good a reconstruction is: images clamped to the box, matched with the true ones of their batch, labels judged apart."""
+"""Score reconstructions: match them with the true images of their batch, and count labels."""
 
 from __future__ import annotations
 
@@ -9,130 +9,167 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from privot.attacks.inversion.problem import Found
-from privot.audit.operating_points import least, most
+from privot.attacks.inversion.problem import Reconstruction
+from privot.audit.operating_points import clopper_pearson_lower, clopper_pearson_upper
 from privot.errors import DataError
 from privot.measures.image_similarity import lpips, mse, psnr, ssim
 
-THRESHOLD = 1e-2  # of the mean squared error, values in [0, 1]: the first papers state none
+# mean squared error below which an image counts as leaked, values in [0, 1]; the first papers do
+# not state a threshold
+LEAK_MSE_THRESHOLD = 1e-2
+MAX_PSNR_IN_REPORT = 200.0
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Of each image [N, batch], as matched: ``mse``, ``psnr``, ``ssim``, and ``lpips`` if asked for; ``labels`` [N], how many are right.
+class ReconstructionScores:
+    """How good a reconstruction is.
 
-    ``nearest`` [N, batch] is the error of the found image that comes nearest to each true one, whichever was matched with it: an image is
-    leaked when that is under ``threshold``. ``leaked`` is the share of victims of whom any image is, between ``low`` and
-    ``high`` at ``confidence`` (Clopper-Pearson; images of one update are no independent trials).
-    ``order`` [N, batch] says which found image stands for each true one.
+    Attributes:
+        mse: [N, batch], of each true image and its match.
+        nearest_mse: [N, batch], of each true image and the reconstructed image that is nearest to
+            it, whichever it is matched with.
+        psnr: [N, batch].
+        ssim: [N, batch].
+        lpips: [N, batch], or None.
+        label_accuracy: [N], share of the labels that are right.
+        matching: [N, batch], index of the reconstructed image that is matched with each true image.
+        threshold: An image is leaked when its ``nearest_mse`` is below.
+        leak_rate: Share of victims of whom any image is leaked.
+        leak_rate_low: Lower Clopper-Pearson bound. Images of one update are not independent
+            trials, so victims are counted.
+        leak_rate_high: Upper Clopper-Pearson bound of ``leak_rate``.
+        confidence: Confidence level of both bounds together.
     """
 
     mse: Tensor
-    nearest: Tensor
+    nearest_mse: Tensor
     psnr: Tensor
     ssim: Tensor
     lpips: Tensor | None
-    labels: Tensor
-    order: Tensor
+    label_accuracy: Tensor
+    matching: Tensor
     threshold: float
-    leaked: float
-    low: float
-    high: float
+    leak_rate: float
+    leak_rate_low: float
+    leak_rate_high: float
     confidence: float
 
     def to_json(self) -> dict[str, Any]:
-        """Means and rates, for a report."""
-        rows = {name: getattr(self, name) for name in ("mse", "psnr", "ssim", "lpips")}
+        """Return means and rates, for a report."""
+        scores = {name: getattr(self, name) for name in ("mse", "psnr", "ssim", "lpips")}
         return {
             "victims": len(self.mse),
             "batch": self.mse.shape[1],
             "threshold": self.threshold,
-            "leaked": self.leaked,
-            "low": self.low,
-            "high": self.high,
+            "leak_rate": self.leak_rate,
+            "leak_rate_low": self.leak_rate_low,
+            "leak_rate_high": self.leak_rate_high,
             "confidence": self.confidence,
-            "label_accuracy": float(self.labels.mean()),
+            "label_accuracy": float(self.label_accuracy.mean()),
             "median_mse": float(self.mse.median()),
             **{
-                name: float(each.clamp(max=200).mean())
-                for name, each in rows.items()
-                if each is not None
+                name: float(score.clamp(max=MAX_PSNR_IN_REPORT).mean())
+                for name, score in scores.items()
+                if score is not None
             },
         }
 
 
-def judge(
-    found: Found,
+def score_reconstruction(
+    reconstruction: Reconstruction,
     images: Tensor,
     labels: Tensor,
-    threshold: float = THRESHOLD,
+    threshold: float = LEAK_MSE_THRESHOLD,
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
-    perceptual: bool = False,
+    with_lpips: bool = False,
     confidence: float = 0.95,
-) -> Judgement:
-    """Compare with the true ``images`` [N, batch, c, h, w] and ``labels`` [N, batch]; values are brought from ``bounds`` to [0, 1].
+) -> ReconstructionScores:
+    """Compare a reconstruction with the truth.
 
-    Within a batch the order of images is lost in the sum, so found and true ones are matched for the least total error.
+    The gradient of a batch does not depend on the order of its images, so reconstructed and true
+    images are matched for the smallest total error.
+
+    Args:
+        reconstruction: Reconstruction of N victims.
+        images: The true images [N, batch, c, h, w].
+        labels: The true labels [N, batch].
+        threshold: Mean squared error below which an image counts as leaked.
+        bounds: Smallest and largest value of a pixel. Values are mapped to [0, 1] and clamped.
+        with_lpips: Whether LPIPS is computed.
+        confidence: Confidence level of the bounds of the leak rate.
+
+    Returns:
+        The scores.
+
+    Raises:
+        DataError: The shapes differ.
     """
-    if found.images.shape != images.shape or labels.shape[:2] != images.shape[:2]:
+    if reconstruction.images.shape != images.shape or labels.shape[:2] != images.shape[:2]:
         raise DataError(
-            f"found {list(found.images.shape)}, true {list(images.shape)}, labels {list(labels.shape)}: all [N, batch, ...] alike"
+            f"reconstructed images {list(reconstruction.images.shape)}, true images "
+            f"{list(images.shape)}, labels {list(labels.shape)}: all must be [N, batch, ...] with "
+            "the same N and batch."
         )
     low, high = bounds
     guess, truth = (
-        ((each.detach().double() - low) / (high - low)).nan_to_num(nan=0.5).clamp(0, 1)
-        for each in (found.images, images)
+        ((pixels.detach().double() - low) / (high - low)).nan_to_num(nan=0.5).clamp(0, 1)
+        for pixels in (reconstruction.images, images)
     )
-    # not by a product of matrices, which would round small distances away: [N, true, found]
+    # [N, true, reconstructed]; a matrix product would round small distances away
     costs = torch.cdist(
         truth.flatten(2), guess.flatten(2), compute_mode="donot_use_mm_for_euclid_dist"
     ).square()
-    order = matched(costs).to(guess.device)
-    guess = torch.stack([one[place] for one, place in zip(guess, order, strict=True)])
-    one = guess.flatten(0, 1)
-    two = truth.flatten(0, 1)
+    matching = match_images(costs).to(guess.device)
+    guess = torch.stack([batch[indices] for batch, indices in zip(guess, matching, strict=True)])
+    flat_guess = guess.flatten(0, 1)
+    flat_truth = truth.flatten(0, 1)
     count = images.shape[:2]
-    error = mse(one, two).view(count)
-    # The least total error may part an image from its exact copy, where that helps the others.
-    nearest = torch.minimum(error, costs.amin(2) / truth[0, 0].numel())
-    caught = (nearest < threshold).any(1)
-    hits = int(caught.sum())
-    trials = len(error)
+    error = mse(flat_guess, flat_truth).view(count)
+    # The smallest total error may match an image with another than its exact copy.
+    nearest_error = torch.minimum(error, costs.amin(2) / truth[0, 0].numel())
+    is_leaked = (nearest_error < threshold).any(1)
+    num_leaked = int(is_leaked.sum())
+    num_victims = len(error)
     tail = (1 - confidence) / 2
-    return Judgement(
+    return ReconstructionScores(
         error,
-        nearest,
-        psnr(one, two).view(count),
-        ssim(one, two).view(count),
-        lpips(one, two).view(count) if perceptual else None,
-        overlap(found.labels, labels),
-        order,
+        nearest_error,
+        psnr(flat_guess, flat_truth).view(count),
+        ssim(flat_guess, flat_truth).view(count),
+        lpips(flat_guess, flat_truth).view(count) if with_lpips else None,
+        compute_label_overlap(reconstruction.labels, labels),
+        matching,
         threshold,
-        hits / trials,
-        float(least(hits, trials, tail)),
-        float(most(hits, trials, tail)),
+        num_leaked / num_victims,
+        float(clopper_pearson_lower(num_leaked, num_victims, tail)),
+        float(clopper_pearson_upper(num_leaked, num_victims, tail)),
         confidence,
     )
 
 
-def matched(costs: Tensor) -> Tensor:
-    """[N, batch]: for each true image the place of its match among the found ones, by assignment of least total ``costs`` [N, true, found].
+def match_images(costs: Tensor) -> Tensor:
+    """Match images so that the total of ``costs`` [N, true, reconstructed] is smallest.
 
-    >>> matched(torch.tensor([[[0.81, 0.01], [0.04, 0.64]]]))
+    Returns the index [N, batch] of the match of each true image.
+
+    >>> match_images(torch.tensor([[[0.81, 0.01], [0.04, 0.64]]]))
     tensor([[1, 0]])
     """
     return torch.stack(
-        [torch.as_tensor(linear_sum_assignment(each)[1]) for each in costs.cpu().numpy()]
+        [torch.as_tensor(linear_sum_assignment(cost)[1]) for cost in costs.cpu().numpy()]
     )
 
 
-def overlap(guess: Tensor, truth: Tensor) -> Tensor:
-    """[N]: which share of the labels of a batch was found, each as often as it is there; labels are leaked without their images.
+def compute_label_overlap(guessed_labels: Tensor, true_labels: Tensor) -> Tensor:
+    """Compute the share [N] of the labels [N, batch] that were found, counted with multiplicity.
 
-    >>> overlap(torch.tensor([[3, 3, 5]]), torch.tensor([[5, 3, 4]]))
+    >>> compute_label_overlap(torch.tensor([[3, 3, 5]]), torch.tensor([[5, 3, 4]]))
     tensor([0.6667], dtype=torch.float64)
     """
-    classes = int(torch.maximum(guess.max(), truth.max())) + 1
-    counts = [torch.nn.functional.one_hot(each.long(), classes).sum(1) for each in (guess, truth)]
-    return torch.minimum(*counts).sum(1).double() / truth.shape[1]
+    classes = int(torch.maximum(guessed_labels.max(), true_labels.max())) + 1
+    counts = [
+        torch.nn.functional.one_hot(labels.long(), classes).sum(1)
+        for labels in (guessed_labels, true_labels)
+    ]
+    return torch.minimum(*counts).sum(1).double() / true_labels.shape[1]

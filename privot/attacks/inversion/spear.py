@@ -1,8 +1,10 @@
-r"""SPEAR (Dimitrov et al. 2024): a whole batch, exactly, from the gradient of a first layer that is linear with a ReLU after it.
+r"""SPEAR (Dimitrov et al. 2024): a whole batch, exactly, if the first layer is linear with a ReLU.
 
-dL/dW = D X, with the images X [b, d] and D = dL/dz [m, b], has rank b: factors L R of it are D = L Q, X = Q^{-1} R with an unknown Q. A
-ReLU that is off makes an exact 0 in D, so a column q of Q is orthogonal to many rows of L: any b - 1 such rows give it. Random sets of
-rows are tried, all at once, and those columns kept whose L q has many zeros. No label, no start, no optimiser; the tries grow like 2^b / b.
+dL/dW = D X, with the images X [b, d] and D = dL/dz [m, b], has rank b. Its factors L R satisfy
+D = L Q and X = Q^{-1} R with an unknown Q. A ReLU that is off makes an exact 0 in D, so a column q
+of Q is orthogonal to many rows of L, and any b - 1 such rows determine it. The attack tries random
+sets of rows, all at once, and keeps the columns q for which L q has many zeros. It needs no label,
+no initial image and no optimizer; the number of tries grows like 2^b / b.
 """
 
 from __future__ import annotations
@@ -11,174 +13,248 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from privot.attacks.inversion.labels import recovered
-from privot.attacks.inversion.layer_chain import Layer, chain
-from privot.attacks.inversion.problem import Found, Problem
-from privot.attacks.inversion.rgap import doubled
+from privot.attacks.inversion.labels import recover_labels
+from privot.attacks.inversion.layer_chain import ChainLayer, extract_layer_chain
+from privot.attacks.inversion.problem import Problem, Reconstruction
 from privot.errors import SettingError
 
-# sets of rows at a time, and times: good for about 12 images that leave a third of the ReLUs off
-TRIES = 8192
-ROUNDS = 256
-# of the largest entry of a column: rounding in float32 is below, slopes of a net are mostly above
-LOOSE = 1e-2
-TIGHT = 3e-4
-LARGEST = 20  # images
+# sets of rows in a round, and rounds: enough for 12 images that leave a third of the ReLUs off
+TRIES_PER_ROUND = 8192
+MAX_ROUNDS = 256
+# of the largest entry of a column: rounding in float32 is below, gradients of a model mostly above
+LOOSE_TOLERANCE = 1e-2
+TIGHT_TOLERANCE = 3e-4
+NUM_SHARPENINGS = 2
+MAX_BATCH_SIZE = 20
+MAX_NEW_CANDIDATES = 256
+EXACT_MISMATCH = 1e-3  # share of ReLUs that do not fit, below which the batch counts as found
+MISSING_PIXEL = 0.5  # value of images that were not found
 
 
-def invert(problem: Problem, *, rounds: int = ROUNDS, seed: int = 0) -> Found:
-    """The images [N, batch, c, h, w] of each victim, in some order, and the labels that the update tells of.
+def reconstruct_by_spear(
+    problem: Problem, *, max_rounds: int = MAX_ROUNDS, seed: int = 0
+) -> Reconstruction:
+    """Reconstruct the images of each victim, in some order, and the labels.
 
-    ``loss`` [N] is the share of ReLUs whose state does not fit: 0 proves the batch. Victims are taken one by one, each with thousands of
-    tries at once. Images that were not found are mid-grey.
+    Victims are attacked one after another, each with thousands of tries at once.
+
+    Args:
+        problem: The updates.
+        max_rounds: Rounds of tries for each victim.
+        seed: Seed of the tries.
+
+    Returns:
+        The reconstruction. Images that were not found are mid-gray. The residual [N] is the share
+        of ReLUs whose state does not fit: 0 proves that the batch is right.
+
+    Raises:
+        SettingError: The first layer is of another kind, or the batch is too large.
     """
-    first = _first(problem)
-    exact = doubled(problem)
+    first_layer = _get_first_layer(problem)
+    exact = problem.to_float64()
     images = []
-    losses = []
-    steps = []
-    for place in range(problem.count):
-        own = {name: each if exact.shared else each[place] for name, each in exact.weights.items()}
-        weight = own[f"{first.name}.weight"]
-        bias = own[f"{first.name}.bias"]
-        slope, level = (exact.update[f"{first.name}.{part}"][place] for part in ("weight", "bias"))
-        generator = torch.Generator().manual_seed(seed + place)
-        found, wrong, tried = _batch(slope, level, weight, bias, problem.batch, rounds, generator)
-        images.append(found)
-        losses.append(wrong)
-        steps.append(tried)
-    kind = problem.example.dtype
-    pixels = torch.stack(images).view(problem.count, problem.batch, *problem.shape).to(kind)
-    labels = recovered(problem, seed)
-    device = problem.example.device
-    return Found(
-        pixels,
-        labels,
-        torch.tensor(steps, device=device),
-        torch.tensor(losses, device=device, dtype=kind),
+    mismatches = []
+    num_tries = []
+    for victim in range(problem.num_victims):
+        weights = {
+            name: weight if exact.has_shared_weights else weight[victim]
+            for name, weight in exact.weights.items()
+        }
+        batch, mismatch, tries = _reconstruct_batch(
+            exact.update[f"{first_layer.name}.weight"][victim],
+            exact.update[f"{first_layer.name}.bias"][victim],
+            weights[f"{first_layer.name}.weight"],
+            weights[f"{first_layer.name}.bias"],
+            problem.batch_size,
+            max_rounds,
+            torch.Generator().manual_seed(seed + victim),
+        )
+        images.append(batch)
+        mismatches.append(mismatch)
+        num_tries.append(tries)
+    reference = problem.reference_tensor
+    shape = (problem.num_victims, problem.batch_size, *problem.shape)
+    return Reconstruction(
+        torch.stack(images).view(shape).to(reference.dtype),
+        recover_labels(problem, seed),
+        torch.tensor(num_tries, device=reference.device),
+        torch.tensor(mismatches, device=reference.device, dtype=reference.dtype),
     )
 
 
-def _first(problem: Problem) -> Layer:
-    """The first layer, if it is of the kind."""
-    layer = chain(problem.net, problem.shape)[0]
+def _get_first_layer(problem: Problem) -> ChainLayer:
+    """Return the first layer, if the attack applies to it."""
+    layer = extract_layer_chain(problem.model, problem.shape)[0]
     probe = torch.tensor([-1.0, 1.0])
-    if (
-        not isinstance(layer.module, torch.nn.Linear)
-        or layer.module.bias is None
-        or layer.undo(probe)[2].tolist() != [0.0, 1.0]
-    ):
+    has_relu = layer.activation_inverse(probe)[2].tolist() == [0.0, 1.0]
+    if not isinstance(layer.module, torch.nn.Linear) or layer.module.bias is None or not has_relu:
         raise SettingError(
-            "the batch attack needs a first layer that is linear, with a bias and a ReLU after it: use an optimising attack"
+            "The attack on a batch needs a linear first layer with a bias and a ReLU after it. "
+            "Use an optimizing attack."
         )
-    if not 1 <= problem.batch <= LARGEST:
+    if not 1 <= problem.batch_size <= MAX_BATCH_SIZE:
         raise SettingError(
-            f"{problem.batch} images are behind an update: more than {LARGEST} take too many tries"
+            f"{problem.batch_size} images are behind an update, but more than {MAX_BATCH_SIZE} "
+            "take too many tries. Use an optimizing attack."
         )
     return layer
 
 
-def _batch(
-    slope: Tensor,
-    level: Tensor,
+def _reconstruct_batch(
+    weight_gradient: Tensor,
+    bias_gradient: Tensor,
     weight: Tensor,
     bias: Tensor,
-    batch: int,
-    rounds: int,
+    batch_size: int,
+    max_rounds: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, float, int]:
-    """Images [batch, d] of one victim from dL/dW ``slope`` [m, d] and dL/db ``level`` [m]; the share of ReLUs that do not fit; tries."""
-    left, sizes, right = torch.linalg.svd(slope, full_matrices=False)
-    rank = int((sizes > 1e-6 * sizes[0]).sum().clamp(max=batch))
-    # L [m, r], of equal rounding in every entry, and R [r, d]
-    left = left[:, :rank] * sizes[:rank]
+    """Reconstruct the images of one victim.
+
+    Args:
+        weight_gradient: dL/dW [m, d].
+        bias_gradient: dL/db [m].
+        weight: W [m, d].
+        bias: b [m].
+        batch_size: Number of images.
+        max_rounds: Rounds of tries.
+        generator: Random generator of the tries.
+
+    Returns:
+        Images [batch, d], the share of ReLUs that do not fit, and the number of tries.
+    """
+    left, singular_values, right = torch.linalg.svd(weight_gradient, full_matrices=False)
+    num_large = (singular_values > 1e-6 * singular_values[0]).sum()
+    rank = int(num_large.clamp(max=batch_size))
+    # L [m, r], with equal rounding in every entry, and R [r, d]
+    left = left[:, :rank] * singular_values[:rank]
     right = right[:rank]
-    live = left[
-        left.norm(dim=1) > 1e-6 * left.norm(dim=1).max()
-    ]  # neurons that no image wakes say nothing
+    # Neurons that are off for every image carry no information.
+    row_norms = left.norm(dim=1)
+    active_rows = left[row_norms > 1e-6 * row_norms.max()]
     columns = left.new_zeros(0, rank)
-    counts = left.new_zeros(0)
-    best = torch.full((batch, slope.shape[1]), 0.5, dtype=slope.dtype, device=slope.device), 1.0
-    tried = 0
-    for _ in range(rounds):
-        tried += TRIES
-        columns, counts = _more(live, columns, counts, generator)
-        chosen = _independent(columns, counts, rank)
-        if chosen is None:
+    zero_counts = left.new_zeros(0)
+    best_images = torch.full(
+        (batch_size, weight_gradient.shape[1]),
+        MISSING_PIXEL,
+        dtype=weight_gradient.dtype,
+        device=weight_gradient.device,
+    )
+    best_mismatch = 1.0
+    num_tries = 0
+    for _ in range(max_rounds):
+        num_tries += TRIES_PER_ROUND
+        columns, zero_counts = _add_candidates(active_rows, columns, zero_counts, generator)
+        basis = _select_independent(columns, rank)
+        if basis is None:
             continue
-        images = _images(left, right, chosen, level)
-        on = left @ chosen.T
-        wrong = _misfit(on, images @ weight.T + bias)
-        if wrong < best[1]:
-            whole = best[0].clone()
-            whole[:rank] = images
-            best = whole, wrong
-        if best[1] < 1e-3:
+        images = _solve_images(left, right, basis, bias_gradient)
+        mismatch = _compute_relu_mismatch(left @ basis.T, images @ weight.T + bias)
+        if mismatch < best_mismatch:
+            best_images = best_images.clone()
+            best_images[:rank] = images
+            best_mismatch = mismatch
+        if best_mismatch < EXACT_MISMATCH:
             break
-    return *best, tried
+    return best_images, best_mismatch, num_tries
 
 
-def _more(
-    live: Tensor, columns: Tensor, counts: Tensor, generator: torch.Generator
+def _add_candidates(
+    active_rows: Tensor, columns: Tensor, zero_counts: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """New candidates [k, r] beside the old, sharpened on all rows that they are orthogonal to, most zeros first."""
-    rank = live.shape[1]
+    """Add new candidates for columns of Q, and sort by the number of zeros of L q.
+
+    Args:
+        active_rows: Rows of L [m, r] of neurons that are on for some image.
+        columns: Earlier candidates [k, r].
+        zero_counts: Zeros of L q of each [k].
+        generator: Random generator of the random sets of rows.
+
+    Returns:
+        Distinct candidates [k', r] and their zero counts [k'].
+    """
+    rank = active_rows.shape[1]
     if rank == 1:
-        return torch.ones_like(live[:1]), live.new_ones(1)
-    some = live[
-        torch.randint(len(live), (TRIES, rank - 1), generator=generator).to(live.device)
-    ]  # [tries, r - 1, r]
-    kernel, _ = torch.linalg.solve_ex(
-        some[..., :-1], -some[..., -1:]
-    )  # the last entry is 1; a row drawn twice gives no number, and no zeros
-    kernel = normalize(
-        torch.cat([kernel[..., 0], torch.ones_like(kernel[:, :1, 0])], 1), dim=1
+        return torch.ones_like(active_rows[:1]), active_rows.new_ones(1)
+    row_indices = torch.randint(len(active_rows), (TRIES_PER_ROUND, rank - 1), generator=generator)
+    row_sets = active_rows[row_indices.to(active_rows.device)]  # [tries, r - 1, r]
+    # The last entry of q is 1. A set with a repeated row gives NaN, so no zeros.
+    solution, _ = torch.linalg.solve_ex(row_sets[..., :-1], -row_sets[..., -1:])
+    directions = normalize(
+        torch.cat([solution[..., 0], torch.ones_like(solution[:, :1, 0])], 1), dim=1
     )  # [tries, r]
-    zeros = _zeros(live, kernel, LOOSE)  # [tries, m]
-    enough = (zeros.sum(1) > rank - 1 + len(live) // 10).nonzero()[:256, 0]
-    fresh = kernel[enough]
-    zeros = zeros[enough]
-    for strict in (
-        TIGHT,
-        TIGHT,
-    ):  # sharpened on all rows that seem to be orthogonal: a few rows alone amplify rounding
-        if len(fresh):
-            grams = torch.einsum("km,mi,mj->kij", zeros.double(), live, live)
-            fresh = torch.linalg.eigh(grams).eigenvectors[..., 0]
-            zeros = _zeros(live, fresh, strict)
-    every = torch.cat([columns, fresh])
-    score = torch.cat([counts, zeros.sum(1).to(counts)])
-    order = score.argsort(descending=True)
-    every = every[order]
-    score = score[order]
-    same = ((every @ every.T).abs() > 1 - 1e-6).triu(1).any(0)  # one that stands before it
-    return every[~same][: 8 * rank], score[~same][: 8 * rank]
+    is_zero = _find_zeros(active_rows, directions, LOOSE_TOLERANCE)  # [tries, m]
+    min_zeros = rank - 1 + len(active_rows) // 10
+    promising = (is_zero.sum(1) > min_zeros).nonzero()[:MAX_NEW_CANDIDATES, 0]
+    candidates = directions[promising]
+    is_zero = is_zero[promising]
+    # A few rows alone amplify rounding, so all rows that seem orthogonal determine q again.
+    for _ in range(NUM_SHARPENINGS):
+        if len(candidates):
+            gram = torch.einsum("km,mi,mj->kij", is_zero.double(), active_rows, active_rows)
+            candidates = torch.linalg.eigh(gram).eigenvectors[..., 0]
+            is_zero = _find_zeros(active_rows, candidates, TIGHT_TOLERANCE)
+    candidates = torch.cat([columns, candidates])
+    counts = torch.cat([zero_counts, is_zero.sum(1).to(zero_counts)])
+    order = counts.argsort(descending=True)
+    candidates = candidates[order]
+    counts = counts[order]
+    similarity = (candidates @ candidates.T).abs()
+    is_repeated = (similarity > 1 - 1e-6).triu(1).any(0)
+    max_candidates = 8 * rank
+    return candidates[~is_repeated][:max_candidates], counts[~is_repeated][:max_candidates]
 
 
-def _zeros(left: Tensor, columns: Tensor, share: float) -> Tensor:
-    """Where L q is 0 but for rounding: bool [k, m], for columns q [k, r]."""
-    value = (columns @ left.T).abs()
-    return value < share * value.amax(1, keepdim=True)
+def _find_zeros(left_factor: Tensor, columns: Tensor, relative_tolerance: float) -> Tensor:
+    """Find where L q is 0 except for rounding.
+
+    Args:
+        left_factor: L [m, r].
+        columns: q [k, r].
+        relative_tolerance: Share of the largest entry of L q.
+
+    Returns:
+        bool [k, m].
+    """
+    products = (columns @ left_factor.T).abs()
+    return products < relative_tolerance * products.amax(1, keepdim=True)
 
 
-def _independent(columns: Tensor, counts: Tensor, rank: int) -> Tensor | None:
-    """The first ``rank`` independent candidates [r, r], sparsest first."""
-    chosen = columns[:0]
-    for each in columns:
-        if torch.linalg.svdvals(torch.cat([chosen, each[None]]))[-1] > 1e-3:
-            chosen = torch.cat([chosen, each[None]])
-        if len(chosen) == rank:
-            return chosen
+def _select_independent(columns: Tensor, rank: int) -> Tensor | None:
+    """Select the first ``rank`` independent candidates [r, r] of ``columns`` [k, r], or None."""
+    basis = columns[:0]
+    for column in columns:
+        extended_basis = torch.cat([basis, column[None]])
+        if torch.linalg.svdvals(extended_basis)[-1] > 1e-3:
+            basis = extended_basis
+        if len(basis) == rank:
+            return basis
     return None
 
 
-def _images(left: Tensor, right: Tensor, chosen: Tensor, level: Tensor) -> Tensor:
-    """X = (Q diag c)^{-1} R; the sizes c follow from dL/db = D 1 = L Q c."""
-    sizes = torch.linalg.lstsq(left @ chosen.T, level[:, None]).solution[:, 0]
-    return torch.linalg.solve(chosen.T * sizes, right)
+def _solve_images(
+    left_factor: Tensor, right_factor: Tensor, columns: Tensor, bias_gradient: Tensor
+) -> Tensor:
+    """Compute X = (Q diag c)^{-1} R; the scales c follow from dL/db = D 1 = L Q c.
+
+    Args:
+        left_factor: L [m, r].
+        right_factor: R [r, d].
+        columns: Columns of Q, as rows [r, r].
+        bias_gradient: dL/db [m].
+
+    Returns:
+        Images [r, d].
+    """
+    scales = torch.linalg.lstsq(left_factor @ columns.T, bias_gradient[:, None]).solution[:, 0]
+    return torch.linalg.solve(columns.T * scales, right_factor)
 
 
-def _misfit(slopes: Tensor, before: Tensor) -> float:
-    """The share of (neuron, image) where the slope D [m, b] is not 0 but the ReLU of ``before`` [b, m] is off, or the other way round."""
-    there = ~_zeros(slopes, torch.eye(slopes.shape[1]).to(slopes), TIGHT).T
-    return float((there.T ^ (before > 0)).double().mean())
+def _compute_relu_mismatch(output_gradients: Tensor, pre_activations: Tensor) -> float:
+    """Compute the share of ReLUs whose gradient and state contradict each other.
+
+    The gradient D [m, b] is not 0 although z [b, m] is negative, or the other way round.
+    """
+    identity = torch.eye(output_gradients.shape[1]).to(output_gradients)
+    has_gradient = ~_find_zeros(output_gradients, identity, TIGHT_TOLERANCE)
+    return float((has_gradient ^ (pre_activations > 0)).double().mean())

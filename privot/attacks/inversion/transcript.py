@@ -1,4 +1,4 @@
-"""What a server heard from one owner, read off the record of a federated run: terms, images it sent, and answers that came."""
+"""What a server received from one client, read from the transcript of a federated run."""
 
 from __future__ import annotations
 
@@ -9,69 +9,114 @@ import torch
 from torch import Tensor
 
 from privot.errors import DataError, MessageError
-from privot.federated.messages import Answer, Request, Terms, unpack
-from privot.federated.transcript import SENT, read
-from privot.federated.validation import shape_of
+from privot.federated.messages import Answer, Request, Terms, unpack_message
+from privot.federated.transcript import SENT_TO_CLIENT, TranscriptEntry, read_transcript
+from privot.federated.validation import get_answer_shape
 
-MOST = 1 << 28  # bytes of answers and requests that are held; of a longer record the first rounds
+MAX_MESSAGE_BYTES = 1 << 28  # answers that are stored; of a longer transcript the first rounds
+MAX_NAMES_IN_MESSAGE = 5
 
 
 @dataclass(frozen=True)
-class Tapped:
-    """Of the owner ``name``: ``images`` uint8 [rounds, classes, rows, c, h, w], ``values`` float32 [rounds, classes, rows, c, h', w']."""
+class ClientTranscript:
+    """What one client received and sent in a federated run.
 
-    name: str
+    Attributes:
+        client_name: Name of the client.
+        terms: Terms of the run.
+        images: That the client received, uint8 [rounds, classes, rows, c, h, w].
+        values: Noisy gradients that it sent, float32 [rounds, classes, rows, c, h', w'].
+        traffic_bytes: Total bytes to the client, and from it.
+    """
+
+    client_name: str
     terms: Terms
     images: Tensor
     values: Tensor
-    bytes: tuple[int, int]  # to the owner, and from it, in all
+    traffic_bytes: tuple[int, int]
 
 
-def tapped(path: Path, name: str | None = None) -> Tapped:
-    """All rounds that this owner answered, or the first owner who did. What is no message, or of another run, is passed over."""
-    terms: Terms | None = None
-    asked: dict[tuple[str, int], Tensor] = {}
-    heard: dict[tuple[str, int], Tensor] = {}
+def read_client_transcript(path: Path, client_name: str | None = None) -> ClientTranscript:
+    """Read all rounds that a client answered.
+
+    Invalid messages and messages of another run are skipped.
+
+    Args:
+        path: The transcript.
+        client_name: Name of the client. None: the first client that answered.
+
+    Returns:
+        What the client received and sent.
+
+    Raises:
+        DataError: The transcript has no answer of this client.
+    """
+    reader = _ClientReader(client_name)
     names = set()
-    down = 0
-    up = 0
-    held = 0
-    for entry in read(path):
-        names.add(entry.name)
-        if name not in (None, entry.name):
-            continue
+    for entry in read_transcript(path):
+        names.add(entry.client_name)
+        if reader.client_name in (None, entry.client_name):
+            reader.read_entry(entry)
+    if reader.terms is None or reader.client_name is None or not reader.answers:
+        known_names = ", ".join(sorted(names)[:MAX_NAMES_IN_MESSAGE]) or "no client"
+        raise DataError(
+            f"{path} contains no answer of {reader.client_name or 'any client'}. It has messages "
+            f"of {known_names}."
+        )
+    rounds = sorted(reader.answers)
+    return ClientTranscript(
+        reader.client_name,
+        reader.terms,
+        torch.stack([reader.requests[reader.client_name, number] for number in rounds]),
+        torch.stack([reader.answers[number] for number in rounds]),
+        (reader.bytes_down, reader.bytes_up),
+    )
+
+
+class _ClientReader:
+    """Collects the messages of one client.
+
+    Args:
+        client_name: Name of the client. None: the first client that answers.
+    """
+
+    def __init__(self, client_name: str | None):
+        self.client_name = client_name
+        self.terms: Terms | None = None
+        self.requests: dict[tuple[str, int], Tensor] = {}  # by client and round
+        self.answers: dict[int, Tensor] = {}  # by round
+        self.bytes_down = 0
+        self.bytes_up = 0
+        self.num_stored_bytes = 0
+
+    def read_entry(self, entry: TranscriptEntry) -> None:
+        """Store a message, if it belongs to the run."""
         try:
-            message = unpack(entry.message)
+            message = unpack_message(entry.message)
         except MessageError:
-            continue
-        down = down + len(entry.message) * (entry.way == SENT)
-        up = up + len(entry.message) * (entry.way != SENT)
-        if isinstance(message, Terms) and entry.way == SENT:
-            terms = message
-        elif terms is None or message.run != terms.run or held > MOST:
-            continue
-        elif isinstance(message, Request) and entry.way == SENT:
-            asked[entry.name, message.round] = message.images
+            return
+        is_to_client = entry.direction == SENT_TO_CLIENT
+        self.bytes_down += len(entry.message) * is_to_client
+        self.bytes_up += len(entry.message) * (not is_to_client)
+        if isinstance(message, Terms) and is_to_client:
+            self.terms = message
+            return
+        if self.terms is None or message.run_id != self.terms.run_id:
+            return
+        if self.num_stored_bytes > MAX_MESSAGE_BYTES:
+            return
+        if isinstance(message, Request) and is_to_client:
+            self.requests[entry.client_name, message.round] = message.images
         elif (
             isinstance(message, Answer)
-            and (entry.name, message.round) in asked
-            and _fits(terms, message.values)
+            and (entry.client_name, message.round) in self.requests
+            and _is_valid_answer(self.terms, message.gradients)
         ):
-            # An owner says the same again or nothing, so the first word is the word.
-            name = entry.name
-            heard.setdefault((name, message.round), message.values)
-            held += len(entry.message)
-    if terms is None or name is None or not heard:
-        known = ", ".join(sorted(names)[:5]) or "nobody"
-        raise DataError(
-            f"{path}: no answer of {name or 'any owner'} is in this record; it has messages of {known}"
-        )
-    rounds = sorted(number for _, number in heard)
-    images, values = (
-        torch.stack([each[name, number] for number in rounds]) for each in (asked, heard)
-    )
-    return Tapped(name, terms, images, values, (down, up))
+            # A client that is queried again repeats its answer, so the first answer counts.
+            self.client_name = entry.client_name
+            self.answers.setdefault(message.round, message.gradients)
+            self.num_stored_bytes += len(entry.message)
 
 
-def _fits(terms: Terms, values: Tensor) -> bool:
-    return list(values.shape) == shape_of(terms) and bool(values.isfinite().all())
+def _is_valid_answer(terms: Terms, values: Tensor) -> bool:
+    return list(values.shape) == get_answer_shape(terms) and bool(values.isfinite().all())

@@ -1,301 +1,253 @@
-r"""Do the slopes that an owner sent in a federated run give its images back? Attacks on the record of what the server saw.
+r"""Do the gradients that a client sent in a federated run reveal its images?
 
-For each class c, from all answers a_c of the owner to images of that class:
+Attacks on the transcript, which contains what the server received. For each class c, from all
+gradients a_c of the client for images of that class:
 
-    added up   m_c + s * (sum of a_c, as pixels), the one s that is best for the truth: no attacker does better on this line;
-    learned    m_c + A a_c, the linear least squares estimate, learned from imitated owners who hold other records.
+    summed     m_c + s * (sum of a_c, as pixels), with the one s that is best for the true images:
+               no attacker does better on this line;
+    linear     m_c + A a_c, the linear least squares estimate, learned from simulated clients that
+               hold other records.
 
-m_c is the mean of held-out images of the class: what anyone has who heard nothing. Beside them two controls, as if nothing were sanitized:
-the learned attack on raw slopes, and the search for an image by the critic's raw gradient in its weights, as in plain federated learning.
+m_c is the mean of held-out images of the class, which anyone has without the transcript. Two
+controls attack gradients that are not sanitized: the linear estimate from raw input gradients, and
+the search for an image from the critic's raw weight gradient, as in plain federated learning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import vmap
+from torch import Tensor
 
-from privot.attacks.inversion.attacks import invert, named
-from privot.attacks.inversion.linear_estimator import Shadows
-from privot.attacks.inversion.problem import Found, Problem
-from privot.attacks.inversion.scoring import THRESHOLD, judge
-from privot.attacks.inversion.simulated_clients import imitated
-from privot.attacks.inversion.transcript import Tapped
-from privot.components.sharded_critics import State, waves
+from privot.attacks.inversion.attacks import resolve_inversion_attack
+from privot.attacks.inversion.critic_inversion import invert_critic_gradient
+from privot.attacks.inversion.linear_estimator import LinearEstimator
+from privot.attacks.inversion.problem import Reconstruction
+from privot.attacks.inversion.scoring import score_reconstruction
+from privot.attacks.inversion.simulated_clients import simulate_clients
+from privot.attacks.inversion.transcript import ClientTranscript
+from privot.attacks.inversion.transcript_result import (
+    LINEAR_ESTIMATE,
+    MEAN_IMAGE,
+    RAW_INPUT_GRADIENT,
+    RAW_WEIGHT_GRADIENT,
+    SUMMED_GRADIENTS,
+    TranscriptResult,
+    compute_noise_std,
+)
+from privot.attacks.inversion.transcript_settings import TranscriptAttackSettings
+from privot.attacks.inversion.transcript_statistics import (
+    clip_input_gradients,
+    compute_mean_images,
+    fit_gradient_scale,
+    sample_same_labels,
+    transform_to_pixels,
+)
+from privot.components.critic_training import CriticState
 from privot.data.dataset import Public, Records, Sensitive
-from privot.errors import DataError, SettingError
+from privot.errors import DataError
 from privot.federated.messages import Terms
-from privot.nets.functional_critic import Critic
-from privot.progress import Progress, silent
+from privot.progress import Progress, ignore_progress
 from privot.runtime import Runtime
-
-MEAN = "mean image"
-ADDED = "added up"
-LEARNED = "learned"
-# the controls
-SLOPES = "raw slopes"
-GRADIENTS = "raw gradient"
-ROOM = 1.0  # decibels above the mean image that still count as nothing
 
 
 @dataclass(frozen=True)
-class Wire:
-    """``images`` records of the owner are judged at most; ``shadows`` owners are imitated; ``checked`` records are for the raw gradient."""
+class TranscriptAttack(TranscriptAttackSettings):
+    """An attack on what one client sent.
 
-    images: int = 300
-    shadows: int = 64
-    checked: int = 4
-    attack: str = "hybrid"
-    threshold: float = THRESHOLD
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        named(self.attack)
-        if self.images < 1 or self.shadows < 5 or self.checked < 1 or not self.threshold > 0:
-            raise SettingError(
-                f"images={self.images}, shadows={self.shadows}, checked={self.checked}: at least 1, 5 and 1 are needed"
-            )
+    See `TranscriptAttackSettings` for the settings.
+    """
 
     def run(
         self,
-        heard: Tapped,
-        box: Sensitive | Public,
-        aside: Sensitive | Public,
+        transcript: ClientTranscript,
+        dataset: Sensitive | Public,
+        holdout_dataset: Sensitive | Public,
         runtime: Runtime | None = None,
-        progress: Progress = silent,
-    ) -> Overheard:
-        """All attacks on what ``heard`` has of the owner whose records ``box`` holds; ``aside`` holds records of others."""
-        terms = heard.terms
-        device = (runtime or Runtime()).target
+        progress: Progress = ignore_progress,
+    ) -> TranscriptResult:
+        """Run all attacks.
+
+        Args:
+            transcript: What the client received and sent.
+            dataset: The records of the client.
+            holdout_dataset: Records of others.
+            runtime: Where to compute.
+            progress: Shows the progress.
+
+        Returns:
+            The figures and the images of all attacks.
+
+        Raises:
+            DataError: The records do not fit the terms of the run.
+        """
+        terms = transcript.terms
+        for records_of in (dataset, holdout_dataset):
+            _check_fits_terms(records_of, terms)
+        device = (runtime or Runtime()).torch_device
         generator = torch.Generator().manual_seed(self.seed)
-        if any(
-            (each.spec.shape, each.spec.classes) != (terms.shape, terms.classes)
-            for each in (box, aside)
-        ):
+        records = dataset._read_records(slice(None))
+        holdout_records = holdout_dataset._read_records(slice(None))
+        class_means, has_class = compute_mean_images(holdout_records, terms.num_classes)
+        if not has_class[records.labels].any():
             raise DataError(
-                f"the terms are of images {list(terms.shape)} in {terms.classes} classes, and these records are others"
+                "The held-out records have no record of any class that the client has. Give other "
+                "held-out records."
             )
-        own, other = (each._take(slice(None)) for each in (box, aside))
-        means, there = _means(other, terms.classes)
-        held = min(len(own.labels), terms.settings.records, len(other.labels))
-        shown = own.labels[torch.randperm(len(own.labels), generator=generator)[:held]]
-        drawn = torch.stack(
-            [_alike(other, shown, generator) for _ in range(self.shadows)]
-        )  # [shadows, held]
-        images = other.images[drawn].to(device)
-        labels = other.labels[drawn].to(device)
-        raw, state = imitated(terms, heard.images, images, labels, generator, progress)
-        shadows = Shadows(images, labels, means)
-        deviation = 2 * float(terms.settings.noise or 0.0)
-        some = torch.arange(held) * len(own.labels) // held
-        mine, _ = imitated(
-            terms,
-            heard.images,
-            own.images[some][None].to(device),
-            own.labels[some][None].to(device),
-            generator,
+        simulation = self._simulate_clients(
+            transcript, records, holdout_records, class_means, generator, device, progress
         )
-        judged = (there[own.labels]).nonzero().flatten()
-        if not len(judged):
-            raise DataError(
-                "aside has no record of any class that the owner has: give other held-out records"
-            )
-        judged = judged[
-            torch.randperm(len(judged), generator=generator)[: self.images].sort().values
-        ]
-        true = Records(own.images[judged], own.labels[judged])
-        sums = _pixels(terms, heard.values.sum((0, 2)))
-        guesses = {
-            MEAN: means,
-            ADDED: means + _along(true, means, sums) * sums,
-            LEARNED: means
-            + shadows.learned(heard.values, bounded(terms, raw), deviation, generator),
-            SLOPES: means + shadows.learned(mine[0], raw, 0.0, generator),
+        true_records = self._select_scored_records(records, has_class, generator)
+        gradient_sums = transform_to_pixels(terms, transcript.values.sum((0, 2)))
+        scale = fit_gradient_scale(true_records, class_means, gradient_sums)
+        estimator = simulation.estimator
+        estimates = {
+            MEAN_IMAGE: class_means,
+            SUMMED_GRADIENTS: class_means + scale * gradient_sums,
+            LINEAR_ESTIMATE: class_means
+            + estimator.estimate_images(
+                transcript.values,
+                clip_input_gradients(terms, simulation.gradients),
+                compute_noise_std(terms),
+                generator,
+            ),
+            RAW_INPUT_GRADIENT: class_means
+            + estimator.estimate_images(
+                simulation.client_gradients, simulation.gradients, 0.0, generator
+            ),
         }
         tiers: dict[str, Any] = {"labels": {"label_accuracy": 1.0, "given": True}}
-        pictures = {}
-        for name, guess in guesses.items():
-            pictures[name] = guess[true.labels].clamp(0, 1)
-            tiers[name] = self._judged(pictures[name], true)
-        few = Records(true.images[: self.checked], true.labels[: self.checked])
-        searched = self._searched(
-            terms, {name: each[0] for name, each in state.items()}, few, device, progress
+        reconstructions = {}
+        for name, class_images in estimates.items():
+            reconstructions[name] = class_images[true_records.labels].clamp(0, 1)
+            tiers[name] = self._score_images(reconstructions[name], true_records)
+        checked_records = Records(
+            true_records.images[: self.num_checked], true_records.labels[: self.num_checked]
         )
-        tiers[GRADIENTS] = self._judged(searched, few)
-        pictures[GRADIENTS] = searched
-        return Overheard(
-            self,
-            heard,
-            tiers,
-            pictures,
-            true.images,
-            isinstance(box, Public) and isinstance(aside, Public),
+        found_images = invert_critic_gradient(
+            terms,
+            {name: values[0] for name, values in simulation.state.items()},
+            checked_records,
+            resolve_inversion_attack(self.attack),
+            device,
+            self.seed,
+            progress,
         )
-
-    def _judged(self, guess: Tensor, true: Records) -> dict[str, Any]:
-        once = torch.ones(len(guess))
-        found = Found(guess[:, None], true.labels[:, None], once.long(), once)
-        return judge(found, true.images[:, None], true.labels[:, None], self.threshold).to_json()
-
-    def _searched(
-        self, terms: Terms, state: State, few: Records, device: torch.device, progress: Progress
-    ) -> Tensor:
-        """Images [checked, ...] whose gradient in the weights of such a critic is that of the records; its last rows tell the labels."""
-        net = Judging(
-            Critic(terms.shape, terms.classes, terms.settings.width),
-            state["weights"],
-            state["along"],
-        ).to(device)
-        images = few.images[:, None].to(device)
-        labels = few.labels[:, None].to(device)
-        problem = Problem.of(net, liked, images, labels, classes=max(2, terms.classes))
-        # A critic's gradient is long, and full steps of L-BFGS jump out of the valley: on FEMNIST 16 dB, and with these more than 20.
-        phases = [
-            replace(each, rate=0.1, steps=1500) if each.optimiser == "lbfgs" else each
-            for each in named(self.attack).phases
-        ]
-        search = replace(named(self.attack), phases=tuple(phases))
-        return (
-            invert(problem, search, labels=labels, seed=self.seed, progress=progress)
-            .images[:, 0]
-            .clamp(0, 1)
-            .cpu()
+        tiers[RAW_WEIGHT_GRADIENT] = self._score_images(found_images, checked_records)
+        reconstructions[RAW_WEIGHT_GRADIENT] = found_images
+        is_public = isinstance(dataset, Public) and isinstance(holdout_dataset, Public)
+        return TranscriptResult(
+            self, transcript, tiers, reconstructions, true_records.images, is_public
         )
 
+    def _simulate_clients(
+        self,
+        transcript: ClientTranscript,
+        records: Records,
+        holdout_records: Records,
+        class_means: Tensor,
+        generator: torch.Generator,
+        device: torch.device,
+        progress: Progress,
+    ) -> _Simulation:
+        """Simulate clients with held-out records, and a client with the true records.
 
-class Judging(nn.Module):
-    """A critic as a net: images [batch, ...] to its score of each under every label, [batch, classes]."""
+        Args:
+            transcript: What the client received.
+            records: Records of the client.
+            holdout_records: Records of others, from which simulated clients get records with the
+                client's labels.
+            class_means: [classes, c, h, w].
+            generator: Random generator of all random numbers.
+            device: Where to compute.
+            progress: Shows the progress.
 
-    def __init__(self, critic: Critic, weights: Tensor, along: Tensor):
-        super().__init__()
-        self.critic = critic
-        self.weights = nn.Parameter(weights.detach().clone())
-        self.register_buffer("along", along.detach().clone())
+        Returns:
+            The gradients of the simulated clients, and the linear estimator.
+        """
+        terms = transcript.terms
+        num_records = min(
+            len(records.labels), terms.settings.records_per_critic, len(holdout_records.labels)
+        )
+        order = torch.randperm(len(records.labels), generator=generator)
+        target_labels = records.labels[order[:num_records]]
+        indices = torch.stack(
+            [
+                sample_same_labels(holdout_records, target_labels, generator)
+                for _ in range(self.num_simulated_clients)
+            ]
+        )  # [clients, num_records]
+        images = holdout_records.images[indices].to(device)
+        labels = holdout_records.labels[indices].to(device)
+        gradients, state = simulate_clients(
+            terms, transcript.images, images, labels, generator, progress
+        )
+        spread = torch.arange(num_records) * len(records.labels) // num_records
+        client_gradients, _ = simulate_clients(
+            terms,
+            transcript.images,
+            records.images[spread][None].to(device),
+            records.labels[spread][None].to(device),
+            generator,
+        )
+        estimator = LinearEstimator(images, labels, class_means)
+        return _Simulation(estimator, gradients, client_gradients[0], state)
 
-    def forward(self, images: Tensor) -> Tensor:
-        every = torch.arange(self.critic.classes, device=images.device)
+    def _select_scored_records(
+        self, records: Records, has_class: Tensor, generator: torch.Generator
+    ) -> Records:
+        """Select random records whose class has a held-out record.
 
-        def score(label: Tensor) -> Tensor:
-            return self.critic.score(self.weights, self.along, images, label.expand(len(images)))  # type: ignore[arg-type]
+        Args:
+            records: Records of the client.
+            has_class: bool [classes].
+            generator: Random generator of the selection.
 
-        return vmap(score)(every).T
+        Returns:
+            At most ``num_images`` records.
+        """
+        scorable = has_class[records.labels].nonzero().flatten()
+        order = torch.randperm(len(scorable), generator=generator)
+        selection = scorable[order[: self.num_images].sort().values]
+        return Records(records.images[selection], records.labels[selection])
 
-
-def liked(scores: Tensor, labels: Tensor) -> Tensor:
-    """What a critic's loss says of records: -E D(x, y). Its other part is of generated images, which the server knows."""
-    return -scores.gather(1, labels[:, None]).mean()
-
-
-def bounded(terms: Terms, slopes: Tensor) -> Tensor:
-    """Slopes [..., c, h, w] as an owner brings them to norm 1, before its noise."""
-    norms = slopes.flatten(-3).norm(dim=-1)[..., None, None, None]
-    return slopes / (norms + 1e-12 if terms.settings.full else norms.clamp(min=1))
-
-
-def _means(records: Records, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean image of each class [classes, c, h, w], of all where a class has none, and which are there [classes]."""
-    marks = nn.functional.one_hot(records.labels, classes).float()
-    counts = marks.sum(0)
-    means = (
-        torch.einsum("nk,n...->k...", marks, records.images)
-        / counts.clamp(min=1)[:, None, None, None]
-    )
-    return torch.where((counts > 0)[:, None, None, None], means, records.images.mean(0)), counts > 0
-
-
-def _alike(records: Records, labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Places of records with these labels, drawn at random; of any label where one is not there: [len(labels)]."""
-    order = torch.rand(len(labels), len(records.labels), generator=generator)
-    fits = labels[:, None] == records.labels
-    return torch.where(fits, order, order - 1).argmax(1)
-
-
-def _along(true: Records, means: Tensor, sums: Tensor) -> float:
-    """The s for which m + s * sums is nearest to the truth."""
-    way = sums[true.labels]
-    return float(
-        ((true.images - means[true.labels]) * way).sum() / way.square().sum().clamp(min=1e-30)
-    )
-
-
-def _pixels(terms: Terms, values: Tensor) -> Tensor:
-    down, across = (
-        waves(side, terms.settings.detail, terms.settings.window) for side in terms.shape[1:]
-    )
-    return down @ values.float() @ across.T
+    def _score_images(self, images: Tensor, true_records: Records) -> dict[str, Any]:
+        """Score images [count, c, h, w] against the true records."""
+        ones = torch.ones(len(images))
+        reconstruction = Reconstruction(
+            images[:, None], true_records.labels[:, None], ones.long(), ones
+        )
+        return score_reconstruction(
+            reconstruction,
+            true_records.images[:, None],
+            true_records.labels[:, None],
+            self.threshold,
+        ).to_json()
 
 
 @dataclass(frozen=True)
-class Overheard:
-    """What the wire gave. ``tiers`` {name: figures}; ``pictures`` {name: [judged, c, h, w]} beside the ``true`` images."""
+class _Simulation:
+    """Gradients of simulated clients.
 
-    wire: Wire
-    heard: Tapped
-    tiers: dict[str, Any]
-    pictures: dict[str, Tensor]
-    true: Tensor
-    publishable: bool
+    Attributes:
+        estimator: Learned from the held-out records.
+        gradients: Raw input gradients of clients with held-out records [clients, rounds, ...].
+        client_gradients: Gradients of a client with the true records [rounds, ...].
+        state: State of the critics with held-out records.
+    """
 
-    @property
-    def title(self) -> str:
-        rounds = len(self.heard.values)
-        numbers = self.heard.values[0].numel()
-        return f"what {self.heard.name} sent in {rounds} rounds, {numbers} noisy numbers each"
+    estimator: LinearEstimator
+    gradients: Tensor
+    client_gradients: Tensor
+    state: CriticState
 
-    @property
-    def best(self) -> str:
-        """The attack on what was sent that came nearest."""
-        return max((ADDED, LEARNED), key=lambda name: self.tiers[name]["psnr"])
 
-    @property
-    def gain(self) -> float:
-        """Decibels of the best attack above the mean image."""
-        return float(self.tiers[self.best]["psnr"] - self.tiers[MEAN]["psnr"])
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one line."""
-        control = f"a raw gradient would have given {self.tiers[GRADIENTS]['psnr']:.1f} dB"
-        found = f"{self.tiers[self.best]['psnr']:.1f} dB, {self.gain:+.2f} beside the mean image"
-        if self.gain > ROOM:
-            return f"these answers tell of the images: {self.best}, they reach {found}; {control}"
-        return f"no attack came {ROOM:g} dB above the mean image, which is no proof (best: {found}); {control}"
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the images."""
-        plan = self.heard.terms.plan()
-        settings = self.heard.terms.settings
-        return {
-            "inversion": asdict(self.wire) | {"net": "critic", "images": len(self.true)},
-            "title": self.title,
-            "tiers": self.tiers,
-            "defence": {
-                "clip": 1.0,
-                "noise": settings.noise,
-                "noise_std": 2 * float(settings.noise or 0.0),
-            },
-            "guarantee": None,
-            "plan": plan.to_json(),
-            "owner": self.heard.name,
-            "run": self.heard.terms.run,
-            "rounds": len(self.heard.values),
-            "bytes_down": self.heard.bytes[0],
-            "bytes_up": self.heard.bytes[1],
-            "worst": self.best,
-            "gain": self.gain,
-            "sentence": self.sentence,
-            "publishable": self.publishable,
-        }
-
-    def strip(self, rows: int = 8) -> Tensor:
-        """[columns, rows, c, h, w]: what each attack made of some images, and the images."""
-        few = min(rows, len(self.pictures[GRADIENTS]))
-        return torch.stack([*(each[:few] for each in self.pictures.values()), self.true[:few]])
-
-    def heads(self) -> Sequence[str]:
-        """Names of the columns of `strip`."""
-        return [*self.pictures, "true"]
+def _check_fits_terms(dataset: Sensitive | Public, terms: Terms) -> None:
+    if (dataset.spec.shape, dataset.spec.num_classes) != (terms.shape, terms.num_classes):
+        raise DataError(
+            f"The run is about images {list(terms.shape)} in {terms.num_classes} classes, but "
+            f"{dataset.name} has images {list(dataset.spec.shape)} in {dataset.spec.num_classes} "
+            "classes. Give the records that were used in the run."
+        )

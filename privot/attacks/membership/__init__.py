@@ -1,1 +1,5 @@
-"""Membership attacks: functions to scores. A score is float64, and a higher one means more like a member."""
+"""Membership inference: functions that give each candidate a float64 score.
+
+A higher score means that the candidate is more likely a member. `runner.run_attack` runs a whole
+attack on a release.
+"""

@@ -1,9 +1,11 @@
-"""Proof that an attack works: it must find the members of what is made to leak, and nobody in what cannot.
+"""Controls: an attack must find members in a release that leaks, and nothing in one that cannot.
 
-An AUC of 0.52 may mean a private release or a broken attack. So every attack first runs on a *leaky* control, where it must reach its
-stated power, and on a *null* control, where it must not beat chance at 99 % confidence (one seed in a hundred does so by chance). A control
-is a release: of the members, or of nobody who is asked about; it is attacked by the same way as any other (`Target`). Both are made of the
-embedded digits, a public data set, in seconds and deterministically by a seed.
+An AUC of 0.52 may mean a private release or a broken attack. So every attack first runs on a
+*leaky* control, where it must reach its required AUC, and on a *null* control, where it must not
+beat chance at 99 % confidence (one seed in a hundred does so by chance). A control is a release: of
+the members, or of records that are no candidates. It is attacked by the same code as any other
+release (`AttackTarget`). Both are made of the embedded digits, a public data set, in seconds and
+deterministically by a seed.
 """
 
 from __future__ import annotations
@@ -15,264 +17,242 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy.stats import hypergeom
-from torch import Tensor, nn
 
+from privot.attacks.membership.candidates import concatenate
+from privot.attacks.membership.control_data import (
+    DIGITS_SPEC,
+    ControlData,
+    build_blurred_set,
+    build_memorizing_artifact,
+    build_shifted_set,
+    draw_digits,
+    draw_mislabeled_digits,
+)
 from privot.attacks.membership.registry import ATTACKS
-from privot.attacks.membership.target import Scores, Target, together
-from privot.attacks.shadows.config import Shadows
-from privot.attacks.shadows.store import Prepared
-from privot.audit.roc import roc
+from privot.attacks.membership.target import AttackTarget, MembershipScores
+from privot.attacks.shadows.config import ShadowConfig
+from privot.attacks.shadows.runner import prepare_shadows
+from privot.attacks.shadows.store import ShadowStore
+from privot.audit.roc import compute_roc
 from privot.data.dataset import Public, Records
-from privot.data.loading import load
-from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.release import NoGuarantee, Release
-from privot.release.artifact import Product
-from privot.runtime import Runtime, Streams, threads
+from privot.privacy.guarantee import NoGuarantee
+from privot.release import Release
+from privot.release.artifact import Artifact
+from privot.runtime import Runtime, use_threads
 
-CONFIDENCE = 0.99
-COUNT = 200  # candidates, half of them members
-FEW = 48  # those that classifiers learn by heart, two thirds of them under a wrong label
-# of classifiers that do so in seconds
-SHADOWS = 8
-EPOCHS = 150
-CPU = Runtime("cpu")
-SPEC = Spec((1, 8, 8), 10)
+NULL_CONFIDENCE = 0.99
+# Shadows and epochs of classifiers that memorize their training set in seconds.
+NUM_CONTROL_SHADOWS = 8
+CONTROL_EPOCHS = 150
+CPU_RUNTIME = Runtime("cpu")
 
 
 @dataclass(frozen=True)
-class Power:
-    """AUC on the ``leaky`` and the ``null`` control, and ``chance``: how probable so good a null score is if there is nothing to find.
+class ControlResult:
+    """Result of the controls of an attack.
 
-    ``passed`` says that leaky reached ``stated`` and null did not beat chance; ``sentence`` says it in words.
+    Attributes:
+        name: Name of the attack.
+        leaky_auc: AUC on the leaky control.
+        null_auc: AUC on the null control.
+        null_p_value: Probability of so good a result on the null control by chance.
+        required_auc: AUC that the leaky control must reach.
+        passed: Whether the leaky control reached it and the null control did not beat chance.
+        summary: The result as a sentence.
+        publishable: Whether the result may be published; controls are public data.
     """
 
     name: str
-    leaky: float
-    null: float
-    chance: float
-    stated: float
+    leaky_auc: float
+    null_auc: float
+    null_p_value: float
+    required_auc: float
     passed: bool
-    sentence: str
+    summary: str
     publishable: bool = True
 
 
 @cache
-def power(name: str, seed: int = 0) -> Power:
-    """Run both controls of an attack, see `CONTROLS`; once in a process.
+def run_controls(name: str, seed: int = 0) -> ControlResult:
+    """Run both controls of an attack, once in a process.
 
-    >>> power("nearest-pixels").passed
+    Args:
+        name: Name of the attack.
+        seed: Seed of the controls.
+
+    Returns:
+        The result.
+
+    Raises:
+        SettingError: If there is no such attack.
+
+    >>> run_controls("nearest-pixels").passed
     True
     """
     if name not in CONTROLS:
-        raise SettingError(f"no attack {name!r}: there are {', '.join(CONTROLS)}")
-    control, stated = CONTROLS[name]
-    with threads(1):  # nets so small are slower on several
-        leaky, null = (control.told(name, leaks, seed) for leaks in (True, False))
-    found = roc(*leaky).auc
-    nothing = roc(*null).auc
-    by_chance = chance(*null)
-    passed = found >= stated and by_chance > 1 - CONFIDENCE
-    sentence = f"{name}: AUC {found:.3f} where all leaks (at least {stated:g} is its stated power), {nothing:.3f} where nothing can"
-    verdict = f"chance gives that with probability {by_chance:.2g}: {'it works' if passed else 'DO NOT TRUST ITS FIGURES'}"
-    return Power(name, found, nothing, by_chance, stated, passed, f"{sentence}; {verdict}")
+        raise SettingError(f"no attack {name!r}. Choose one of {', '.join(CONTROLS)}.")
+    control, required_auc = CONTROLS[name]
+    with use_threads(1):  # more threads slow such small nets down
+        leaky_scores, null_scores = (control.score(name, leaky, seed) for leaky in (True, False))
+    leaky_auc = compute_roc(*leaky_scores).auc
+    null_auc = compute_roc(*null_scores).auc
+    p_value = compute_null_p_value(*null_scores)
+    passed = leaky_auc >= required_auc and p_value > 1 - NULL_CONFIDENCE
+    summary = (
+        f"{name}: AUC {leaky_auc:.3f} on a release that leaks (at least {required_auc:g} is "
+        f"required), {null_auc:.3f} on one that cannot leak (by chance with probability "
+        f"{p_value:.2g}): {'the attack works' if passed else 'DO NOT TRUST ITS RESULTS'}"
+    )
+    return ControlResult(name, leaky_auc, null_auc, p_value, required_auc, passed, summary)
 
 
-def chance(members: np.ndarray, others: np.ndarray, seed: int = 0) -> float:
-    """Exact p-value of "members score higher": the upper half is guessed to be members, and so many right guesses are hypergeometric.
+def compute_null_p_value(members: np.ndarray, nonmembers: np.ndarray, seed: int = 0) -> float:
+    """Compute the exact p-value of "members score higher".
 
-    Ties are broken at random. No threshold is tuned, and nothing is asymptotic.
+    The upper half of the scores is guessed to be members, so the number of right guesses is
+    hypergeometric. Ties are broken at random. No threshold is tuned, and nothing is asymptotic.
 
-    >>> chance(np.arange(10.0) + 10, np.arange(10.0)) < 1e-5
+    Args:
+        members: Scores of members.
+        nonmembers: Scores of non-members.
+        seed: Seed that breaks ties.
+
+    Returns:
+        The p-value.
+
+    >>> compute_null_p_value(np.arange(10.0) + 10, np.arange(10.0)) < 1e-5
     True
     """
-    scores = np.concatenate([members, others])
-    total = len(members) + len(others)
-    order = np.lexsort((np.random.default_rng(seed).random(total), -scores))[: total // 2]
-    return float(hypergeom.sf((order < len(members)).sum() - 1, total, len(members), total // 2))
-
-
-@cache
-def digits(seed: int) -> tuple[Records, Records, Records]:
-    """Three parts of the digits at random: 200 candidates, the first half of whom are members; 100 and 400 others."""
-    box = load("digits", public=True)
-    assert isinstance(box, Public)
-    images, labels = box.records()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[
-        : COUNT + 500
-    ].split((COUNT, 100, 400))
-    parts = [Records(images[each], labels[each]) for each in order]
-    return parts[0], parts[1], parts[2]
-
-
-class Sides(NamedTuple):
-    """Whom a control asks about, ``members`` and ``others``; ``nobody``, of whom its null release is made; and a ``population``."""
-
-    members: Records
-    others: Records
-    nobody: Records
-    population: Records
-
-
-def many(seed: int) -> Sides:
-    """Digits as they are."""
-    candidates, nobody, population = digits(seed)
-    (inside, outside), (own, theirs) = (each.split(COUNT // 2) for each in candidates)
-    return Sides(Records(inside, own), Records(outside, theirs), nobody, population)
-
-
-def mislabelled(seed: int) -> Sides:
-    """A few digits, two thirds of them under a wrong label: what a classifier says of one tells whether it has learned it."""
-    (images, labels) = digits(seed)[2]
-    generator = Streams(seed).generator("labels")
-    wrong = torch.rand(len(labels), generator=generator) < 2 / 3
-    labels = (
-        torch.where(
-            wrong,
-            labels + torch.randint(1, SPEC.classes, labels.shape, generator=generator),
-            labels,
-        )
-        % SPEC.classes
-    )
-    sizes = (*[FEW // 2] * 3, len(labels) - 3 * (FEW // 2))
-    return Sides(
-        *(Records(*each) for each in zip(images.split(sizes), labels.split(sizes), strict=True))
-    )
+    scores = np.concatenate([members, nonmembers])
+    count = len(scores)
+    rng = np.random.default_rng(seed)
+    upper_half = np.lexsort((rng.random(count), -scores))[: count // 2]
+    num_correct = (upper_half < len(members)).sum()
+    return float(hypergeom.sf(num_correct - 1, count, len(members), count // 2))
 
 
 @dataclass(frozen=True)
 class Control:
-    """A release that ``shows`` all of some records (and a seed), of ``sides`` by a seed. ``epochs`` are those of classifiers."""
+    """A leaky release and the candidates that attacks must separate with it.
 
-    shows: Callable[[Records, int], Product]
-    sides: Callable[[int], Sides] = many
+    Attributes:
+        build_artifact: Makes a release of records, by a seed.
+        draw_data: Draws the candidates, by a seed.
+        epochs: Training epochs of classifiers.
+    """
+
+    build_artifact: Callable[[Records, int], Artifact]
+    draw_data: Callable[[int], ControlData] = draw_digits
     epochs: int = 1
 
-    def told(self, name: str, leaks: bool, seed: int) -> Scores:
-        """What an attack says of members and others: of a release of the members, or of one of nobody."""
-        sides = self.sides(seed)
+    def score(self, name: str, leaky: bool, seed: int) -> MembershipScores:
+        """Score the candidates with an attack.
+
+        Args:
+            name: Name of the attack.
+            leaky: Whether the release is made of the members, or else of unrelated records.
+            seed: Seed of the control.
+
+        Returns:
+            The scores.
+        """
+        data = self.draw_data(seed)
         needs = ATTACKS[name].needs
-        members, others, population = (
-            _box(each) for each in (sides.members, sides.others, sides.population)
-        )
-        prepared = _prepared(self, seed) if "shadows" in needs else None
-        given = population if "population" in needs and prepared is None else None
-        return _target(self, leaks, seed).told(
-            name, members, others, population=given, prepared=prepared
+        shadow_store = _prepare_control_shadows(self, seed) if "shadows" in needs else None
+        population = None
+        if "population" in needs and shadow_store is None:
+            population = _to_public_dataset(data.population)
+        return _build_target(self, leaky, seed).score(
+            name,
+            _to_public_dataset(data.members),
+            _to_public_dataset(data.nonmembers),
+            population=population,
+            shadow_store=shadow_store,
         )
 
 
 @cache
-def _target(control: Control, leaks: bool, seed: int) -> Target:
-    """One for all attacks of a control, which trains its classifier once."""
-    sides = control.sides(seed)
-    release = _released(control.shows(sides.members if leaks else sides.nobody, seed))
-    return Target(
-        release, CPU, seed=seed, epochs=control.epochs, perceptual=0
-    )  # 0: without the weights of LPIPS
+def _build_target(control: Control, leaky: bool, seed: int) -> AttackTarget:
+    """Build the target once for all attacks of a control, so that its classifier is trained once.
+
+    Args:
+        control: The control.
+        leaky: Whether the release is made of the members.
+        seed: Seed of the control.
+
+    Returns:
+        The target; its gradient search does without the weights of LPIPS.
+    """
+    data = control.draw_data(seed)
+    records = data.members if leaky else data.unrelated_records
+    release = _build_leaky_release(control.build_artifact(records, seed))
+    return AttackTarget(release, CPU_RUNTIME, seed=seed, epochs=control.epochs, lpips_weight=0)
 
 
 @cache
-def _prepared(control: Control, seed: int) -> Prepared:
-    """Shadows of a control: each shows its half of the candidates. They lie in a folder as any others do, until the process ends."""
+def _prepare_control_shadows(control: Control, seed: int) -> ShadowStore:
+    """Prepare shadows of a control, each of which leaks its half of the candidates.
+
+    They are in a folder like other shadows, until the process ends.
+    """
     folder = Path(tempfile.mkdtemp(prefix="privot-controls-"))
-    sides = control.sides(seed)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    box = together(_box(sides.members), _box(sides.others))
-    shadows = Shadows(
+    data = control.draw_data(seed)
+    dataset = concatenate(_to_public_dataset(data.members), _to_public_dataset(data.nonmembers))
+    config = ShadowConfig(
         folder=folder,
-        box=box,
+        dataset=dataset,
         method="real-subset",
-        count=SHADOWS,
+        num_shadows=NUM_CONTROL_SHADOWS,
         seed=seed + 1,
         epochs=control.epochs,
     )
-    (images, labels) = box._take(slice(None))
-    draws = np.random.default_rng(seed)
-    with shadows.begun() as prepared:
-        members = prepared.members()
-        for shadow, own in enumerate(members):
-            # Sets side by side have one size, so some records come twice: by chance, or who comes first would be learned better.
-            half = np.resize(draws.permutation(np.flatnonzero(own)), members.sum(1).max())
-            _released(control.shows(Records(images[half], labels[half]), seed + 1 + shadow)).save(
-                prepared.made(shadow)
+    images, labels = dataset._read_records(slice(None))
+    rng = np.random.default_rng(seed)
+    with config.open_store() as store:
+        membership = store.load_membership()
+        set_size = membership.sum(1).max()
+        for shadow_index, is_member in enumerate(membership):
+            # Sets of a batch have one size, so some records are repeated. They are chosen at
+            # random, or a classifier would learn the first records better.
+            half = np.resize(rng.permutation(np.flatnonzero(is_member)), set_size)
+            artifact = control.build_artifact(
+                Records(images[half], labels[half]), seed + 1 + shadow_index
             )
-    return shadows.prepare(CPU)
+            _build_leaky_release(artifact).save(store.release_path(shadow_index))
+    return prepare_shadows(config, CPU_RUNTIME)
 
 
-def _box(records: Records) -> Public:
-    return Public(records.images.numpy(), records.labels.numpy(), SPEC)
+def _to_public_dataset(records: Records) -> Public:
+    return Public(records.images.numpy(), records.labels.numpy(), DIGITS_SPEC)
 
 
-def _released(product: Product) -> Release:
-    return Release(product, NoGuarantee("it is made to leak"), SPEC, {})
+def _build_leaky_release(artifact: Artifact) -> Release:
+    return Release(artifact, NoGuarantee("it is made to leak"), DIGITS_SPEC, {})
 
 
-def blurred(held: Records, seed: int) -> Product:
-    """The records, but no copies."""
-    noise = 0.05 * torch.randn(held.images.shape, generator=Streams(seed).generator("blur"))
-    return Product.set((held.images + noise).clamp(0, 1), held.labels)
+CLASSIFIER_CONTROL = Control(build_blurred_set, draw_mislabeled_digits, CONTROL_EPOCHS)
+SET_CONTROL = Control(build_blurred_set)
+GENERATOR_CONTROL = Control(build_memorizing_artifact)
 
-
-def moved(held: Records, seed: int) -> Product:
-    """The records, all moved alike: what distribution matching makes of its start."""
-    return Product.set(
-        held.images + digits(seed)[2].images.mean(0) - held.images.mean(0), held.labels
-    )
-
-
-class Memory(nn.Module):
-    """A generator that stores images and gives the one whose key the code points at, or a blend of near ones: it leaks all."""
-
-    def __init__(self, images: Tensor, labels: Tensor, keys: Tensor):
-        super().__init__()
-        self.images = nn.Buffer(images)
-        self.labels = nn.Buffer(labels)
-        self.keys = nn.Buffer(keys)
-        self.code = keys.shape[1]
-
-    def forward(self, codes: Tensor, labels: Tensor) -> Tensor:
-        wrong = labels[:, None] != self.labels  # [codes, stored]
-        shares = (2 * codes @ self.keys.T).masked_fill(wrong, -torch.inf).softmax(1)
-        return (shares @ self.images.flatten(1)).view(-1, *self.images.shape[1:])
-
-
-class Remembered(Product):
-    """A generator that is a `Memory`."""
-
-    def build(self) -> nn.Module:
-        return Memory(**self.tensors)
-
-
-def remembered(held: Records, seed: int) -> Product:
-    """A generator that gives the records."""
-    keys = torch.randn(len(held.labels), 8, generator=Streams(seed).generator("keys"))
-    return Remembered("generator", {"images": held.images, "labels": held.labels, "keys": keys})
-
-
-LEARNED = Control(blurred, mislabelled, EPOCHS)
-SHOWN = Control(blurred)
-GIVEN = Control(remembered)
-
-# By attack: its control and its stated power, an AUC that it reached for each of the seeds 0 to 7 with something to spare.
+# The control of each attack and its required AUC, which every seed of 0 to 7 exceeded by a margin.
 CONTROLS: dict[str, tuple[Control, float]] = {
-    "loss": (LEARNED, 0.8),
-    "lira": (LEARNED, 0.9),
-    "lira-offline": (LEARNED, 0.9),
-    "lira-pixels": (SHOWN, 0.99),
-    "lira-features": (SHOWN, 0.99),
-    "rmia": (LEARNED, 0.8),
-    "nearest-pixels": (SHOWN, 0.99),
-    "nearest-features": (SHOWN, 0.99),
-    "nearest-lpips": (SHOWN, 0.99),
-    "real-start": (Control(moved), 0.99),
-    "tracing": (SHOWN, 0.75),
-    "gan-leaks-full": (GIVEN, 0.95),
-    "gan-leaks-partial": (GIVEN, 0.98),
-    "gan-leaks-white": (GIVEN, 0.98),
+    "loss": (CLASSIFIER_CONTROL, 0.8),
+    "lira": (CLASSIFIER_CONTROL, 0.9),
+    "lira-offline": (CLASSIFIER_CONTROL, 0.9),
+    "lira-pixels": (SET_CONTROL, 0.99),
+    "lira-features": (SET_CONTROL, 0.99),
+    "rmia": (CLASSIFIER_CONTROL, 0.8),
+    "nearest-pixels": (SET_CONTROL, 0.99),
+    "nearest-features": (SET_CONTROL, 0.99),
+    "nearest-lpips": (SET_CONTROL, 0.99),
+    "real-start": (Control(build_shifted_set), 0.99),
+    "tracing": (SET_CONTROL, 0.75),
+    "gan-leaks-full": (GENERATOR_CONTROL, 0.95),
+    "gan-leaks-partial": (GENERATOR_CONTROL, 0.98),
+    "gan-leaks-white": (GENERATOR_CONTROL, 0.98),
 }

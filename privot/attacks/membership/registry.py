@@ -1,6 +1,7 @@
-"""Attacks of the owner on their own release: functions from candidates, and what the attacker knows, to scores.
+"""Registry of membership attacks.
 
-A score is float64, and a higher one means more like a member. What comes of sensitive records is as secret as they are.
+An attack is a function from candidates, and what the attacker has, to float64 scores; a higher
+score means a likelier member. Scores of sensitive records are as secret as the records.
 """
 
 from collections.abc import Callable
@@ -11,11 +12,16 @@ from privot.attacks.membership import gan_leaks, lira, loss, nearest, rmia, trac
 
 
 class MembershipAttack(NamedTuple):
-    """``needs`` says what the attacker must have besides the candidates and their labels.
+    """A membership attack.
 
-    ``model`` a classifier trained on the release; ``shadows`` models, or sets, of known members; ``population`` records that nobody
-    learned; ``set`` the released images; ``samples`` images that a generator gave; ``generator`` any that can be asked; ``weights`` of the
-    generator; ``lpips`` the weights of that network.
+    Attributes:
+        title: Name in reports.
+        needs: What the attacker needs besides the candidates and their labels. ``model``: a
+            classifier trained on the release. ``shadows``: models or sets of known members.
+            ``population``: records that no model was trained on. ``set``: the released images.
+            ``samples``: images that a generator gave. ``generator``: a generator to query.
+            ``weights``: the weights of the generator. ``lpips``: the weights of LPIPS.
+        function: The attack.
     """
 
     title: str
@@ -37,29 +43,31 @@ ATTACKS = {
     ),
     "rmia": MembershipAttack("RMIA", ("model", "shadows", "population"), rmia.rmia),
     "nearest-pixels": MembershipAttack(
-        "nearest released image in pixels", ("set",), nearest.nearest
+        "nearest released image in pixels", ("set",), nearest.score_nearest_distance
     ),
     "nearest-features": MembershipAttack(
         "nearest released image in random features",
         ("set",),
-        partial(nearest.nearest, metric="features"),
+        partial(nearest.score_nearest_distance, metric="features"),
     ),
     "nearest-lpips": MembershipAttack(
         "nearest released image by LPIPS",
         ("set", "lpips"),
-        partial(nearest.nearest, metric="lpips"),
+        partial(nearest.score_nearest_distance, metric="lpips"),
     ),
-    "real-start": MembershipAttack("largest cosine to a released image", ("set",), nearest.cosine),
-    "tracing": MembershipAttack("tracing by feature means", ("set", "population"), tracing.trace),
+    "real-start": MembershipAttack(
+        "largest cosine to a released image", ("set",), nearest.score_largest_cosine
+    ),
+    "tracing": MembershipAttack(
+        "tracing by feature means", ("set", "population"), tracing.trace_members
+    ),
     "gan-leaks-full": MembershipAttack(
-        "GAN-Leaks, full black box", ("samples",), gan_leaks.full_black_box
+        "GAN-Leaks, full black box", ("samples",), gan_leaks.score_full_black_box
     ),
     "gan-leaks-partial": MembershipAttack(
-        "GAN-Leaks, partial black box", ("generator",), gan_leaks.partial_black_box
+        "GAN-Leaks, partial black box", ("generator",), gan_leaks.score_partial_black_box
     ),
     "gan-leaks-white": MembershipAttack(
-        "GAN-Leaks, white box", ("generator", "weights"), gan_leaks.white_box
+        "GAN-Leaks, white box", ("generator", "weights"), gan_leaks.score_white_box
     ),
 }
-
-__all__ = ["ATTACKS", "MembershipAttack"]

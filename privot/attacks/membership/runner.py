@@ -1,389 +1,280 @@
-"""One attack on one release: its controls first, then scores of members and others, then what these prove.
+"""Whole membership attacks: controls first, then scores of members and non-members, then a verdict.
 
-Attacks that compare with shadows need them prepared, of the same method and settings, on members and others together (`shadows_of`).
+Attacks that compare with shadows need prepared shadows of the same method and settings, on members
+and non-members together. `privot.attacks.membership.method_shadows` configures them, and
+`prepare_shadows` makes them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import combinations
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from scipy.stats import chi2_contingency
 
 from privot.attacks.membership import lira
-from privot.attacks.membership.blind_baseline import Unseen, blind
-from privot.attacks.membership.controls import Power, power
-from privot.attacks.membership.registry import ATTACKS
-from privot.attacks.membership.target import SAMPLES, STATISTIC, Box, Scores, Target, some, together
-from privot.attacks.shadows.config import Shadows
-from privot.attacks.shadows.store import Prepared
-from privot.audit import (
-    Advantage,
-    Interval,
-    Points,
-    Verdict,
-    advantage,
-    judge,
-    mean_auc,
-    roc,
-    tpr_at,
+from privot.attacks.membership.attack_report import (
+    AttackReport,
+    apply_blind_baseline,
+    build_attack_report,
+    describe_warnings,
 )
-from privot.audit.verdict import NO_VERDICT
+from privot.attacks.membership.blind_baseline import run_blind_baseline
+from privot.attacks.membership.candidates import AnyDataset, subsample_indices
+from privot.attacks.membership.checks import (
+    check_attack,
+    check_datasets,
+    check_options,
+    check_reference,
+)
+from privot.attacks.membership.registry import ATTACKS
+from privot.attacks.membership.target import (
+    ATTACK_OBSERVATION,
+    NUM_SAMPLES,
+    AttackTarget,
+    MembershipScores,
+)
+from privot.attacks.shadows.store import ShadowStore
+from privot.audit import bootstrap_mean_auc
 from privot.data.dataset import Public
-from privot.errors import DataError, PrivotError, SettingError
-from privot.measures.samples import refuse_overlap, same_names
-from privot.release import Guarantee, Release
-from privot.runtime import Progress, Runtime, silent
+from privot.release import Release
+from privot.runtime import Progress, Runtime, ignore_progress
 
-RATES = (1e-3, 1e-2, 1e-1)  # false-positive rates at which true positives are stated
-DRAWN = 60  # points of the curve in the report
-FLAT = 0.3  # how much images of a class differ in a release, of what non-members do, under which a caution is said: it has collapsed
-STRANGE = 1e-3  # a p-value of sides that look alike, under which a caution is said
-UNSEEN = 10_000  # of each side, for one who never saw the release
-ENOUGH = 32  # shadows, under which LiRA on all of them comes out under chance: one fewer is left on a member's own side
+MAX_BLIND_RECORDS = 10_000  # of each side, for the blind baseline
+MIN_LIRA_SHADOWS = 32  # with fewer, leave-one-out LiRA is below chance where nothing leaks
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What an attack found. ``power`` is its proof of power; ``verdict`` holds rates, the ``judged``, against the release's certificate.
+@dataclass(frozen=True, kw_only=True)
+class AttackOptions:
+    """Options that all attacks share.
 
-    Against a certificate false-positive rates must be known, not only measured: then ``judged`` are other points than ``points``.
-    ``curve`` is the measured ROC (fpr, tpr) on log axes; of several victims, of the one that is judged, and ``auc`` is the mean of all,
-    with its ``spread`` over them. ``blind`` is the AUC of one who never saw the release.
+    Attributes:
+        num_candidates: Candidates of each side, chosen at random; None: all.
+        epochs: Training epochs of the classifier that some attacks need. With shadows, those of the
+            shadows' classifiers are used instead.
+        seed: Seed of all random choices.
+        confidence: Confidence level of all bounds together.
     """
 
-    name: str
-    title: str
-    power: Power
-    auc: float
-    advantage: Advantage
-    points: Points
-    judged: Points
-    verdict: Verdict
-    publishable: bool
-    curve: tuple[tuple[float, ...], tuple[float, ...]]
-    blind: float | None = None
-    spread: Interval | None = None
-    caution: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """With ``attacks``, as the report reads it."""
-        words = {
-            "control": self.power.sentence,
-            "caution": self.caution,
-            "verdict": self.verdict.sentence,
-        }
-        told = self.judged.attack(self.title, auc=self.auc, curve=self.curve, **words)
-        if self.verdict.status == NO_VERDICT:  # rates that accuse nobody
-            told = replace(told, fpr=(), tpr=(), lower=(), ceiling=())
-        return {"attacks": [asdict(told)], **asdict(self)}
+    num_candidates: int | None = None
+    epochs: int = 300
+    seed: int = 0
+    confidence: float = 0.95
 
 
-def shadows_of(
-    release: Release, members: Box, others: Box, folder: Path, count: int, **more: Any
-) -> Shadows:
-    """Shadows as the release was made: its method, settings and epsilon, each on a random half of members and others together."""
-    method = release.facts.get("method")
-    settings = dict(release.facts.get("settings") or {})
-    if not isinstance(method, str):
-        raise SettingError(
-            "the release does not say which method made it, so no shadow can be made like it"
-        )
-    epsilon = None
-    if settings.get("noise") is None and (release.facts.get("plan") or {}).get(
-        "stages"
-    ):  # noise that a budget set
-        epsilon = (
-            release.guarantee.epsilon if isinstance(release.guarantee, Guarantee) else math.inf
-        )
-    box = together(members, others, release.spec.class_sizes is not None, release.spec.owners)
-    sources = _sensitive_names(members, others)
-    return Shadows(
-        folder=folder,
-        box=box,
-        method=method,
-        settings=settings,
-        epsilon=epsilon,
-        count=count,
-        sources=sources,
-        **more,
-    )
-
-
-def compared(
-    method: str,
-    settings: dict[str, Any],
-    epsilon: float | None,
-    members: Box,
-    others: Box,
-    folder: Path,
-    count: int,
-    **more: Any,
-) -> Shadows:
-    """Shadows of a method where no release is attacked: each is the victim once (`left_out`)."""
-    box = together(members, others, members.spec.class_sizes is not None, members.spec.owners)
-    sources = _sensitive_names(members, others)
-    return Shadows(
-        folder=folder,
-        box=box,
-        method=method,
-        settings=settings,
-        epsilon=epsilon,
-        count=count,
-        sources=sources,
-        **more,
-    )
-
-
-def _sensitive_names(*data: Box) -> tuple[str, ...]:
-    """The names of the sensitive data sets among these, whose ledgers list the shadows."""
-    return tuple(each.name for each in data if not isinstance(each, Public))
-
-
-def proved(name: str, release: Release | None, population: Box | None = None) -> Power:
-    """An attack's proof of power; what cannot be tried on a release (or, without one, on a method) is refused, before any work is done."""
-    if name not in ATTACKS:
-        raise SettingError(f"no attack {name!r}: there are {', '.join(ATTACKS)}")
-    needs = ATTACKS[name].needs
-    if release is None and "shadows" not in needs:
-        raise SettingError(f"{name} attacks a release: make one first")
-    if release is None and "population" in needs:
-        raise SettingError(
-            f"{name} compares with records that nobody learned, and here all candidates were: attack a release, or use lira"
-        )
-    if release and ("generator" in needs or "weights" in needs) and release.product.kind == "set":
-        raise SettingError(
-            f"{name} needs a generator, and this release is a set: try nearest-pixels, tracing or loss"
-        )
-    if population is not None and ("population" not in needs or "shadows" in needs):
-        why = (
-            "takes it from the non-members, whom all shadows have looked at"
-            if "shadows" in needs
-            else "needs none"
-        )
-        raise SettingError(f"population: {name} {why}; leave it out")
-    proof = power(name)
-    if not proof.passed:
-        raise PrivotError(f"the attack does not pass its controls here: {proof.sentence}")
-    return proof
-
-
-def left_out(name: str, prepared: Prepared, confidence: float = 0.95, seed: int = 0) -> Tried:
-    """Every shadow is the victim once, with the others as its shadows; rates are those of one victim, drawn by the seed, the AUC of all.
-
-    Candidates of one victim are counted as independent trials; pairs of victims and candidates cannot be.
-    """
-    proof = proved(name, None)
-    members = prepared.members()
-    scores = lira.leave_one_out(
-        prepared.observed(STATISTIC[name]), members, offline=name == "lira-offline"
-    )
-    victim = int(torch.randint(len(members), (), generator=torch.Generator().manual_seed(seed)))
-    own = members[victim]
-    sides = Scores(scores[victim, own], scores[victim, ~own])
-    found = concluded(
-        name, proof, sides, prepared.release(victim), confidence, seed, prepared.publishable
-    )
-    few = f"of {len(members)} shadows the AUC comes out under 0.5 where nothing leaks: {ENOUGH} and more are needed to see a small leak"
-    mean = mean_auc(
-        [(each[mine], each[~mine]) for each, mine in zip(scores, members, strict=True)],
-        confidence,
-        seed,
-    )
-    return replace(found, auc=mean.value, spread=mean, caution=few if len(members) < ENOUGH else "")
-
-
-def attempt(
+def run_attack(
     name: str,
     release: Release,
-    members: Box,
-    others: Box,
+    members: AnyDataset,
+    nonmembers: AnyDataset,
     *,
-    population: Box | None = None,
-    prepared: Prepared | None = None,
+    population: AnyDataset | None = None,
+    shadow_store: ShadowStore | None = None,
     references: Sequence[Release] = (),
-    candidates: int | None = None,
-    epochs: int = 300,
-    seed: int = 0,
-    confidence: float = 0.95,
+    options: AttackOptions | None = None,
     runtime: Runtime | None = None,
-    progress: Progress = silent,
-) -> Tried:
-    """Attack a release with known ``members`` (what it was made from) and ``others``.
+    progress: Progress = ignore_progress,
+) -> AttackReport:
+    """Run a membership attack on a release and compare the result with its certificate.
 
-    An attack that does not pass its own controls is not tried at all. Where one needs records that nobody learned and no ``population`` is
-    given, a fifth of the others is set aside for that. ``references`` are releases made from yet other records: what is near them as well
-    says nothing, and their mean score is taken off (calibration). ``candidates``: so many of each side alone, drawn by the seed.
+    The attack must first pass its controls. Its result is compared with a blind baseline, which has
+    no access to the release. Members and non-members should be two sides of one random split.
+
+    Args:
+        name: Name of the attack, one of `privot.attacks.membership.registry.ATTACKS`.
+        release: The release.
+        members: Records that the release was made from.
+        nonmembers: Records that it was not made from.
+        population: Records that no model was trained on, for attacks that need them. None: a fifth
+            of the non-members is used.
+        shadow_store: Prepared shadows, for attacks that need them.
+        references: Releases made from other records. Their mean score is subtracted, since what is
+            near them as well is no evidence of membership (calibration).
+        options: Number of candidates, seed and the like.
+        runtime: Device and chunk sizes.
+        progress: Called with the steps of the attack.
+
+    Returns:
+        AUC, advantage and true-positive rates with bounds; the verdict; and warnings. All of it is
+        as secret as the records unless ``publishable`` is True.
+
+    Raises:
+        SettingError: If the attack does not exist or does not fit the release, an option does not
+            fit the attack, or a record is on two sides.
+        PrivotError: If the attack does not pass its controls.
+
+    >>> from privot import Public, Spec
+    >>> from privot.data import load_dataset
+    >>> from privot.privacy.guarantee import NoGuarantee
+    >>> from privot.release.artifact import Artifact
+    >>> digits = load_dataset("digits", public=True)
+    >>> images, labels = digits.records()
+    >>> spec = Spec((1, 8, 8), 10)
+    >>> members = Public(images[:100].numpy(), labels[:100].numpy(), spec)
+    >>> nonmembers = Public(images[100:200].numpy(), labels[100:200].numpy(), spec)
+    >>> artifact = Artifact.from_images(images[:100], labels[:100])
+    >>> release = Release(artifact, NoGuarantee("these are real records"), spec, {})
+    >>> report = run_attack("nearest-pixels", release, members, nonmembers)
+    >>> round(report.auc, 3), report.verdict.status
+    (1.0, 'no claim')
     """
-    progress("controls", 0, 1)
-    proof = proved(name, release, population)
-    needs = ATTACKS[name].needs
+    options = options or AttackOptions()
     runtime = runtime or Runtime()
+    progress("controls", 0, 1)
+    control = check_attack(name, release, population)
     progress("controls", 1, 1)
-    if candidates is not None and "shadows" in needs:
-        raise SettingError(f"candidates: {name} has those of its shadows; leave it out")
-    if references and {"shadows", "model", "population"} & {*needs}:
-        raise SettingError(
-            f"references: {name} needs none; they are for attacks that look at released images alone"
-        )
-    for each in references:
-        if (each.spec.shape, each.spec.classes) != (
-            release.spec.shape,
-            release.spec.classes,
-        ) or each.digest == release.digest:
-            raise SettingError(
-                "a reference must be another release than the one attacked, of the same kind of images and classes"
-            )
-        proved(name, each, population)
-    boxes = {"members": members, "non-members": others} | (
-        {} if population is None else {"the population": population}
+    check_options(name, options.num_candidates, references)
+    for reference in references:
+        check_reference(reference, release)
+        check_attack(name, reference, population)
+    datasets = {"members": members, "non-members": nonmembers}
+    if population is not None:
+        datasets["the population"] = population
+    check_datasets(datasets, release)
+    target, *reference_targets = _build_targets(
+        [release, *references],
+        options,
+        shadow_store if "shadows" in ATTACKS[name].needs else None,
+        runtime,
+        progress,
     )
-    _fitting(boxes, release)
-    # a classifier as theirs, where there are shadows
-    plan = (
-        prepared.plan
-        if prepared is not None and "shadows" in needs
-        else {"epochs": epochs, "samples": SAMPLES}
-    )
-    alike: Any = {
-        "seed": seed,
-        "epochs": plan["epochs"],
-        "samples": plan["samples"],
-        "progress": progress,
-    }
-    target = Target(release, runtime, **alike)
-    known = [Target(each, runtime, **alike) for each in references]
-    found = target.told(
+    scores = target.score(
         name,
         members,
-        others,
+        nonmembers,
         population=population,
-        prepared=prepared,
-        references=known,
-        candidates=candidates,
+        shadow_store=shadow_store,
+        references=reference_targets,
+        num_candidates=options.num_candidates,
     )
-    public = all(isinstance(box, Public) for box in boxes.values())
-    told = concluded(name, proof, found, release, confidence, seed, public)
-    title = (
-        f"{told.title}, calibrated by {len(references)} of other records"
-        if references
-        else told.title
+    publishable = all(isinstance(dataset, Public) for dataset in datasets.values())
+    report = build_attack_report(
+        name, control, scores, release, options.confidence, options.seed, publishable
     )
-    progress("beside one who never saw it", 0, 1)
-    inside, outside = (each._take(some(each, UNSEEN, seed)) for each in (members, others))
-    unseen = blind(inside, outside, release.spec.classes, seed)
-    progress("beside one who never saw it", 1, 1)
-    caution = "; ".join(
-        filter(None, [_shifted(members, others, unseen), _collapsed(target, others)])
-    )
-    return beside(replace(told, title=title, caution=caution), unseen, release)
+    if references:
+        title = f"{report.title}, calibrated by {len(references)} of other records"
+        report = replace(report, title=title)
+    return _compare_with_blind_baseline(report, target, members, nonmembers, progress)
 
 
-def _shifted(members: Box, others: Box, unseen: Unseen) -> str:
-    """Words where sides differ in their classes or in their looks: what tells them apart is then not membership alone."""
-    counts = np.stack(
-        [np.bincount(each._labels, minlength=each.spec.classes) for each in (members, others)]
-    )
-    if chi2_contingency(counts[:, counts.any(0)]).pvalue < STRANGE:
-        return "class shares differ between members and non-members by more than chance: rates may tell the split, not membership"
-    if unseen.chance < STRANGE:
-        return "members and non-members can be told apart without the release: rates may tell the split, not membership"
-    return ""
+def _build_targets(
+    releases: Sequence[Release],
+    options: AttackOptions,
+    shadow_store: ShadowStore | None,
+    runtime: Runtime,
+    progress: Progress,
+) -> list[AttackTarget]:
+    """Build the targets of an attack.
 
+    Args:
+        releases: The attacked release and references.
+        options: Epochs and seed.
+        shadow_store: Shadows that the release is compared with; its classifier is then trained as
+            those of the shadows are.
+        runtime: Device and chunk sizes.
+        progress: Called with the steps of the attack.
 
-def _collapsed(target: Target, others: Box) -> str:
-    """Words where a generator draws little else than one image of a class: nobody is found in what is not drawn."""
-    if target.release.product.kind != "generator" or not (share := target.variety(others)) < FLAT:
-        return ""
-    return (
-        f"the generator has collapsed: two of its images of a class differ {100 * share:.0f} % as much as two non-members. "
-        "That few are found in it says little of how it was trained"
-    )
-
-
-def beside(told: Tried, unseen: Unseen, release: Release) -> Tried:
-    r"""An attack beside one that never saw the release (`blind`).
-
-    Where even that one passes the certificate, which bounds what a *release* can tell, passing it proves nothing. Who knows how members
-    look finds a share B of them unseen; with the release, which may tell of each as much as it claims, :math:`e^\epsilon B+\delta` at
-    most. What passes that stands, as far as our blind rule is as good as any.
+    Returns:
+        The targets.
     """
-    sides = (unseen.members, unseen.others)
-    claim = release.guarantee
-    auc = roc(*sides).auc
-    told = replace(told, blind=auc)
-    if not told.verdict.broken or not isinstance(claim, Guarantee):
-        return told
-    if not judge(tpr_at(*sides, RATES, told.judged.confidence, certain=True), claim).broken:
-        return told
-    alone = tpr_at(*sides, RATES, told.judged.confidence).points
-    if any(
-        mine.lowest_tpr > math.exp(min(claim.epsilon, 700)) * each.highest_tpr + claim.delta
-        for mine, each in zip(told.judged.points, alone, strict=True)
-    ):
-        return told
-    why = f"no verdict: who never saw the release does so too, with an AUC of {auc:.3f}; take both sides from one random split"
-    return replace(
-        told,
-        verdict=replace(
-            told.verdict, status=NO_VERDICT, sentence=f"{told.verdict.sentence}; {why}"
-        ),
+    epochs = options.epochs
+    num_samples = NUM_SAMPLES
+    if shadow_store is not None:
+        epochs = shadow_store.plan["epochs"]
+        num_samples = shadow_store.plan["num_samples"]
+    return [
+        AttackTarget(
+            release,
+            runtime,
+            seed=options.seed,
+            epochs=epochs,
+            num_samples=num_samples,
+            progress=progress,
+        )
+        for release in releases
+    ]
+
+
+def _compare_with_blind_baseline(
+    report: AttackReport,
+    target: AttackTarget,
+    members: AnyDataset,
+    nonmembers: AnyDataset,
+    progress: Progress,
+) -> AttackReport:
+    """Run the blind baseline and add its result and all warnings to a report.
+
+    Args:
+        report: The report of the attack.
+        target: The attacked release.
+        members: Members.
+        nonmembers: Non-members.
+        progress: Called before and after.
+
+    Returns:
+        The complete report.
+    """
+    progress("blind baseline", 0, 1)
+    member_records, nonmember_records = (
+        side._read_records(subsample_indices(side, MAX_BLIND_RECORDS, target.seed))
+        for side in (members, nonmembers)
     )
+    blind_scores = run_blind_baseline(
+        member_records, nonmember_records, target.release.spec.num_classes, target.seed
+    )
+    progress("blind baseline", 1, 1)
+    warning = describe_warnings(members, nonmembers, blind_scores, target)
+    return apply_blind_baseline(replace(report, warning=warning), blind_scores, target.release)
 
 
-def _fitting(boxes: dict[str, Box], release: Release) -> None:
-    """Refuse records that are not of the release's kind, and a record on two sides: it would hide what leaks."""
-    for name, box in boxes.items():
-        if (box.spec.shape, box.spec.classes) != (release.spec.shape, release.spec.classes):
-            theirs, ours = (
-                f"{'x'.join(map(str, spec.shape))} with {spec.classes} classes"
-                for spec in (box.spec, release.spec)
-            )
-            raise SettingError(f"{name}: images of {theirs}, but the release has {ours}")
-        same_names(name, box.spec.class_names, "the release", release.spec.class_names)
-    for (one, first), (two, second) in combinations(boxes.items(), 2):
-        try:
-            refuse_overlap(second, first, one)
-        except DataError:
-            raise SettingError(
-                f"{one} and {two} share records: each must be on one side alone"
-            ) from None
+def leave_one_out_attack(
+    name: str, shadow_store: ShadowStore, confidence: float = 0.95, seed: int = 0
+) -> AttackReport:
+    """Attack a method without a release: each shadow is the target once, compared with the others.
 
+    Rates are those of one target, chosen by the seed; the AUC is the mean over all. Candidates of
+    one target count as independent trials. Pairs of targets and candidates cannot.
 
-def concluded(
-    name: str,
-    proof: Power,
-    found: Scores,
-    release: Release,
-    confidence: float,
-    seed: int,
-    public: bool,
-) -> Tried:
-    """From scores to what they prove."""
-    points = tpr_at(*found, RATES, confidence, publishable=public)
-    certain = isinstance(
-        release.guarantee, Guarantee
-    )  # then the false-positive rate must be known, not only measured
-    judged = tpr_at(*found, RATES, confidence, certain, public) if certain else points
-    gain = advantage(*found, seed, publishable=public)
-    verdict = judge(judged, release.guarantee)
-    curve = roc(*found)
-    fpr, tpr = (tuple(each.tolist()) for each in curve.logarithmic(DRAWN))
-    return Tried(
+    Args:
+        name: Name of the attack.
+        shadow_store: Prepared shadows.
+        confidence: Confidence level of all bounds together.
+        seed: Seed that chooses the target.
+
+    Returns:
+        The report.
+
+    Raises:
+        SettingError: If the attack does not compare with shadows, or needs a population.
+        PrivotError: If the attack does not pass its controls.
+    """
+    control = check_attack(name, None)
+    membership = shadow_store.load_membership()
+    num_shadows = len(membership)
+    scores = lira.lira_leave_one_out(
+        shadow_store.load_observation(ATTACK_OBSERVATION[name]),
+        membership,
+        offline=name == "lira-offline",
+    )
+    target_index = int(
+        torch.randint(num_shadows, (), generator=torch.Generator().manual_seed(seed))
+    )
+    is_member = membership[target_index]
+    report = build_attack_report(
         name,
-        ATTACKS[name].title,
-        proof,
-        curve.auc,
-        gain,
-        points,
-        judged,
-        verdict,
-        public,
-        (fpr, tpr),
+        control,
+        MembershipScores(scores[target_index, is_member], scores[target_index, ~is_member]),
+        shadow_store.load_release(target_index),
+        confidence,
+        seed,
+        shadow_store.publishable,
     )
+    model_scores = [(row[mask], row[~mask]) for row, mask in zip(scores, membership, strict=True)]
+    mean_auc = bootstrap_mean_auc(model_scores, confidence, seed)
+    warning = ""
+    if num_shadows < MIN_LIRA_SHADOWS:
+        warning = (
+            f"with {num_shadows} shadows the AUC is below 0.5 where nothing leaks: prepare "
+            f"{MIN_LIRA_SHADOWS} or more to detect a small leak"
+        )
+    return replace(report, auc=mean_auc.mean, auc_interval=mean_auc, warning=warning)

@@ -1,6 +1,6 @@
-"""A release as an attacker holds it, and what each attack makes of it: scores of members and of others.
+"""The target of an attack: a release as an attacker has it, and the scores that an attack gives.
 
-Whatever is attacked comes this way, releases (`trying`) and controls alike, so that a control proves the attack that is run.
+Releases and controls are attacked by the same code, so a control tests the attack that is run.
 """
 
 from __future__ import annotations
@@ -12,76 +12,53 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from privot.attacks.membership import nearest
+from privot.attacks.membership.candidates import (
+    POPULATION_FRACTION,
+    AnyDataset,
+    compute_within_class_variance,
+    concatenate,
+    split_population,
+    subsample_indices,
+)
 from privot.attacks.membership.registry import ATTACKS
-from privot.attacks.shadows.observe import Victims, classifier_width, observe
-from privot.attacks.shadows.store import Prepared, digest
-from privot.attacks.shadows.train import victims
-from privot.data.dataset import Public, Records, Sensitive
+from privot.attacks.shadows.observe import TrainedModels, choose_classifier_width, observe
+from privot.attacks.shadows.store import ShadowStore
+from privot.attacks.shadows.train import train_on_releases
+from privot.data.dataset import Records, Sensitive
+from privot.data.fingerprint import hash_dataset
 from privot.data.spec import Spec
 from privot.errors import SettingError
-from privot.measures.samples import Subject, same_names
+from privot.measures.samples import Samples
+from privot.progress import Progress, ignore_progress
 from privot.release import Release
-from privot.runtime import Progress, Runtime, silent
+from privot.runtime import Runtime
 
-Box = Sensitive | Public
-SAMPLES = 5000  # of a generator
-STATISTIC = {
+NUM_SAMPLES = 5000  # images that a generator samples
+ATTACK_OBSERVATION = {
     "lira": "confidence",
     "lira-offline": "confidence",
     "lira-pixels": "pixels",
     "lira-features": "features",
 }
-LOOKED = 200  # images of a generator by which its variety is judged
-ASIDE = (
-    0.2  # of the others are set aside as a population where an attack needs one and none is given
-)
+DIVERSITY_SAMPLES = 200  # images of a generator whose diversity is measured
 
 
-class Scores(NamedTuple):
-    """Of candidates that were in the training data, and of others."""
+class MembershipScores(NamedTuple):
+    """Scores of an attack.
+
+    Attributes:
+        members: Scores of candidates that were in the training data.
+        nonmembers: Scores of candidates that were not.
+    """
 
     members: np.ndarray
-    others: np.ndarray
+    nonmembers: np.ndarray
 
 
-def together(members: Box, others: Box, sizes: bool = False, owners: int | None = None) -> Box:
-    """Members and, after them, others, as one box of candidates; public if both are. ``sizes``: those of its classes are declared.
-
-    With ``owners`` the gate deals them to so many.
-    """
-    if members.spec.shape != others.spec.shape or members.spec.classes != others.spec.classes:
-        raise SettingError("members and others must be images of one shape with the same classes")
-    same_names("the members", members.spec.class_names, "the others", others.spec.class_names)
-    boxes = members, others
-    if members._images.dtype == others._images.dtype:
-        images = np.concatenate([each._images for each in boxes])
-    else:  # bytes to 255 beside numbers to 1
-        images = np.concatenate([each._take(slice(None)).images.numpy() for each in boxes])
-    labels = np.concatenate([each._labels for each in boxes])
-    counts = tuple(np.bincount(labels, minlength=members.spec.classes).tolist()) if sizes else None
-    names = members.spec.class_names
-    spec = Spec(
-        members.spec.shape,
-        members.spec.classes,
-        len(labels),
-        counts,
-        class_names=names,
-        mirror=members.spec.mirror,
-        owners=owners,
-    )
-    return (Public if isinstance(members, Public) and isinstance(others, Public) else Sensitive)(
-        images, labels, spec, name="candidates"
-    )
-
-
-class Target:
-    """``epochs`` are those of the classifier trained on it, where an attack needs one; a generator is asked for ``samples`` images.
-
-    ``perceptual`` is the weight of LPIPS in a search by gradients, see `gan_leaks.white_box`.
-    """
+class AttackTarget:
+    """A release under attack."""
 
     def __init__(
         self,
@@ -90,157 +67,226 @@ class Target:
         *,
         seed: int = 0,
         epochs: int = 300,
-        samples: int = SAMPLES,
-        perceptual: float | None = None,
-        progress: Progress = silent,
+        num_samples: int = NUM_SAMPLES,
+        lpips_weight: float | None = None,
+        progress: Progress = ignore_progress,
     ):
+        """Initialize the target; nothing is computed yet.
+
+        Args:
+            release: The release.
+            runtime: Device and chunk sizes.
+            seed: Seed of all random choices of attacks.
+            epochs: Training epochs of the classifier that some attacks need.
+            num_samples: Images that a generator samples.
+            lpips_weight: Weight of LPIPS in a gradient search, see `gan_leaks.score_white_box`.
+            progress: Called with the progress of training and searches.
+        """
         self.release = release
         self.runtime = runtime
         self.seed = seed
         self.epochs = epochs
-        self.samples = samples
-        self.perceptual = perceptual
+        self.num_samples = num_samples
+        self.lpips_weight = lpips_weight
         self.progress = progress
-        self._trained: Victims | None = None
+        self._models: TrainedModels | None = None
 
     @cached_property
-    def shown(self) -> Subject:
-        """Its images, drawn where they will be looked at; an attack that searches a generator asks for none."""
-        return Subject.sampled(
-            self.release, "the release", self.samples, self.seed, self.runtime.target
+    def release_samples(self) -> Samples:
+        """Images of the release, sampled on the device. Searches of a generator need none."""
+        return Samples.from_release(
+            self.release, "the release", self.num_samples, self.seed, self.runtime.torch_device
         )
 
-    def variety(self, others: Box) -> float:
-        """How far apart two images of one class are that it draws, as a share of what two of the others are."""
-        drawn = Subject.sampled(
+    def measure_diversity(self, nonmembers: AnyDataset) -> float:
+        """Measure how different two released images of one class are.
+
+        Args:
+            nonmembers: Non-members to compare with.
+
+        Returns:
+            Root mean squared distance of two released images of a class, divided by that of two
+            non-members of a class.
+        """
+        samples = Samples.from_release(
             self.release,
             "the release",
-            max(LOOKED, 4 * self.release.spec.classes),
+            max(DIVERSITY_SAMPLES, 4 * self.release.spec.num_classes),
             self.seed,
-            self.runtime.target,
+            self.runtime.torch_device,
         )
-        within = [
-            _within(each.images, each.labels)
-            for each in (drawn, others._take(some(others, 10 * LOOKED, self.seed)))
-        ]
-        return math.sqrt(within[0] / within[1]) if within[1] else math.inf
+        chosen = subsample_indices(nonmembers, 10 * DIVERSITY_SAMPLES, self.seed)
+        records = nonmembers._read_records(chosen)
+        released_variance = compute_within_class_variance(samples.images, samples.labels)
+        variance = compute_within_class_variance(records.images, records.labels)
+        return math.sqrt(released_variance / variance) if variance else math.inf
 
-    def told(
+    def score(
         self,
         name: str,
-        members: Box,
-        others: Box,
+        members: AnyDataset,
+        nonmembers: AnyDataset,
         *,
-        population: Box | None = None,
-        prepared: Prepared | None = None,
-        references: Sequence[Target] = (),
-        candidates: int | None = None,
-    ) -> Scores:
-        """What the attack says of members and of others; see `trying.attempt`. Others that serve as a population have no score."""
-        if "shadows" in ATTACKS[name].needs:
-            first = members._count()
-            scores = self._against(name, prepared, together(members, others), first)
-        else:
-            inside, outside = (
-                box._take(some(box, candidates, self.seed)) for box in (members, others)
-            )
-            first = len(inside.labels)
-            aside, known = (
-                _population(population, outside, self.seed)
-                if "population" in ATTACKS[name].needs
-                else (None, outside)
-            )
-            # In one go: scores that look at the mean of the candidates must not see members and others about different means.
-            whole = Records(*(torch.cat(each) for each in zip(inside, known, strict=True)))
-            scores = self._alone(name, whole, aside)
-            if references:
-                scores = nearest.calibrated(
-                    scores, np.stack([each._alone(name, whole, aside) for each in references])
-                )
-        return Scores(scores[:first], scores[first:][~np.isnan(scores[first:])])
+        population: AnyDataset | None = None,
+        shadow_store: ShadowStore | None = None,
+        references: Sequence[AttackTarget] = (),
+        num_candidates: int | None = None,
+    ) -> MembershipScores:
+        """Score candidates with one attack; see `privot.attacks.membership.runner.run_attack`.
 
-    def _alone(self, name: str, candidates: Records, population: Records | None) -> np.ndarray:
-        """Of each candidate, by this release and nothing else."""
-        (images, labels) = candidates
-        (_, needs, function) = ATTACKS[name]
-        here = {"seed": self.seed, "device": self.runtime.target, "progress": self.progress}
-        if "model" in needs:
-            spec = Spec(
-                self.release.spec.shape, self.release.spec.classes, mirror=self.release.spec.mirror
+        Args:
+            name: Name of the attack.
+            members: Members.
+            nonmembers: Non-members. Those that serve as a population get no score.
+            population: Records that no model was trained on.
+            shadow_store: Prepared shadows of the candidates.
+            references: Releases of other records, whose mean score is subtracted.
+            num_candidates: Candidates of each side; None: all.
+
+        Returns:
+            The scores.
+
+        Raises:
+            SettingError: If the shadows are missing or of other candidates.
+        """
+        if "shadows" in ATTACKS[name].needs:
+            num_members = members._count_records()
+            scores = self._score_with_shadows(
+                name, shadow_store, concatenate(members, nonmembers), num_members
             )
-            return self._observed("loss", Sensitive(images.numpy(), labels.numpy(), spec))
+        else:
+            member_records, nonmember_records = (
+                side._read_records(subsample_indices(side, num_candidates, self.seed))
+                for side in (members, nonmembers)
+            )
+            num_members = len(member_records.labels)
+            population_records = None
+            if "population" in ATTACKS[name].needs:
+                population_records, nonmember_records = split_population(
+                    population, nonmember_records, self.seed
+                )
+            # One call for both sides: a score may depend on the mean of the candidates, which must
+            # be the same for members and non-members.
+            candidates = Records(
+                *(torch.cat(side) for side in zip(member_records, nonmember_records, strict=True))
+            )
+            scores = self._score_without_shadows(name, candidates, population_records)
+            if references:
+                reference_scores = [
+                    reference._score_without_shadows(name, candidates, population_records)
+                    for reference in references
+                ]
+                scores = nearest.calibrate_scores(scores, np.stack(reference_scores))
+        nonmember_scores = scores[num_members:]
+        return MembershipScores(scores[:num_members], nonmember_scores[~np.isnan(nonmember_scores)])
+
+    def _score_without_shadows(
+        self, name: str, candidates: Records, population: Records | None
+    ) -> np.ndarray:
+        """Score candidates with this release only.
+
+        Args:
+            name: Name of the attack.
+            candidates: The candidates.
+            population: Records that no model was trained on, if the attack needs them.
+
+        Returns:
+            Scores, [candidates].
+        """
+        images, labels = candidates
+        _, needs, function = ATTACKS[name]
+        spec = self.release.spec
+        if "model" in needs:
+            candidate_spec = Spec(spec.shape, spec.num_classes, flip_invariant=spec.flip_invariant)
+            dataset = Sensitive(images.numpy(), labels.numpy(), candidate_spec)
+            return self._observe("loss", dataset)
+        device = self.runtime.torch_device
+        search_options = {"seed": self.seed, "device": device, "progress": self.progress}
         if "weights" in needs:
             return function(
-                self.release.product, images, labels, perceptual=self.perceptual, **here
+                self.release.artifact,
+                images,
+                labels,
+                lpips_weight=self.lpips_weight,
+                **search_options,
             )
         if "generator" in needs:
-            return function(self.release.product, images, labels, **here)
-        shown, own = (
-            each.to(self.runtime.target) for each in (self.shown.images, self.shown.labels)
-        )
+            return function(self.release.artifact, images, labels, **search_options)
+        released = self.release_samples.images.to(device)
+        released_labels = self.release_samples.labels.to(device)
         if population is not None:
-            width = classifier_width(self.release.spec)
-            return function(images, labels, shown, own, *population, width=width, seed=self.seed)
-        return function(images, shown, labels=labels, released_labels=own)
+            return function(
+                images,
+                labels,
+                released,
+                released_labels,
+                *population,
+                net_width=choose_classifier_width(spec),
+                seed=self.seed,
+            )
+        return function(images, released, labels=labels, released_labels=released_labels)
 
-    def _against(
-        self, name: str, prepared: Prepared | None, candidates: Box, first_other: int
+    def _score_with_shadows(
+        self,
+        name: str,
+        shadow_store: ShadowStore | None,
+        candidates: AnyDataset,
+        num_members: int,
     ) -> np.ndarray:
-        """Of each candidate, compared with shadows; NaN of others that serve as a population."""
-        if prepared is None:
-            raise SettingError(f"{name} compares with shadows: prepare them first (`shadows_of`)")
-        if prepared.plan["candidates"]["digest"] != digest(candidates):
-            raise SettingError(f"{prepared.folder}: its shadows are of other candidates")
-        members = prepared.members()
+        """Score candidates by comparison with shadows.
+
+        Args:
+            name: Name of the attack.
+            shadow_store: Prepared shadows.
+            candidates: The candidates, members first.
+            num_members: Number of members.
+
+        Returns:
+            Scores, [candidates]; NaN for non-members that serve as a population.
+        """
+        if shadow_store is None:
+            raise SettingError(
+                f"{name} compares with shadows. Prepare them first (`shadows_for_release` and "
+                "`prepare_shadows`)."
+            )
+        if shadow_store.plan["candidates"]["digest"] != hash_dataset(candidates):
+            raise SettingError(
+                f"{shadow_store.folder}: its shadows are of other candidates. Choose another "
+                "folder."
+            )
+        membership = shadow_store.load_membership()
         function = ATTACKS[name].function
-        what = STATISTIC.get(name, "loss")
-        own = self._observed(what, candidates)
-        seen = prepared.observed(what)
+        observation_name = ATTACK_OBSERVATION.get(name, "loss")
+        observation = self._observe(observation_name, candidates)
+        shadow_observations = shadow_store.load_observation(observation_name)
         if "population" not in ATTACKS[name].needs:
-            return function(own, seen, members)
+            return function(observation, shadow_observations, membership)
         order = torch.randperm(
-            len(own) - first_other, generator=torch.Generator().manual_seed(self.seed)
+            len(observation) - num_members, generator=torch.Generator().manual_seed(self.seed)
         ).numpy()
-        aside = first_other + order[: max(1, round(ASIDE * len(order)))]
-        scores = function(own, seen, members, own[aside], seen[:, aside], members[:, aside])
-        scores[aside] = np.nan
+        population_size = max(1, round(POPULATION_FRACTION * len(order)))
+        population = num_members + order[:population_size]
+        scores = function(
+            observation,
+            shadow_observations,
+            membership,
+            observation[population],
+            shadow_observations[:, population],
+            membership[:, population],
+        )
+        scores[population] = np.nan
         return scores
 
-    def _observed(self, what: str, candidates: Box) -> np.ndarray:
-        """By a classifier trained on the release, as a shadow's is."""
-        if self._trained is None:
-            own = [self.release]
-            spec = candidates.spec
-            self._trained = victims(
-                own, [self.seed], spec, self.epochs, self.samples, self.runtime, self.progress
+    def _observe(self, observation: str, candidates: AnyDataset) -> np.ndarray:
+        """Observe candidates under a classifier that is trained as those of shadows are."""
+        if self._models is None:
+            self._models = train_on_releases(
+                [self.release],
+                [self.seed],
+                candidates.spec,
+                self.epochs,
+                self.num_samples,
+                self.runtime,
+                self.progress,
             )
-        return observe(self._trained, candidates, (what,), self.runtime)[what][0]
-
-
-def some(box: Box, count: int | None, seed: int) -> slice | Tensor:
-    """Places of so many records, drawn by the seed; all, where there are no more."""
-    if count is None or count >= box._count():
-        return slice(None)
-    if count < 1:
-        raise SettingError(f"candidates={count}: at least 1 of each side is needed")
-    return torch.randperm(box._count(), generator=torch.Generator().manual_seed(seed))[:count]
-
-
-def _within(images: Tensor, labels: Tensor) -> float:
-    """The variance within a class, summed over pixels: half the mean squared distance of two of its images. Classes of one are left out."""
-    held = [images[labels == each].flatten(1).double() for each in labels.unique()]
-    several = [each for each in held if len(each) > 1]
-    return sum(len(each) * each.var(0).sum().item() for each in several) / max(
-        1, sum(map(len, several))
-    )
-
-
-def _population(given: Box | None, others: Records, seed: int) -> tuple[Records, Records]:
-    """Records that nobody learned, and the others that are left: given ones, or a fifth of the others, set aside."""
-    if given is not None:
-        return given._take(slice(None)), others
-    order = torch.randperm(len(others.labels), generator=torch.Generator().manual_seed(seed))
-    first, rest = order.split([round(ASIDE * len(order)), len(order) - round(ASIDE * len(order))])
-    return Records(others.images[first], others.labels[first]), Records(
-        others.images[rest], others.labels[rest]
-    )
+        return observe(self._models, candidates, (observation,), self.runtime)[observation][0]

@@ -1,1 +1,1 @@
-"""Shadow models: configuration, training, storage and what attacks observe of them."""
+"""Shadow models: training on random halves of the candidates, and what attacks observe of them."""

@@ -1,16 +1,8 @@
-"""Shadows: many preparations of one method, each on its own random half of the candidates, for attacks that compare victims.
+"""Configuration of shadows: what defines the releases and classifiers that attacks compare with.
 
-A preparation is {split, release by the method, a classifier trained on it, an observation of every candidate}. All that comes of it lies
-in one folder, which is as secret as the candidates:
-
-    plan.json               all that defines the run, with a digest of the candidates
-    members.npz             [shadows, candidates]: whose half each candidate is in
-    releases/00007/         what the method made, a folder of `Release.save`
-    shadow-00007.npz        what was observed, float64 [candidates] or [candidates, queries]; and a few facts
-    candidates.safetensors  the candidates themselves, only while several processes or a cluster are at work; a run that was killed leaves
-                            it there until the next, so the folder must be where the records themselves may be
-
-Every file is written beside its place and renamed, so what is there is whole, and a run that was broken off goes on.
+A shadow is {a random half of the candidates, a release of the method for this half, a classifier
+trained on the release, an observation of every candidate}. `privot.attacks.shadows.store` describes
+the folder, and `privot.attacks.shadows.runner` prepares shadows.
 """
 
 from __future__ import annotations
@@ -29,196 +21,190 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from privot.attacks.membership.lira import half
-from privot.attacks.shadows.observe import OBSERVATIONS, refuse_unknown
-from privot.attacks.shadows.store import Prepared, digest, write
+from privot.attacks.membership.lira import balanced_membership
+from privot.attacks.shadows.observe import OBSERVATIONS, validate_observations
+from privot.attacks.shadows.store import ShadowStore, write_private_arrays
 from privot.data.dataset import Public, Sensitive
+from privot.data.fingerprint import hash_dataset
 from privot.errors import SettingError
-from privot.methods import make
-from privot.privacy.ledger_lookup import record_internal
-from privot.privacy.plan import Budget, Plan, Wall
-from privot.progress import jsonable
-from privot.runtime import Progress, Runtime, silent
-from privot.synthesis.preflight import prepare
+from privot.io import to_jsonable, write_atomically
+from privot.methods import make_method
+from privot.privacy.plan import Budget, Plan, PrivacyTarget
+from privot.synthesis.preflight import resolve_plan
 
-FORMAT = 1
-BESIDE = ("distribution-matching", "real-subset")  # methods whose sets are made side by side
+PLAN_FORMAT = 1
+PARALLEL_METHODS = ("distribution-matching", "real-subset")  # methods that make sets in batches
+PLAN_FIELDS = (
+    "method",
+    "epsilon",
+    "num_shadows",
+    "seed",
+    "observations",
+    "epochs",
+    "num_samples",
+    "shadows_per_batch",
+)
+OWN_FILES = ("lock", "plan.json", "members.npz")  # what a folder may hold before its plan is whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shadows:
-    """``count`` shadows of a method, prepared in ``folder``. No field but the folder may differ when a run goes on.
+class ShadowConfig:
+    """What defines the shadows of a folder. No field but the folder may change on resuming.
 
-    ``box`` holds the candidates, ``epsilon`` is for a method with a mechanism (at delta 1e-5). ``epochs`` are those of a classifier, by
-    the protocol of the condensation papers; a generator is asked for ``samples`` images to train on. ``at_once`` shadows are made side by
-    side by methods that can, see BESIDE. Shadow s has the public seed ``seed`` + 1 + s; what shadows share, such as the random networks of
-    DM side by side, has ``seed``: an attacker knows both, since a manifest states them.
+    Shadow s has the public seed ``seed`` + 1 + s. What shadows share, such as the random networks
+    of a batch of DM, has the seed ``seed``. An attacker knows both, since a manifest states them.
+
+    Attributes:
+        folder: Where the shadows are, or will be.
+        dataset: The candidates.
+        method: Name of the method.
+        settings: Its settings.
+        epsilon: Budget of a method with a mechanism, at delta 1e-5.
+        num_shadows: Number of shadows, even.
+        seed: Seed of the halves and the shadows.
+        observations: What is observed of each shadow.
+        epochs: Training epochs of a classifier, by the protocol of the condensation papers.
+        num_samples: Images that a generator samples to train the classifier.
+        shadows_per_batch: Shadows that are made together by one of `PARALLEL_METHODS`.
+        source_names: Names of the sensitive data sets that the candidates come from, whose ledgers
+            list the runs. None: the name of ``dataset``.
 
     >>> import tempfile
-    >>> from privot.data import load
-    >>> quick = {"method": "real-subset", "settings": {"per_class": 2}, "count": 2, "epochs": 1}
-    >>> prepared = Shadows(folder=Path(tempfile.mkdtemp()) / "shadows", box=load("digits", public=True), **quick).prepare()
-    >>> prepared.observed("confidence").shape, prepared.publishable
+    >>> from privot.attacks.shadows.runner import prepare_shadows
+    >>> from privot.data import load_dataset
+    >>> digits = load_dataset("digits", public=True)
+    >>> fast = {"method": "real-subset", "settings": {"images_per_class": 2}, "epochs": 1}
+    >>> folder = Path(tempfile.mkdtemp()) / "shadows"
+    >>> store = prepare_shadows(ShadowConfig(folder=folder, dataset=digits, num_shadows=2, **fast))
+    >>> store.load_observation("confidence").shape, store.publishable
     ((2, 1438), True)
     """
 
     folder: Path
-    box: Sensitive | Public
+    dataset: Sensitive | Public
     method: str = "distribution-matching"
     settings: dict[str, Any] = field(default_factory=dict)
     epsilon: float | None = None
-    count: int = 256
+    num_shadows: int = 256
     seed: int = 0
     observations: tuple[str, ...] = OBSERVATIONS
     epochs: int = 300
-    samples: int = 5000
-    at_once: int = 128
-    sources: tuple[str, ...] | None = (
-        None  # names of the sensitive data sets that the candidates are from; if None, that of the box
-    )
+    num_samples: int = 5000
+    shadows_per_batch: int = 128
+    source_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        refuse_unknown(self.observations)
-        for key in ("epochs", "samples", "at_once"):
+        validate_observations(self.observations)
+        for key in ("epochs", "num_samples", "shadows_per_batch"):
             if getattr(self, key) < 1:
-                raise SettingError(f"{key}={getattr(self, key)}: at least 1 is needed")
-        if self.count < 2 or self.count % 2:
+                raise SettingError(f"{key}={getattr(self, key)}: it must be at least 1")
+        if self.num_shadows < 2 or self.num_shadows % 2:
             raise SettingError(
-                f"shadows={self.count}: an even number is needed, so that each candidate can be in half of them"
+                f"shadows={self.num_shadows}: give an even number, so that each candidate can be "
+                "in half of the shadows"
             )
 
-    def plan(self) -> dict[str, Any]:
-        """All that defines the run, as it stands in plan.json."""
-        maker = make(self.method, self.settings)
-        self._prepared_plan()
-        own = {
-            key: getattr(self, key)
-            for key in (
-                "method",
-                "epsilon",
-                "count",
-                "seed",
-                "observations",
-                "epochs",
-                "samples",
-                "at_once",
-            )
+    def describe_plan(self) -> dict[str, Any]:
+        """Describe all that defines the run, as it is stored in plan.json."""
+        method = make_method(self.method, self.settings)
+        self.resolve_plan()
+        plan = {
+            "format": PLAN_FORMAT,
+            **{key: getattr(self, key) for key in PLAN_FIELDS},
+            "settings": dataclasses.asdict(method),  # type: ignore[call-overload]
+            "candidates": {
+                "size": self.dataset._count_records(),
+                "digest": hash_dataset(self.dataset),
+                "spec": self.dataset.spec.to_json(),
+            },
+            "public": isinstance(self.dataset, Public),
         }
-        settings = dataclasses.asdict(maker)  # type: ignore[call-overload]
-        candidates = {
-            "size": self.box._count(),
-            "digest": digest(self.box),
-            "spec": self.box.spec.to_json(),
-        }
-        whole = {
-            "format": FORMAT,
-            **own,
-            "settings": settings,
-            "candidates": candidates,
-            "public": isinstance(self.box, Public),
-        }
-        found: dict[str, Any] = json.loads(json.dumps(jsonable(whole)))
-        return found
+        plain: dict[str, Any] = json.loads(json.dumps(to_jsonable(plan)))
+        return plain
 
-    def batches(self) -> list[list[int]]:
-        """Which shadows are made together; always the same, whoever makes them, so that the results are too."""
-        size = self.at_once if self.method in BESIDE else 1
+    def split_batches(self) -> list[list[int]]:
+        """Divide the shadows into batches that are made together.
+
+        The batches do not depend on who makes them, and so the results do not either.
+        """
+        size = self.shadows_per_batch if self.method in PARALLEL_METHODS else 1
         return [
-            list(range(begin, min(begin + size, self.count)))
-            for begin in range(0, self.count, size)
+            list(range(start, min(start + size, self.num_shadows)))
+            for start in range(0, self.num_shadows, size)
         ]
 
-    def members(self) -> NDArray[np.bool_]:
-        """[shadows, candidates]."""
-        return half(self.box._count(), self.count, torch.Generator().manual_seed(self.seed))
+    def draw_membership(self) -> NDArray[np.bool_]:
+        """Draw the half of the candidates of each shadow: bool [shadows, candidates]."""
+        return balanced_membership(
+            self.dataset._count_records(),
+            self.num_shadows,
+            torch.Generator().manual_seed(self.seed),
+        )
 
-    def prepare(
-        self,
-        runtime: Runtime | None = None,
-        progress: Progress = silent,
-        *,
-        workers: int = 1,
-        ray: bool = False,
-    ) -> Prepared:
-        """Prepare the shadows that are not there yet: here, in so many processes on this host, or on a Ray cluster."""
-        from privot.attacks.shadows import workers as ways
+    def resolve_plan(self) -> tuple[Plan, PrivacyTarget]:
+        """Compute the plan of a shadow and its privacy target.
 
-        runtime = runtime or Runtime()
-        with self.begun() as prepared:
-            todo = [
-                number
-                for number, batch in enumerate(self.batches())
-                if not all(prepared.path(each).exists() for each in batch)
-            ]
-            progress("shadows", prepared.done(), self.count)
-            if not todo:
-                return prepared
-            self._list_runs(prepared, todo)
-            if ray:
-                ways.on_ray(self, todo, runtime, progress)
-            elif workers > 1:
-                ways.in_processes(self, todo, workers, runtime, progress)
-            else:
-                ways.here(self, todo, runtime, progress)
-        return prepared
-
-    def _list_runs(self, prepared: Prepared, todo: list[int]) -> None:
-        """List the runs that are still to do in the ledgers of the sensitive data sets, before the first of them begins."""
-        own = () if isinstance(self.box, Public) else (self.box.name,)
-        names = own if self.sources is None else self.sources
-        batches = self.batches()
-        runs = sum(not prepared.made(each).exists() for number in todo for each in batches[number])
-        if names and runs:
-            plan, limit = self._prepared_plan()
-            record_internal(names, "shadow", self.method, runs, plan, limit.delta)
-
-    def _prepared_plan(self) -> tuple[Plan, Wall]:
-        """The plan of a shadow and its budget; whatever no shadow could do is refused."""
-        return prepare(
-            self.box.spec,
-            make(self.method, self.settings),
+        Raises:
+            SettingError: If no shadow could be made with these settings.
+        """
+        return resolve_plan(
+            self.dataset.spec,
+            make_method(self.method, self.settings),
             None if self.epsilon is None else Budget(self.epsilon),
         )
 
     @contextmanager
-    def begun(self) -> Iterator[Prepared]:
-        """The folder with its plan, for this run alone. Releases that lie in it are taken as they are."""
-        plan = self.plan()
-        prepared = Prepared(self.folder)
+    def open_store(self) -> Iterator[ShadowStore]:
+        """Lock the folder for this run and write its plan, or check that it has the same plan.
+
+        Releases that are already in the folder are used as they are.
+
+        Raises:
+            SettingError: If the folder holds something else, or another run uses it.
+        """
+        plan = self.describe_plan()
+        store = ShadowStore(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # as secret as the candidates
-        ours = ("lock", "plan.json", "members.npz")
-        known = (self.folder / "plan.json").exists()
-        if strange := [
-            each.name
-            for each in self.folder.iterdir()
-            if not known and not each.name.startswith(ours)
-        ]:
-            raise SettingError(
-                f"{self.folder} holds something else ({strange[0]}): name another folder"
-            )
+        self._refuse_other_content()
         with open(self.folder / "lock", "w") as lock:
             try:
-                fcntl.flock(
-                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # let go when the process ends, however it ends
+                # The operating system releases the lock whenever the process ends.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise SettingError(f"{self.folder}: another run is at work there") from None
-            if not isinstance(self.box, Public):
-                self.folder.chmod(0o700)  # it may have been there before
-            for left in self.folder.glob("tmp*"):  # of a run that was killed
-                shutil.rmtree(left, ignore_errors=True)
+                raise SettingError(
+                    f"{self.folder}: another run uses this folder. Wait until it has ended."
+                ) from None
+            if not isinstance(self.dataset, Public):
+                self.folder.chmod(0o700)  # the folder may have existed before
+            for leftover in self.folder.glob("tmp*"):  # of a killed run
+                shutil.rmtree(leftover, ignore_errors=True)
             if (self.folder / "plan.json").exists():
-                if other := sorted(
-                    key
-                    for key in plan.keys() | prepared.plan.keys()
-                    if plan.get(key) != prepared.plan.get(key)
-                ):
-                    raise SettingError(
-                        f"{self.folder} holds shadows of another plan ({', '.join(other)} differ): name another folder"
-                    )
+                self._refuse_other_plan(plan, store.plan)
             else:
-                write(self.folder / "members.npz", {"members": self.members()})
-                write(
-                    self.folder / "plan.json", json.dumps(plan, indent=1).encode()
-                )  # last: it vouches for the rest
-            yield prepared
+                write_private_arrays(
+                    self.folder / "members.npz", {"members": self.draw_membership()}
+                )
+                # Written last: its presence shows that the folder is complete.
+                write_atomically(
+                    self.folder / "plan.json", json.dumps(plan, indent=1).encode(), private=True
+                )
+            yield store
+
+    def _refuse_other_content(self) -> None:
+        """Raise if the folder has no plan but files that are not ours."""
+        if (self.folder / "plan.json").exists():
+            return
+        for path in self.folder.iterdir():
+            if not path.name.startswith(OWN_FILES):
+                raise SettingError(
+                    f"{self.folder} holds something else ({path.name}). Choose another folder."
+                )
+
+    def _refuse_other_plan(self, plan: dict[str, Any], stored_plan: dict[str, Any]) -> None:
+        """Raise if the folder belongs to a run with other settings."""
+        keys = plan.keys() | stored_plan.keys()
+        if differing := sorted(key for key in keys if plan.get(key) != stored_plan.get(key)):
+            raise SettingError(
+                f"{self.folder} holds shadows of another plan ({', '.join(differing)} differ). "
+                "Choose another folder."
+            )

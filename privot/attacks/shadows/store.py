@@ -1,8 +1,21 @@
-"""The folder of prepared shadows, for those who read it and those who fill it."""
+"""The folder of prepared shadows.
+
+All that is prepared is in one folder, which is as secret as the candidates:
+
+    plan.json               all that defines the run, with a digest of the candidates
+    members.npz             [shadows, candidates]: the half of the candidates of each shadow
+    releases/00007/         what the method generated, a folder of `Release.save`
+    shadow-00007.npz        observations, float64 [candidates] or [candidates, queries], and facts
+    candidates.safetensors  the candidates, only while several processes or a cluster are at work. A
+                            killed run leaves it there until the next run, so the folder must be
+                            where the records themselves may be.
+
+Every file is written under another name and renamed. So a file that exists is complete, and an
+interrupted run can be resumed.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from dataclasses import dataclass
@@ -13,110 +26,118 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privot.data.dataset import CHECKED, Public, Sensitive
-from privot.errors import ReleaseError, SettingError, refusing
-from privot.io import put
+from privot.errors import ReleaseError, SettingError, reraise_as
+from privot.io import write_atomically
 from privot.release import Release
 
-FACTS = (
-    "records",
-    "accuracy_in",
-    "accuracy_out",
-)  # of a shadow: its members, and how often its classifier is right about them and others
+# Facts of each shadow: the number of its members, and the accuracy of its classifier on members
+# and on non-members.
+SHADOW_FACTS = ("records", "accuracy_in", "accuracy_out")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What `Shadows.prepare` left in a folder."""
+class ShadowStore:
+    """A folder that `prepare_shadows` fills.
+
+    Attributes:
+        folder: The folder.
+    """
 
     folder: Path
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        with refusing(
-            ReleaseError,
-            f"{self.folder}: not a folder of shadows; name one that `Shadows.prepare` filled",
-        ):
+        """Content of ``plan.json``."""
+        message = (
+            f"{self.folder}: this is no folder of shadows. Name one that shadows were prepared in."
+        )
+        with reraise_as(ReleaseError, message):
             return dict(json.loads((self.folder / "plan.json").read_text()))
 
     @property
     def publishable(self) -> bool:
-        """Whether numbers about the shadows may be published: the candidates are public data."""
+        """Whether numbers about the shadows may be published, since the candidates are public."""
         return self.plan["public"] is True
 
-    def path(self, shadow: int) -> Path:
-        """Where the observations of a shadow are, or will be."""
-        return self.folder / f"shadow-{shadow:05d}.npz"
+    def observation_path(self, shadow_index: int) -> Path:
+        """Name the file of a shadow's observations."""
+        return self.folder / f"shadow-{shadow_index:05d}.npz"
 
-    def made(self, shadow: int) -> Path:
-        """Where the release of a shadow is, or will be."""
-        return self.folder / "releases" / f"{shadow:05d}"
+    def release_path(self, shadow_index: int) -> Path:
+        """Name the folder of a shadow's release."""
+        return self.folder / "releases" / f"{shadow_index:05d}"
 
-    def release(self, shadow: int) -> Release:
-        """What the method made of the shadow's half."""
-        return Release.load(self.made(shadow))
+    def load_release(self, shadow_index: int) -> Release:
+        """Load what the method generated from a shadow's half."""
+        return Release.load(self.release_path(shadow_index))
 
-    def done(self) -> int:
-        """How many shadows are observed."""
+    def count_completed(self) -> int:
+        """Count the shadows whose observations are stored."""
         return sum(1 for _ in self.folder.glob("shadow-*.npz"))
 
-    def members(self) -> NDArray[np.bool_]:
-        """[shadows, candidates]: who is in whose half."""
+    def load_membership(self) -> NDArray[np.bool_]:
+        """Load which candidate is in which shadow's half: bool [shadows, candidates]."""
         with np.load(self.folder / "members.npz", allow_pickle=False) as file:
-            found: NDArray[np.bool_] = file["members"]
-        return found
+            membership: NDArray[np.bool_] = file["members"]
+        return membership
 
-    def observed(self, name: str) -> NDArray[np.float64]:
-        """One observation by all shadows, [shadows, candidates] or [shadows, candidates, queries], mapped from disk.
+    def load_observation(self, name: str) -> NDArray[np.float64]:
+        """Load one observation of all shadows as a memory-mapped array.
 
-        It is put together once, a shadow at a time, so memory holds one of them however many there are.
+        The array is assembled once, a shadow at a time, so memory holds one shadow only.
+
+        Args:
+            name: One of `OBSERVATIONS`.
+
+        Returns:
+            Float64 [shadows, candidates] or [shadows, candidates, queries].
+
+        Raises:
+            SettingError: If this was not observed.
+            ReleaseError: If shadows are missing.
         """
+        num_shadows = self.plan["num_shadows"]
         if name not in self.plan["observations"]:
-            raise SettingError(f"{name!r} was not observed: {', '.join(self.plan['observations'])}")
-        if (missing := self.plan["count"] - self.done()) > 0:
-            raise ReleaseError(
-                f"{self.folder}: {missing} of {self.plan['count']} shadows are not prepared yet; run it again to go on"
+            raise SettingError(
+                f"{name!r} was not observed. Choose one of {', '.join(self.plan['observations'])}."
             )
-        if not (path := self.folder / f"{name}.npy").exists():
+        if (missing := num_shadows - self.count_completed()) > 0:
+            raise ReleaseError(
+                f"{self.folder}: {missing} of {num_shadows} shadows are missing. Run it again to "
+                "resume."
+            )
+        path = self.folder / f"{name}.npy"
+        if not path.exists():
             part = path.with_suffix(".npy.part")
-            for shadow in range(self.plan["count"]):
-                row = self._row(shadow, name)
-                if shadow == 0:
+            for shadow_index in range(num_shadows):
+                row = self._load_array(shadow_index, name)
+                if shadow_index == 0:
                     whole = np.lib.format.open_memmap(
-                        part, "w+", np.float64, (self.plan["count"], *row.shape)
+                        part, "w+", np.float64, (num_shadows, *row.shape)
                     )
-                whole[shadow] = row
+                whole[shadow_index] = row
             whole.flush()
             part.replace(path)
-        found: NDArray[np.float64] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return found
+        observation: NDArray[np.float64] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return observation
 
-    def fact(self, name: str) -> NDArray[np.float64]:
-        """One of FACTS for each shadow, [shadows]."""
-        return np.array([float(self._row(shadow, name)) for shadow in range(self.plan["count"])])
+    def load_fact(self, name: str) -> NDArray[np.float64]:
+        """Load one of `SHADOW_FACTS` for each shadow: [shadows]."""
+        return np.array(
+            [float(self._load_array(index, name)) for index in range(self.plan["num_shadows"])]
+        )
 
-    def _row(self, shadow: int, name: str) -> NDArray[Any]:
-        with refusing(
-            ReleaseError,
-            f"{self.path(shadow)}: not the observations of a shadow; remove it and run again",
-        ):
-            with np.load(self.path(shadow), allow_pickle=False) as file:
-                found: NDArray[Any] = file[name]
-        return found
-
-
-def digest(box: Sensitive | Public) -> str:
-    """SHA-256 of the records as a box gives them, in portions."""
-    found = hashlib.sha256()
-    for begin in range(0, box._count(), CHECKED):
-        images, labels = box._take(slice(begin, begin + CHECKED))
-        found.update(images.numpy().tobytes() + labels.numpy().tobytes())
-    return found.hexdigest()
+    def _load_array(self, shadow_index: int, name: str) -> NDArray[Any]:
+        """Load one array of a shadow's file."""
+        path = self.observation_path(shadow_index)
+        message = f"{path}: these are no observations of a shadow. Remove the file and run again."
+        with reraise_as(ReleaseError, message), np.load(path, allow_pickle=False) as file:
+            array: NDArray[Any] = file[name]
+        return array
 
 
-def write(path: Path, content: bytes | dict[str, NDArray[Any]], mode: int = 0o600) -> None:
-    """A file, bytes or arrays as .npz, that is there whole or not at all; its owner's alone unless the ``mode`` says otherwise."""
-    if not isinstance(content, bytes):
-        np.savez(stream := io.BytesIO(), allow_pickle=False, **content)
-        content = stream.getvalue()
-    put(path, content, mode)
+def write_private_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write arrays as .npz atomically, readable by the user of this process only."""
+    stream = io.BytesIO()
+    np.savez(stream, allow_pickle=False, **arrays)
+    write_atomically(path, stream.getvalue(), private=True)

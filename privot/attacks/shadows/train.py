@@ -1,309 +1,205 @@
-"""A batch of shadows: from halves to releases, from releases to classifiers, from both to observations on disk."""
+"""Training of shadow classifiers: from releases to classifiers, and their observations on disk."""
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
-import time
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from privot.attacks.shadows.config import BESIDE, Shadows
-from privot.attacks.shadows.observe import Victims, classifier_width, observe
-from privot.attacks.shadows.store import Prepared, write
-from privot.baselines.condensation import Pool, counted, reason, standardised, start
-from privot.baselines.parallel_matching import SideBySide, usual_rate
-from privot.data.dataset import Records, Sensitive
+from privot.attacks.shadows.config import PARALLEL_METHODS, ShadowConfig
+from privot.attacks.shadows.observe import (
+    WIDE_CHANNELS,
+    TrainedModels,
+    choose_classifier_width,
+    observe,
+)
+from privot.attacks.shadows.releases import synthesize_in_parallel, synthesize_sequentially
+from privot.attacks.shadows.store import ShadowStore, write_private_arrays
+from privot.baselines.condensation import standardize_images
 from privot.data.spec import Spec
-from privot.errors import SettingError
-from privot.measures.downstream import NETWORKS, shortened
-from privot.methods import make
-from privot.nets.augment import operations
+from privot.measures.downstream_networks import DOWNSTREAM_NETWORKS, shorten_recipe
+from privot.nets.augment import list_augmentations
 from privot.nets.ensemble import Ensemble
 from privot.nets.training import Recipe, train_ensemble
-from privot.progress import jsonable
-from privot.release import NoGuarantee, Release
-from privot.release.artifact import Product
-from privot.runtime import Progress, Runtime, Streams, threads
-from privot.synthesis import synthesize
+from privot.release import Release
+from privot.runtime import Progress, Runtime, Streams, use_threads
 
-GROUP = 8  # classifiers trained and observed together: few enough that a crash loses little, enough to embed candidates seldom
-CHEAP = 0.2  # seconds to keep a state that are not worth saving
+# Classifiers that are trained and observed together: few enough that a crash loses little work,
+# and enough that candidates are embedded rarely.
+MODELS_PER_GROUP = 8
 
 
-def prepare_batch(shadows: Shadows, batch: list[int], runtime: Runtime, progress: Progress) -> None:
-    """Everything that is still missing of these shadows; each is on disk as soon as its group is observed."""
-    prepared = Prepared(shadows.folder)
-    if missing := [each for each in batch if not prepared.path(each).exists()]:
-        members = prepared.members()
-        small = classifier_width(shadows.box.spec) < 128
-        with threads(1) if small else nullcontext():  # nets so small are slower on several
-            if not all(prepared.made(each).exists() for each in missing):
-                make_releases = _side_by_side if shadows.method in BESIDE else _by_the_method
-                make_releases(shadows, batch, members, runtime, progress)
-            for begin in range(0, len(missing), GROUP):
-                _observe(shadows, missing[begin : begin + GROUP], members, runtime, progress)
-
-
-def half_spec(spec: Spec, labels: NDArray[np.int64]) -> Spec:
-    """What is declared of a half: the same facts as of the candidates, with counts of its own."""
-    sizes = (
-        None
-        if spec.class_sizes is None
-        else tuple(np.bincount(labels, minlength=spec.classes).tolist())
-    )
-    return replace(spec, size=None if spec.size is None else len(labels), class_sizes=sizes)
-
-
-def _by_the_method(
-    shadows: Shadows,
-    batch: list[int],
-    members: NDArray[np.bool_],
-    runtime: Runtime,
-    progress: Progress,
+def prepare_batch(
+    config: ShadowConfig, shadow_indices: list[int], runtime: Runtime, progress: Progress
 ) -> None:
-    """One after the other, as their owner would; each has a ledger of its own, thrown away, and is marked as no release."""
-    prepared = Prepared(shadows.folder)
-    box = shadows.box
-    maker = make(shadows.method, shadows.settings)  # as in the plan of the shadows, on any device
-    for shadow in batch:
-        if prepared.made(shadow).exists():
-            continue
-        images = box._images[members[shadow]]
-        labels = box._labels[members[shadow]]
-        half = Sensitive(images, labels, half_spec(box.spec, labels), name="the half of a shadow")
-        with tempfile.TemporaryDirectory(dir=shadows.folder) as folder:
-            release = synthesize(
-                half,
-                maker,
-                shadows.epsilon,
-                ledger=f"{folder}/ledger.jsonl",
-                seed=shadows.seed + 1 + shadow,
-                runtime=runtime,
-                progress=progress,
-                purpose="shadow",
-                notice=lambda text: None,
-            )
-        release.save(prepared.made(shadow))
+    """Prepare what is missing of a batch of shadows; each group is stored when it is observed.
 
-
-def _side_by_side(
-    shadows: Shadows,
-    batch: list[int],
-    members: NDArray[np.bool_],
-    runtime: Runtime,
-    progress: Progress,
-) -> None:
-    """A whole batch at once, with the state of a long run kept beside the releases-to-be."""
-    prepared = Prepared(shadows.folder)
-    spec = shadows.box.spec
-    device = runtime.target
-    maker: Any = make(shadows.method, shadows.settings)
-    per_class = _per_class(shadows, maker)
-    records = shadows.box._take(slice(None), device)
-    state = shadows.folder / f"state-{batch[0]:05d}.safetensors"
-    begun = torch.stack(
-        [
-            _begun(records, members[each], spec, per_class, maker.init, shadows.seed + 1 + each)
-            for each in batch
-        ]
-    )
-    if shadows.method == "distribution-matching":
-        own = torch.from_numpy(members[batch]).to(device)
-        beside = SideBySide(
-            Pool(records, spec.classes),
-            own,
-            begun,
-            spec,
-            Streams(shadows.seed, runtime),
-            batch=maker.batch,
-            augment=maker.augment,
-            rate=maker.rate or usual_rate(maker.init, per_class, maker.iterations),
-            width=maker.width,
-            depth=maker.depth,
-        )
-
-        last = time.monotonic()
-        cost = 0.0
-
-        def keep(now: dict[str, Tensor]) -> None:
-            nonlocal last, cost
-            if (
-                cost < CHEAP or time.monotonic() - last > 20 * cost
-            ):  # large states on a slow disk: a twentieth of the time at most
-                begin = time.monotonic()
-                write(state, save({key: value.cpu().contiguous() for key, value in now.items()}))
-                last = time.monotonic()
-                cost = time.monotonic() - begin
-
-        begun = beside.run(
-            maker.iterations, progress, load_file(state) if state.exists() else None, keep
-        )
-    labels = torch.arange(spec.classes).repeat_interleave(per_class)
-    plan = maker.plan(spec)
-    why = NoGuarantee(
-        reason(maker.init)
-        if shadows.method == "distribution-matching"
-        else "these are real records"
-    )
-    facts = {
-        "method": maker.name,
-        "settings": dataclasses.asdict(maker),
-        "plan": plan.to_json(),
-        "event": str(plan.event()),
-        "data": "",
-    }
-    facts["purpose"] = "shadow"
-    for shadow, images in zip(batch, begun.cpu(), strict=True):
-        if not prepared.made(shadow).exists():
-            own_spec = half_spec(spec, shadows.box._labels[members[shadow]])
-            seeds = {
-                "seed": shadows.seed + 1 + shadow,
-                "side_by_side": {"sets": len(batch), "seed": shadows.seed},
-            }
-            Release(Product.set(images, labels), why, own_spec, jsonable(facts | seeds)).save(
-                prepared.made(shadow)
-            )
-    state.unlink(missing_ok=True)
-
-
-def begun_from(shadows: Shadows, shadow: int) -> NDArray[np.int64]:
-    """Which candidates a set side by side with others began from, classes in order: those that Dong et al. (2022) attack in Table 1.
-
-    Only where it began from real images, ``init="real"`` or a real subset.
+    Args:
+        config: What defines the shadows.
+        shadow_indices: The shadows of the batch.
+        runtime: Device and chunk sizes.
+        progress: Called with the number of complete shadows.
     """
-    maker: Any = make(shadows.method, shadows.settings)
-    if shadows.method not in BESIDE or maker.init != "real":
-        raise SettingError(f"{shadows.method}: its sets began from no candidates")
-    labels = torch.from_numpy(shadows.box._labels)
-    own = Prepared(shadows.folder).members()[shadow]
-    found: NDArray[np.int64] = _first(
-        labels, own, shadows.box.spec, _per_class(shadows, maker), shadows.seed + 1 + shadow
-    ).numpy()
-    return found
+    store = ShadowStore(config.folder)
+    pending = [index for index in shadow_indices if not store.observation_path(index).exists()]
+    if not pending:
+        return
+    membership = store.load_membership()
+    is_narrow = choose_classifier_width(config.dataset.spec) < WIDE_CHANNELS
+    with use_threads(1) if is_narrow else nullcontext():  # more threads slow such small nets down
+        if not all(store.release_path(index).exists() for index in pending):
+            synthesize_batch = (
+                synthesize_in_parallel
+                if config.method in PARALLEL_METHODS
+                else synthesize_sequentially
+            )
+            synthesize_batch(config, shadow_indices, membership, runtime, progress)
+        for start in range(0, len(pending), MODELS_PER_GROUP):
+            group = pending[start : start + MODELS_PER_GROUP]
+            _observe_group(config, group, membership, runtime, progress)
 
 
-def _per_class(shadows: Shadows, maker: Any) -> int:
-    """A ratio is of half the candidates: halves differ by a few, but sets side by side have one size."""
-    return counted(
-        maker.per_class, maker.ratio, shadows.box._count() // 2, shadows.box.spec.classes
+def build_classifier_recipe(epochs: int, num_images: int, flip_invariant: bool) -> Recipe:
+    """Build the training recipe of a classifier, as in the condensation papers.
+
+    Args:
+        epochs: Epochs before `shorten_recipe`.
+        num_images: Number of released images.
+        flip_invariant: Whether images may be flipped.
+
+    Returns:
+        The recipe.
+    """
+    recipe = replace(
+        DOWNSTREAM_NETWORKS["convnet"][1],
+        num_repeats=1,
+        epochs=epochs,
+        lr_milestones=(epochs // 2,),
+        augmentations=list_augmentations(flip_invariant),
     )
+    return shorten_recipe(recipe, num_images)
 
 
-def _begun(
-    records: Records, members: NDArray[np.bool_], spec: Spec, per_class: int, init: str, seed: int
-) -> Tensor:
-    """The images that the method would start from with this seed and this half: [classes * per_class, ...]."""
-    if init == "real":
-        return records.images[_first(records.labels, members, spec, per_class, seed)]
-    return start(records, spec, per_class, init, Streams(seed).generator("start"))[
-        0
-    ]  # noise, which looks at no record
-
-
-def _first(
-    labels: Tensor, members: NDArray[np.bool_], spec: Spec, per_class: int, seed: int
-) -> Tensor:
-    """Which records the method would start from; their numbers stand for them, so that no half is copied."""
-    where = torch.from_numpy(np.flatnonzero(members)).to(labels.device)
-    numbers = Records(where.view(-1, 1, 1, 1), labels[where])
-    return start(numbers, spec, per_class, "real", Streams(seed).generator("start"))[0].flatten()
-
-
-def recipe(epochs: int, size: int, mirrored: bool) -> Recipe:
-    """How a classifier learns from so many released images: as the condensation papers do, for so many epochs."""
-    usual = replace(NETWORKS["convnet"][1], repeats=1, epochs=epochs, drops=(epochs // 2,))
-    return shortened(replace(usual, augment=operations(mirrored)), size)
-
-
-def victims(
+def train_on_releases(
     releases: list[Release],
     seeds: list[int],
     spec: Spec,
     epochs: int,
-    samples: int,
+    num_samples: int,
     runtime: Runtime,
     progress: Progress,
-) -> Victims:
-    """A classifier trained on each release, side by side, each by its own seed; a generator is asked for ``samples`` images."""
-    shown = [
-        _shown(release, samples, seed, runtime.target)
+) -> TrainedModels:
+    """Train a classifier on each release, all classifiers together, each with its own seed.
+
+    Args:
+        releases: The releases.
+        seeds: Their seeds.
+        spec: Shape and classes.
+        epochs: Training epochs.
+        num_samples: Images that a generator samples; a set is used as it is.
+        runtime: Device and chunk sizes.
+        progress: Called with the training steps.
+
+    Returns:
+        The classifiers and the images they were trained on.
+    """
+    device = runtime.torch_device
+    training_sets = [
+        _get_training_images(release, num_samples, seed, device)
         for release, seed in zip(releases, seeds, strict=True)
     ]
-    images, labels, wanted = (
-        torch.stack(each).to(runtime.target) for each in zip(*shown, strict=True)
+    images, labels, targets = (
+        torch.stack(tensors).to(device) for tensors in zip(*training_sets, strict=True)
     )
-    nets = _fresh(spec, seeds).to(runtime.target)
-    orders = [Streams(seed).generator("order") for seed in seeds]
-    pixels = standardised(images.flatten(0, 1)).view_as(images)
-    plan = recipe(epochs, labels.shape[1], spec.mirrored)
+    classifiers = _init_classifiers(spec, seeds).to(device)
     train_ensemble(
-        nets,
-        pixels,
-        wanted,
-        plan,
-        orders,
+        classifiers,
+        standardize_images(images.flatten(0, 1)).view_as(images),
+        targets,
+        build_classifier_recipe(epochs, labels.shape[1], spec.is_flip_invariant),
+        [Streams(seed).make_rng("order") for seed in seeds],
         signed=False,
         progress=progress,
         stage="training classifiers",
     )
-    return Victims(nets.requires_grad_(False), images, labels)
+    return TrainedModels(classifiers.requires_grad_(False), images, labels)
 
 
-def _observe(
-    shadows: Shadows,
-    group: list[int],
-    members: NDArray[np.bool_],
+def _observe_group(
+    config: ShadowConfig,
+    shadow_indices: list[int],
+    membership: NDArray[np.bool_],
     runtime: Runtime,
     progress: Progress,
 ) -> None:
-    prepared = Prepared(shadows.folder)
-    seeds = [shadows.seed + 1 + each for each in group]
-    releases = [prepared.release(each) for each in group]
-    trained = victims(
-        releases, seeds, shadows.box.spec, shadows.epochs, shadows.samples, runtime, progress
+    """Train the classifiers of a few shadows, observe all candidates and store the observations.
+
+    Args:
+        config: What defines the shadows.
+        shadow_indices: The shadows of the group.
+        membership: The half of each shadow, bool [shadows, candidates].
+        runtime: Device and chunk sizes.
+        progress: Called with the number of complete shadows.
+    """
+    store = ShadowStore(config.folder)
+    seeds = [config.seed + 1 + index for index in shadow_indices]
+    releases = [store.load_release(index) for index in shadow_indices]
+    models = train_on_releases(
+        releases, seeds, config.dataset.spec, config.epochs, config.num_samples, runtime, progress
     )
-    found = observe(trained, shadows.box, shadows.observations, runtime)
-    right = found.pop("right")
-    for place, shadow in enumerate(group):
-        own = members[shadow]
+    observed = observe(models, config.dataset, config.observations, runtime)
+    correct = observed.pop("correct")
+    for row, shadow_index in enumerate(shadow_indices):
+        is_member = membership[shadow_index]
         facts = {
-            "records": own.sum(),
-            "accuracy_in": right[place, own].mean(),
-            "accuracy_out": right[place, ~own].mean(),
+            "records": is_member.sum(),
+            "accuracy_in": correct[row, is_member].mean(),
+            "accuracy_out": correct[row, ~is_member].mean(),
         }
-        arrays = {name: each[place] for name, each in found.items()} | {
-            name: np.asarray(value, np.float64) for name, value in facts.items()
-        }
-        write(prepared.path(shadow), arrays)
-        progress("shadows", prepared.done(), shadows.count)
+        arrays = {name: observation[row] for name, observation in observed.items()}
+        arrays |= {name: np.asarray(value, np.float64) for name, value in facts.items()}
+        write_private_arrays(store.observation_path(shadow_index), arrays)
+        progress("shadows", store.count_completed(), config.num_shadows)
 
 
-def _shown(
-    release: Release, samples: int, seed: int, device: torch.device
+def _get_training_images(
+    release: Release, num_samples: int, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels, and what a classifier is to learn of them: the soft labels of a set that has them."""
-    if release.product.kind == "set":
-        images = release.product.tensors["images"]
-        labels = release.product.tensors["labels"]
-        return images, labels, release.product.tensors.get("soft", labels)
-    images, labels = release.sample(samples, seed=seed, device=device)
+    """Get what a classifier is trained on.
+
+    Args:
+        release: The release.
+        num_samples: Images that a generator samples.
+        seed: Seed of a generator's latents.
+        device: Where a generator runs.
+
+    Returns:
+        Images, labels, and training targets: the soft labels of a set that has them, or the labels.
+    """
+    if release.artifact.kind == "set":
+        tensors = release.artifact.tensors
+        return tensors["images"], tensors["labels"], tensors.get("soft_labels", tensors["labels"])
+    images, labels = release.sample(num_samples, seed=seed, device=device)
     return images, labels, labels
 
 
-def _fresh(spec: Spec, seeds: list[int]) -> Ensemble:
-    """Untrained classifiers, each by its own seed, whatever others are beside it."""
-    size = (spec.shape, spec.classes, classifier_width(spec))
-    alone = [Ensemble(1, *size, generator=Streams(seed).generator("weights")) for seed in seeds]
-    nets = Ensemble(len(seeds), *size, generator=torch.Generator())
+def _init_classifiers(spec: Spec, seeds: list[int]) -> Ensemble:
+    """Initialize one classifier for each seed; it does not depend on the other classifiers."""
+    width = choose_classifier_width(spec)
+    singles = [
+        Ensemble(
+            1, spec.shape, spec.num_classes, width, generator=Streams(seed).make_rng("weights")
+        )
+        for seed in seeds
+    ]
+    classifiers = Ensemble(
+        len(seeds), spec.shape, spec.num_classes, width, generator=torch.Generator()
+    )
     with torch.no_grad():
-        for name, value in nets.named_parameters():
-            value.copy_(torch.cat([each.get_parameter(name) for each in alone]))
-    return nets
+        for name, parameter in classifiers.named_parameters():
+            parameter.copy_(torch.cat([single.get_parameter(name) for single in singles]))
+    return classifiers

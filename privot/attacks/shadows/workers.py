@@ -1,7 +1,11 @@
-"""Who prepares shadows: this process, several on this host, or a Ray cluster. All write into one folder, a shadow at a time.
+"""Workers that prepare shadows: this process, several processes on this host, or a Ray cluster.
 
-``python -m privot.attacks.shadows.workers FOLDER DEVICE PORTION THREADS`` is a worker: it reads numbers of batches, one a line, and answers with
-lines of JSON. So nothing is pickled, no script has to be safe to import, and when the one who asked is gone, its workers end.
+All workers write into one folder, a shadow at a time. A worker process is
+
+    python -m privot.attacks.shadows.workers FOLDER DEVICE MICROBATCH THREADS
+
+It reads the indices of batches, one a line, and writes lines of JSON. So nothing is pickled, no
+user script has to be importable, and workers end when the process that started them has ended.
 """
 
 from __future__ import annotations
@@ -22,204 +26,324 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save
 
-import privot
-from privot.attacks.shadows.config import Shadows
-from privot.attacks.shadows.store import Prepared, write
+from privot.attacks.shadows.config import ShadowConfig
+from privot.attacks.shadows.store import ShadowStore
 from privot.attacks.shadows.train import prepare_batch
 from privot.data.dataset import Public, Sensitive
 from privot.data.spec import Spec
 from privot.errors import PrivotError, SettingError
-from privot.runtime import Progress, Runtime, silent
+from privot.io import write_atomically
+from privot.runtime import Progress, Runtime, ignore_progress
 
-CANDIDATES = "candidates.safetensors"  # in the folder while workers need them
-SELDOM = 0.2  # seconds between two words of a worker
+CANDIDATES_FILE = "candidates.safetensors"  # in the folder while workers need it
+PACKAGE_PARENT = Path(__file__).parents[3]  # the folder that holds the package privot
+REPORT_INTERVAL = 0.2  # seconds between two progress messages of a worker
+PLAN_KEYS = (
+    "method",
+    "settings",
+    "epsilon",
+    "num_shadows",
+    "seed",
+    "epochs",
+    "num_samples",
+    "shadows_per_batch",
+)
 
 
-def here(shadows: Shadows, todo: list[int], runtime: Runtime, progress: Progress) -> None:
-    """One batch after the other, in this process."""
-    (shadows.folder / CANDIDATES).unlink(missing_ok=True)  # of workers that were killed
-    batches = shadows.batches()
-    for number in todo:
-        prepare_batch(shadows, batches[number], runtime, progress)
-
-
-def in_processes(
-    shadows: Shadows, todo: list[int], workers: int, runtime: Runtime, progress: Progress
+def run_locally(
+    config: ShadowConfig, pending_batches: list[int], runtime: Runtime, progress: Progress
 ) -> None:
-    """Several processes on this host; each is handed the next batch when it has done one."""
-    threads = max(1, torch.get_num_threads() // workers)
-    words = [
-        sys.executable,
-        "-m",
-        __name__,
-        shadows.folder,
-        runtime.device,
-        runtime.microbatch or 0,
-        threads,
-    ]
-    paths = os.pathsep.join(
-        [str(Path(privot.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    waiting = list(todo)
-    heard = queue.Queue[tuple[int, dict[str, Any] | None]]()
-    running = []
+    """Prepare one batch after the other in this process.
 
-    def listen(worker: int, process: subprocess.Popen[str]) -> None:
-        for line in process.stdout or ():
-            heard.put((worker, json.loads(line)))
-        heard.put((worker, None))
+    Args:
+        config: What defines the shadows.
+        pending_batches: Indices of the batches to prepare.
+        runtime: Device and chunk sizes.
+        progress: Called with the number of complete shadows.
+    """
+    (config.folder / CANDIDATES_FILE).unlink(missing_ok=True)  # of killed workers
+    batches = config.split_batches()
+    for batch_index in pending_batches:
+        prepare_batch(config, batches[batch_index], runtime, progress)
 
-    with _candidates(shadows):
+
+def run_in_processes(
+    config: ShadowConfig,
+    pending_batches: list[int],
+    num_workers: int,
+    runtime: Runtime,
+    progress: Progress,
+) -> None:
+    """Prepare batches in several processes on this host; each gets the next batch when it is free.
+
+    Args:
+        config: What defines the shadows.
+        pending_batches: Indices of the batches to prepare.
+        num_workers: Number of processes.
+        runtime: Device and chunk sizes.
+        progress: Called with the number of complete shadows.
+
+    Raises:
+        PrivotError: If a worker fails.
+    """
+    messages = queue.Queue[tuple[int, dict[str, Any] | None]]()
+    workers: list[subprocess.Popen[str]] = []
+    with _share_candidates(config):
         try:
-            for worker in range(min(workers, len(todo))):
-                process = subprocess.Popen(
-                    list(map(str, words)),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, "PYTHONPATH": paths},
-                )
-                running.append(process)
-                threading.Thread(target=listen, args=(worker, process), daemon=True).start()
-            left = len(running)
-            while left:
-                worker, word = heard.get()
-                stdin = running[worker].stdin
-                assert stdin
-                if word is None:
-                    left -= 1
-                    if code := running[worker].wait():
-                        raise PrivotError(
-                            f"a worker ended with exit code {code}: what was prepared is kept; run again to go on"
-                        )
-                elif "error" in word:
-                    raise PrivotError(word["error"])
-                elif "stage" in word:
-                    step = (
-                        Prepared(shadows.folder).done()
-                        if word["stage"] == "shadows"
-                        else word["step"]
-                    )  # the newest of all workers
-                    progress(word["stage"], step, word["of"])
-                elif waiting:
-                    stdin.write(f"{waiting.pop(0)}\n")
-                    stdin.flush()
-                else:
-                    stdin.close()
+            for worker_index in range(min(num_workers, len(pending_batches))):
+                process = _start_worker(config, num_workers, runtime)
+                workers.append(process)
+                threading.Thread(
+                    target=_forward_messages, args=(worker_index, process, messages), daemon=True
+                ).start()
+            _dispatch_batches(config, list(pending_batches), workers, messages, progress)
         finally:
-            for process in running:
+            for process in workers:
                 process.terminate()
-            for process in running:
+            for process in workers:
                 process.wait()
 
 
-def on_ray(shadows: Shadows, todo: list[int], runtime: Runtime, progress: Progress) -> None:
-    """Each batch is a task on a Ray cluster: that of RAY_ADDRESS, or one on this host. All its machines must see the folder."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray tells its makers otherwise
+def _start_worker(
+    config: ShadowConfig, num_workers: int, runtime: Runtime
+) -> subprocess.Popen[str]:
+    """Start a worker process.
+
+    Args:
+        config: What defines the shadows.
+        num_workers: Number of processes that share the threads of this one.
+        runtime: Device and chunk sizes.
+
+    Returns:
+        The process.
+    """
+    num_threads = max(1, torch.get_num_threads() // num_workers)
+    arguments = [config.folder, runtime.device, runtime.microbatch_size or 0, num_threads]
+    import_paths = [str(PACKAGE_PARENT)]
+    if inherited := os.environ.get("PYTHONPATH"):
+        import_paths.append(inherited)
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(import_paths)},
+    )
+
+
+def _forward_messages(
+    worker_index: int,
+    process: subprocess.Popen[str],
+    messages: queue.Queue[tuple[int, dict[str, Any] | None]],
+) -> None:
+    """Put the messages of a worker into a queue, and None when it has ended.
+
+    Args:
+        worker_index: Index of the worker.
+        process: The worker.
+        messages: The queue.
+    """
+    for line in process.stdout or ():
+        messages.put((worker_index, json.loads(line)))
+    messages.put((worker_index, None))
+
+
+def _dispatch_batches(
+    config: ShadowConfig,
+    pending_batches: list[int],
+    workers: list[subprocess.Popen[str]],
+    messages: queue.Queue[tuple[int, dict[str, Any] | None]],
+    progress: Progress,
+) -> None:
+    """Send batches to workers that are ready until all batches are done.
+
+    Args:
+        config: What defines the shadows.
+        pending_batches: Indices of the batches; they are removed from this list.
+        workers: The worker processes.
+        messages: What they send, None for a worker that has ended.
+        progress: Called with the number of complete shadows.
+    """
+    num_running = len(workers)
+    while num_running:
+        worker_index, message = messages.get()
+        process = workers[worker_index]
+        stdin = process.stdin
+        assert stdin
+        if message is None:
+            num_running -= 1
+            if exit_code := process.wait():
+                raise PrivotError(
+                    f"a worker ended with exit code {exit_code}. Complete shadows are stored. Run "
+                    "again to resume."
+                )
+        elif "error" in message:
+            raise PrivotError(message["error"])
+        elif "stage" in message:
+            step = message["step"]
+            if message["stage"] == "shadows":  # other workers may have stored more since
+                step = ShadowStore(config.folder).count_completed()
+            progress(message["stage"], step, message["of"])
+        elif pending_batches:
+            stdin.write(f"{pending_batches.pop(0)}\n")
+            stdin.flush()
+        else:
+            stdin.close()
+
+
+def run_on_ray(
+    config: ShadowConfig, pending_batches: list[int], runtime: Runtime, progress: Progress
+) -> None:
+    """Prepare each batch as a task on a Ray cluster whose machines all share the folder.
+
+    The cluster is that of RAY_ADDRESS, or a new one on this host.
+
+    Args:
+        config: What defines the shadows.
+        pending_batches: Indices of the batches to prepare.
+        runtime: Device and chunk sizes.
+        progress: Called with the number of complete shadows.
+
+    Raises:
+        SettingError: If Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray sends statistics to its makers
     try:
         import ray
     except ImportError:
         raise SettingError(
-            "Ray is not installed: pip install 'privot[ray]', or prepare without it"
+            "Ray is not installed. Install it by: pip install 'privot[ray]', or prepare without it."
         ) from None
-    if begun := not ray.is_initialized():
+    if is_own_cluster := not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     try:
-        graphics = 1 if runtime.device != "cpu" and ray.cluster_resources().get("GPU") else 0
-        task = ray.remote(num_cpus=1, num_gpus=graphics)(_task)
-        prepared = Prepared(shadows.folder)
-        with _candidates(shadows):
-            folder = str(shadows.folder.resolve())
+        num_gpus = 1 if runtime.device != "cpu" and ray.cluster_resources().get("GPU") else 0
+        task = ray.remote(num_cpus=1, num_gpus=num_gpus)(_run_ray_task)
+        store = ShadowStore(config.folder)
+        with _share_candidates(config):
+            folder = str(config.folder.resolve())
             waiting = [
-                task.remote(folder, number, runtime.device, runtime.microbatch) for number in todo
+                task.remote(folder, batch_index, runtime.device, runtime.microbatch_size)
+                for batch_index in pending_batches
             ]
             try:
                 while waiting:
                     done, waiting = ray.wait(waiting, timeout=1)
                     ray.get(done)
-                    progress("shadows", prepared.done(), shadows.count)
+                    progress("shadows", store.count_completed(), config.num_shadows)
             finally:
-                for each in waiting:
-                    ray.cancel(each, force=True)
+                for future in waiting:
+                    ray.cancel(future, force=True)
     finally:
-        if begun:
+        if is_own_cluster:
             ray.shutdown()
 
 
-def _task(folder: str, number: int, device: str, portion: int | None) -> None:
+def _run_ray_task(folder: str, batch_index: int, device: str, microbatch_size: int | None) -> None:
+    """Prepare one batch in a Ray task.
+
+    Args:
+        folder: The folder of the shadows.
+        batch_index: Index of the batch.
+        device: Device of the runtime.
+        microbatch_size: Microbatch size of the runtime.
+    """
     torch.set_num_threads(1)  # a task has one core
-    opened(Path(folder), number, Runtime(device, portion), silent)
+    prepare_batch_from_folder(
+        Path(folder), batch_index, Runtime(device, microbatch_size), ignore_progress
+    )
 
 
-def opened(folder: Path, number: int, runtime: Runtime, progress: Progress) -> None:
-    """Prepare one batch of the shadows in a folder, with the candidates that lie in it."""
-    if not (folder / CANDIDATES).exists():
+def prepare_batch_from_folder(
+    folder: Path, batch_index: int, runtime: Runtime, progress: Progress
+) -> None:
+    """Prepare one batch with the plan and the candidates that are in the folder.
+
+    Args:
+        folder: The folder of the shadows.
+        batch_index: Index of the batch.
+        runtime: Device and chunk sizes.
+        progress: Called with the number of complete shadows.
+
+    Raises:
+        SettingError: If the folder is not shared with this machine.
+    """
+    if not (folder / CANDIDATES_FILE).exists():
         raise SettingError(
-            f"{folder} cannot be seen from a worker: name a folder that every machine sees"
+            f"{folder} is not visible to a worker. Choose a folder that every machine shares."
         )
-    plan = Prepared(folder).plan
-    arrays = load_file(folder / CANDIDATES)
-    kind = Public if plan["public"] else Sensitive
-    box = kind(
+    plan = ShadowStore(folder).plan
+    arrays = load_file(folder / CANDIDATES_FILE)
+    dataset_class = Public if plan["public"] else Sensitive
+    dataset = dataset_class(
         arrays["images"],
         arrays["labels"],
         Spec.from_json(plan["candidates"]["spec"]),
         name="the candidates",
     )
-    fields = {
-        key: plan[key]
-        for key in (
-            "method",
-            "settings",
-            "epsilon",
-            "count",
-            "seed",
-            "epochs",
-            "samples",
-            "at_once",
-        )
-    }
-    shadows = Shadows(folder=folder, box=box, observations=tuple(plan["observations"]), **fields)
-    prepare_batch(shadows, shadows.batches()[number], runtime, progress)
+    config = ShadowConfig(
+        folder=folder,
+        dataset=dataset,
+        observations=tuple(plan["observations"]),
+        **{key: plan[key] for key in PLAN_KEYS},
+    )
+    prepare_batch(config, config.split_batches()[batch_index], runtime, progress)
 
 
 @contextmanager
-def _candidates(shadows: Shadows) -> Iterator[None]:
-    """The candidates lie in the folder for as long as workers need them."""
-    kind = np.uint8 if shadows.box._images.dtype == np.uint8 else np.float32
-    images = np.ascontiguousarray(shadows.box._images, kind)
-    path = shadows.folder / CANDIDATES
-    write(path, save({"images": images, "labels": shadows.box._labels}))
+def _share_candidates(config: ShadowConfig) -> Iterator[None]:
+    """Store the candidates in the folder while workers need them."""
+    dtype = np.uint8 if config.dataset._images.dtype == np.uint8 else np.float32
+    images = np.ascontiguousarray(config.dataset._images, dtype)
+    path = config.folder / CANDIDATES_FILE
+    content = save({"images": images, "labels": config.dataset._labels})
+    write_atomically(path, content, private=True)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
 
 
-def main(folder: str, device: str, portion: str, threads: str) -> None:
-    """Be a worker until no more is asked."""
-    torch.set_num_threads(int(threads))
-    last = 0.0
+def run_worker(folder: str, device: str, microbatch_size: str, num_threads: str) -> None:
+    """Work as a worker process until standard input ends.
 
-    def say(**word: Any) -> None:
-        sys.stdout.write(json.dumps(word) + "\n")
+    Args:
+        folder: The folder of the shadows.
+        device: Device of the runtime.
+        microbatch_size: Microbatch size of the runtime; 0 for none.
+        num_threads: Threads of this process.
+    """
+    torch.set_num_threads(int(num_threads))
+    last_report = 0.0
+
+    def send_message(**message: Any) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
-    def tell(stage: str, step: int, of: int, **facts: Any) -> None:
-        nonlocal last
-        if stage == "shadows" or time.monotonic() - last > SELDOM:
-            last = time.monotonic()
-            say(stage=stage, step=step, of=of)
+    def report_progress(stage: str, step: int, total: int, **facts: Any) -> None:
+        """Send progress to the parent process, seldom.
 
-    say(ready=True)
+        Args:
+            stage: What is done.
+            step: Steps that are done.
+            total: Steps in all.
+            **facts: Not sent.
+        """
+        nonlocal last_report
+        if stage == "shadows" or time.monotonic() - last_report > REPORT_INTERVAL:
+            last_report = time.monotonic()
+            send_message(stage=stage, step=step, of=total)
+
+    send_message(ready=True)
     for line in sys.stdin:
         try:
-            opened(Path(folder), int(line), Runtime(device, int(portion) or None), tell)
+            runtime = Runtime(device, int(microbatch_size) or None)
+            prepare_batch_from_folder(Path(folder), int(line), runtime, report_progress)
         except PrivotError as error:
-            say(error=str(error))
+            send_message(error=str(error))
             return
-        say(ready=True)
+        send_message(ready=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_worker(*sys.argv[1:])

@@ -1,13 +1,15 @@
-"""Flower carries the messages, and nothing else of it is used: neither its wrappers for privacy nor its aggregation. It tells nobody.
+"""Flower as the transport of messages; none of its privacy wrappers or aggregation is used.
 
-The rest of the package imports without Flower; this part needs the extra ``federated``.
+This package needs the extra ``federated``. The rest of Privot imports without Flower. Importing it
+switches off the telemetry of Flower and Ray.
 """
 
 import os
 
 from privot.errors import SettingError
 
-# Read by Flower and Ray, in this process and in those it starts: no telemetry, no look for newer versions, nothing installed at run time.
+# Read by Flower and Ray, in this process and its children: no telemetry, no search for updates and
+# no installation at run time.
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
@@ -15,17 +17,20 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
 )
-# A proxy is for the way to the server; what processes of one machine tell each other, secrets among it, does not leave that machine.
-_near = ",".join(
+# A proxy is for the connection to the server. Messages between processes of this machine, which
+# include secrets, must not go through it.
+_no_proxy_hosts = ",".join(
     filter(
         None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1,localhost,::1"]
     )
 )
-os.environ.update(no_proxy=_near, NO_PROXY=_near)
+os.environ.update(no_proxy=_no_proxy_hosts, NO_PROXY=_no_proxy_hosts)
 
 try:
     from flwr.supercore import telemetry
 except ImportError:
-    raise SettingError("Flower 1.41 is not installed: pip install 'privot[federated]'") from None
+    raise SettingError(
+        "Flower 1.41 is not installed. Install it with: pip install 'privot[federated]'"
+    ) from None
 
-telemetry.FLWR_TELEMETRY_ENABLED = "0"  # where Flower was imported before this line
+telemetry.FLWR_TELEMETRY_ENABLED = "0"  # in case Flower was imported before this module

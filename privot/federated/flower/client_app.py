@@ -1,4 +1,4 @@
-"""The owner's end: a Flower ClientApp that hands every message to the owner and carries its reply. It decides nothing and keeps nothing."""
+"""A Flower ClientApp that passes every message to a client and returns its reply."""
 
 from __future__ import annotations
 
@@ -8,43 +8,54 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from privot.federated.flower.codec import opened, wrapped
+from privot.federated.flower.codec import unwrap_message, wrap_message
 
-FAILED = 1  # any number will do: of an error only that there is one is looked at
-
-
-class Replies(Protocol):
-    """An `Owner`, as far as Flower needs to know it."""
-
-    def reply(self, message: bytes) -> bytes: ...
+CLIENT_ERROR_CODE = 1  # the server only checks whether there is an error, so the number is free
 
 
-def client_app(
-    owner_of: Callable[[Context], Replies], failed: Callable[[Exception], None] = lambda error: None
+class MessageResponder(Protocol):
+    """Replies to packed messages, as `Client` does."""
+
+    def reply(self, message: bytes) -> bytes:
+        """Return the packed reply to a message."""
+        ...
+
+
+def build_client_app(
+    get_client: Callable[[Context], MessageResponder],
+    on_error: Callable[[Exception], None] = lambda error: None,
 ) -> ClientApp:
-    """An app that asks the owner who sits at this node.
+    """Build an app that passes messages to the client of a node.
 
-    ``failed`` hears of what keeps the owner from replying (data that cannot be read, say). The server hears only that something did.
+    Args:
+        get_client: Returns the client of a Flower node from the node's context.
+        on_error: Receives, on the client's side, an error that prevents a reply, such as data that
+            cannot be read. The server learns only that there was an error.
+
+    Returns:
+        The app.
     """
     app = ClientApp()
 
     @app.query()
-    def answer(message: Message, context: Context) -> Message:
+    def answer_query(message: Message, context: Context) -> Message:
         try:
-            return Message(
-                wrapped(owner_of(context).reply(opened(message.content))), reply_to=message
-            )
+            reply = get_client(context).reply(unwrap_message(message.content))
+            return Message(wrap_message(reply), reply_to=message)
         except Exception as error:
-            failed(error)
-            # privacy: Flower would send the words of the error, and they may carry data.
-            return Message(Error(FAILED, "failed on the owner's side"), reply_to=message)
+            on_error(error)
+            # privacy: Flower would send the text of the error, which can contain data.
+            failure = Error(CLIENT_ERROR_CODE, "The client failed.")
+            return Message(failure, reply_to=message)
 
-    @app.query("place")
-    def place(message: Message, context: Context) -> Message:
-        """Which owner of a simulation sits here; nodes have other numbers each time. A real node has no such number, and says -1."""
-        number = context.node_config.get("partition-id", -1)
-        return Message(
-            RecordDict({"place": ConfigRecord({"number": int(number)})}), reply_to=message
-        )
+    @app.query("partition_id")
+    def send_partition_id(message: Message, context: Context) -> Message:
+        """Send the index of the simulated client at this node, or -1 from a real node.
+
+        Flower gives the nodes of a simulation new ids at every start.
+        """
+        partition_id = int(context.node_config.get("partition-id", -1))
+        content = RecordDict({"partition_id": ConfigRecord({"number": partition_id})})
+        return Message(content, reply_to=message)
 
     return app

@@ -1,33 +1,36 @@
-"""One message of ours in one message of Flower's: bytes in, the same bytes out."""
+"""Wraps one packed message in one Flower message, and unwraps it."""
 
 from __future__ import annotations
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-RECORD = "privot"
-FIELD = "message"
+RECORD_NAME = "privot"
+FIELD_NAME = "message"
 
 
-def wrapped(raw: bytes) -> RecordDict:
-    """What Flower carries: a single record with a single field.
+def wrap_message(raw: bytes) -> RecordDict:
+    """Wrap a packed message: one Flower record with one field.
 
-    >>> opened(wrapped(b"slopes"))
-    b'slopes'
+    >>> unwrap_message(wrap_message(b"gradients"))
+    b'gradients'
     """
-    return RecordDict({RECORD: ConfigRecord({FIELD: raw})})
+    return RecordDict({RECORD_NAME: ConfigRecord({FIELD_NAME: raw})})
 
 
-def opened(content: RecordDict) -> bytes:
-    """The bytes of a message; of anything else b"", which is no message of the protocol and is refused as such."""
+def unwrap_message(content: RecordDict) -> bytes:
+    """Unwrap a packed message.
+
+    Content of any other form gives b"", which the protocol refuses as invalid.
+    """
     if (
-        list(content) != [RECORD]
-        or not isinstance(record := content[RECORD], ConfigRecord)
-        or list(record) != [FIELD]
+        list(content) != [RECORD_NAME]
+        or not isinstance(record := content[RECORD_NAME], ConfigRecord)
+        or list(record) != [FIELD_NAME]
     ):
         return b""
-    return raw if isinstance(raw := record[FIELD], bytes) else b""
+    return raw if isinstance(raw := record[FIELD_NAME], bytes) else b""
 
 
-def said(message: Message) -> bytes | None:
-    """What came back, or None where Flower says that nothing will."""
-    return None if message.has_error() else opened(message.content)
+def unwrap_reply(message: Message) -> bytes | None:
+    """Unwrap a reply, or return None if Flower reports an error instead of a reply."""
+    return None if message.has_error() else unwrap_message(message.content)

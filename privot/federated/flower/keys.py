@@ -1,70 +1,97 @@
-"""Certificates and keys for a trial: an authority, a server that it vouches for, a key pair for each node. For a real federation each
-party makes its own, and only public halves travel."""
+"""Certificates and node keys of a federation.
+
+`make_keys` writes the keys of a trial: an authority, a server certificate and a key pair for each
+node. In a real federation every party makes its own keys and sends only public keys.
+"""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import re
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from privot.errors import SettingError
+from privot.federated.flower.certificates import encode_certificate, sign_certificate
 
-DAYS = 365
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-CA = "ca.crt"
-CERTIFICATE = "server.crt"
-KEY = "server.key"
-NODES = "nodes"
+NODE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+CA_FILE = "ca.crt"
+SERVER_CERTIFICATE_FILE = "server.crt"
+SERVER_KEY_FILE = "server.key"
+NODE_KEYS_FILE = "nodes"
 
 
-def make_keys(folder: Path, names: list[str], hosts: list[str]) -> dict[str, Path]:
-    """Write ``ca.crt``, ``server.crt``, ``server.key``, ``nodes`` (public keys, a line each) and ``NAME.key`` for each node.
+def make_keys(folder: Path, node_names: list[str], hosts: list[str]) -> dict[str, Path]:
+    """Write the certificates and keys of a trial.
 
-    The authority's own key is not kept: a new trial makes a new one.
+    The private key of the authority is not stored, so a new trial needs new keys.
+
+    Args:
+        folder: The new folder for the files.
+        node_names: A name for each node.
+        hosts: Host names and addresses of the server.
+
+    Returns:
+        File name -> path: ``ca.crt``, ``server.crt``, ``server.key``, ``nodes`` (a line for each
+        public key) and ``NAME.key`` for each node.
+
+    Raises:
+        SettingError: The folder exists, or a name or host is invalid.
     """
     if os.path.lexists(folder):
         raise SettingError(
-            f"{folder} is there already: keys are never written over; name another folder"
+            f"{folder} already exists, and keys are never overwritten. Choose another folder."
         )
-    if bad := [name for name in names if not NAME.fullmatch(name) or name == "server"]:
-        raise SettingError(
-            f"node {bad[0]!r}: letters, digits, '.', '_' and '-', at most 64, and not 'server'"
-        )
-    if len(set(names)) < len(names) or not names:
-        raise SettingError("nodes: one name for each, and at least one")
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    root = _certificate("privot trial authority", authority, None, authority, [])
-    leaf = _certificate("privot trial server", server, root, authority, hosts)
+    _check_node_names(node_names)
+    authority_key = ec.generate_private_key(ec.SECP384R1())
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    root = sign_certificate("privot trial authority", authority_key, None, authority_key, [])
+    leaf = sign_certificate("privot trial server", server_key, root, authority_key, hosts)
+    node_keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in node_names}
+    node_lines = [f"{_encode_public_key(key)} {name}\n" for name, key in node_keys.items()]
+    contents = {
+        CA_FILE: encode_certificate(root),
+        SERVER_CERTIFICATE_FILE: encode_certificate(leaf),
+        NODE_KEYS_FILE: "".join(node_lines).encode(),
+        SERVER_KEY_FILE: _encode_private_key(server_key, serialization.PrivateFormat.PKCS8),
+    }
+    for name, key in node_keys.items():
+        contents[f"{name}.key"] = _encode_private_key(key, serialization.PrivateFormat.OpenSSH)
     folder.mkdir(parents=True, mode=0o700)
-    made = {CA: _pem(root), CERTIFICATE: _pem(leaf)}
-    secret = {KEY: _private(server, serialization.PrivateFormat.PKCS8)}
-    lines = []
-    for name in names:
-        pair = ec.generate_private_key(ec.SECP384R1())
-        secret[f"{name}.key"] = _private(pair, serialization.PrivateFormat.OpenSSH)
-        public = pair.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        lines.append(f"{public.decode()} {name}\n")
-    made[NODES] = "".join(lines).encode()
-    for each, data in (made | secret).items():
+    for file_name, content in contents.items():
         with open(
-            folder / each, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)
+            folder / file_name, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)
         ) as file:
-            file.write(data)
-    return {each: folder / each for each in made | secret}
+            file.write(content)
+    return {file_name: folder / file_name for file_name in contents}
 
 
-def read_nodes(file: Path) -> dict[str, bytes]:
-    """Name and public key (PEM) of each node that may take part, from lines as ``ssh-keygen -t ecdsa -b 384 -C NAME`` writes them."""
+def _check_node_names(node_names: list[str]) -> None:
+    for name in node_names:
+        if not NODE_NAME_PATTERN.fullmatch(name) or name == "server":
+            raise SettingError(
+                f"Node name {name!r} is invalid. Use at most 64 letters, digits, '.', '_' and '-'; "
+                "'server' is reserved."
+            )
+    if len(set(node_names)) < len(node_names) or not node_names:
+        raise SettingError("At least one node name is needed, and all names must differ.")
+
+
+def read_node_keys(file: Path) -> dict[str, bytes]:
+    """Read the public keys of the nodes that may take part.
+
+    Args:
+        file: Lines as ``ssh-keygen -t ecdsa -b 384 -C NAME`` writes them: type, key, name.
+
+    Returns:
+        Name -> public key in PEM format.
+
+    Raises:
+        SettingError: The file cannot be read, or a line is invalid or repeated.
+    """
     try:
         lines = [
             line.split()
@@ -73,94 +100,41 @@ def read_nodes(file: Path) -> dict[str, bytes]:
         ]
     except (OSError, UnicodeDecodeError):
         raise SettingError(
-            f"{file}: no readable list of nodes; it has a line for each: type, public key, name"
+            f"{file} is no readable list of nodes. Each line needs a type, a public key and a name."
         ) from None
-    found: dict[str, bytes] = {}
-    for line in lines:
-        name = line[2] if len(line) == 3 else ""
+    node_keys: dict[str, bytes] = {}
+    for words in lines:
+        name = words[2] if len(words) == 3 else ""
         try:
-            key = serialization.load_ssh_public_key(" ".join(line[:2]).encode())
+            key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
         except (ValueError, UnsupportedAlgorithm):
             key = None
-        if not NAME.fullmatch(name) or not isinstance(key, ec.EllipticCurvePublicKey):
+        if not NODE_NAME_PATTERN.fullmatch(name) or not isinstance(key, ec.EllipticCurvePublicKey):
             raise SettingError(
-                f"{file}: each line has a type, a public key (ecdsa-sha2-nistp384 or another of these curves) and a name"
+                f"{file}: each line needs a type, a public key on an elliptic curve "
+                "(such as ecdsa-sha2-nistp384) and a name."
             )
         pem = key.public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        if name in found or pem in found.values():
-            raise SettingError(f"{file}: {name} is there twice, by its name or by its key")
-        found[name] = pem
-    if not found:
-        raise SettingError(f"{file}: no node is listed")
-    return found
+        if name in node_keys or pem in node_keys.values():
+            raise SettingError(f"{file}: the name or the key of {name} is listed twice.")
+        node_keys[name] = pem
+    if not node_keys:
+        raise SettingError(f"{file} lists no node.")
+    return node_keys
 
 
-def _certificate(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    signer: ec.EllipticCurvePrivateKey,
-    hosts: list[str],
-) -> x509.Certificate:
-    called = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(called)
-        .issuer_name(issuer.subject if issuer else called)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(
-            x509.BasicConstraints(ca=issuer is None, path_length=0 if issuer is None else None),
-            critical=True,
-        )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
+def _encode_public_key(key: ec.EllipticCurvePrivateKey) -> str:
+    public_key = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    if issuer:
-        made = made.add_extension(
-            x509.SubjectAlternativeName([_host(each) for each in hosts]), critical=False
-        )
-        made = made.add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-    else:
-        no = dict.fromkeys(
-            (
-                "digital_signature",
-                "content_commitment",
-                "key_encipherment",
-                "data_encipherment",
-                "key_agreement",
-                "encipher_only",
-                "decipher_only",
-            ),
-            False,
-        )
-        made = made.add_extension(
-            x509.KeyUsage(**no, key_cert_sign=True, crl_sign=True), critical=True
-        )
-    return made.sign(signer, hashes.SHA384())
+    return public_key.decode()
 
 
-def _host(text: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(text))
-    except ValueError:
-        if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", text):
-            raise SettingError(f"host {text!r}: a name or an address, without a port") from None
-        return x509.DNSName(text)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+def _encode_private_key(
+    key: ec.EllipticCurvePrivateKey, private_format: serialization.PrivateFormat
+) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, private_format, serialization.NoEncryption()
+    )

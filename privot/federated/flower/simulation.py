@@ -1,227 +1,261 @@
-"""A federation on one machine: Flower's simulation, where Ray workers play the owners, each with its own gate, ledger and folder."""
+"""A federation on one machine: Flower's simulation, in which Ray workers run the clients."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import secrets
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from privot.data import Sensitive, load
-from privot.data.partition import held_by
+from privot.data import Sensitive, load_dataset
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.federated.client import Owner, Policy
-from privot.federated.flower.client_app import Replies, client_app
-from privot.federated.flower.server_app import Post, Traffic, conduct
+from privot.federated.client import Client
+from privot.federated.client_folder import ClientFolder
+from privot.federated.client_policy import ClientPolicy
+from privot.federated.flower.client_app import MessageResponder, build_client_app
+from privot.federated.flower.server_app import ClientMessenger, Traffic, run_federation
+from privot.federated.flower.simulation_guards import (
+    catch_interrupts,
+    require_ray_token,
+    silence_flower,
+)
 from privot.federated.server import Server
+from privot.privacy.client_partition import client_partition
 from privot.privacy.ledger_lookup import LinkedLedger, ledger_path, open_ledger, open_part_ledger
-from privot.privacy.plan import Wall
-from privot.runtime import Progress, Runtime, silent
+from privot.privacy.plan import PrivacyTarget
+from privot.runtime import Progress, Runtime, ignore_progress
 
-JOIN = 300.0  # seconds until all workers have started and said yes
-FEW = 4  # owners for whom a worker more, which takes ten seconds to start, is not worth it
-WORKER = 5e8  # bytes of a worker before it plays anybody: what it imports, and Ray
-ROUND = 3600.0  # seconds of a round: on one machine nobody is away, only slow
+JOIN_TIMEOUT_SECONDS = 300.0  # time in which all workers start and agree
+ROUND_TIMEOUT_SECONDS = 3600.0  # on one machine a client can be slow but not offline
+MIN_CLIENTS_PER_WORKER = 4  # a worker takes ten seconds to start, so it should run several clients
+WORKER_BYTES = 5e8  # memory of a worker without a client: its imports and Ray
 
 
 @dataclass(frozen=True)
-class Cast:
-    """Who plays the owners: plain data, so that any worker can make any of them. What an owner keeps lies on disk between messages."""
+class ClientSimulation:
+    """Describes the simulated clients, so that any worker can build any of them.
+
+    The state of a client is on the disk between messages.
+
+    Attributes:
+        source: Name or path of the dataset.
+        num_clients: Number of clients.
+        budget: The largest cost of a run for each client.
+        folder: Folder of the clients' run files.
+        ledger_folder: Folder of the clients' ledgers; None for their usual place.
+        device: Where the clients compute.
+        unit: The privacy unit that the clients accept, see `ClientPolicy`.
+    """
 
     source: str
-    owners: int
-    wall: Wall
-    folder: Path  # of the owners' traces
-    ledgers: Path | None  # None: where ledgers lie unless another place is named
+    num_clients: int
+    budget: PrivacyTarget
+    folder: Path
+    ledger_folder: Path | None
     device: str
     unit: str
 
-    def owner(self, number: int) -> Owner:
-        """One of them."""
-        whole = dealt(self.source, self.owners)
-        part = held_by(whole, number, open_ledger(whole.name))
-        ledger = self.ledger(number, part.name)
-        return Owner(
-            part,
-            self.wall,
-            ledger,
-            self.folder / f"owner-{number}",
+    def build_client(self, client_index: int) -> Client:
+        """Build one of the clients."""
+        dataset = load_partitioned_dataset(self.source, self.num_clients)
+        partition = client_partition(dataset, client_index, open_ledger(dataset.name))
+        return Client(
+            partition,
+            self.budget,
+            self.open_client_ledger(client_index, partition.name),
+            self._get_client_folder(client_index),
             Runtime(self.device),
-            Policy(unit=self.unit),
+            ClientPolicy(unit=self.unit),
         )
 
-    def ledger(self, number: int, name: str) -> LinkedLedger:
-        """Find the ledger of an owner's part.
+    def open_client_ledger(self, client_index: int, partition_name: str) -> LinkedLedger:
+        """Open the ledger of a client's partition.
 
-        privacy: the owners hold disjoint parts of one data set, so its own ledger is charged one
-        owner's plan for all of them (parallel composition, see `Ledger.reserve_part`), before the
-        first record of a part is read.
+        privacy: The clients hold disjoint partitions of one dataset. By parallel composition the
+        dataset's own ledger is charged one client's plan for all of them (see
+        `Ledger.reserve_part`), before the first record of a partition is read.
 
         Args:
-            number: The number of the owner, from 0.
-            name: The name of its part.
+            client_index: The index of the client, from 0.
+            partition_name: The name of its partition.
 
         Returns:
-            The part's ledger, linked to the data set's own ledger.
+            The partition's ledger, linked to the dataset's own ledger.
         """
-        box = dealt(self.source, self.owners)
-        path = self.ledgers / f"owner-{number}.jsonl" if self.ledgers else ledger_path(name)
-        return open_part_ledger(box.name, (number, box.spec.owners or 1), path)
+        dataset = load_partitioned_dataset(self.source, self.num_clients)
+        path = (
+            self.ledger_folder / f"client-{client_index}.jsonl"
+            if self.ledger_folder
+            else ledger_path(partition_name)
+        )
+        return open_part_ledger(dataset.name, (client_index, dataset.spec.num_clients or 1), path)
 
-    def over(self) -> None:
-        """The run is: owners who missed their last turn forget what their critics know, too."""
-        for number in range(self.owners):
-            if (self.folder / f"owner-{number}" / "warm").exists():
-                self.owner(number).leave()
+    def end_unfinished_clients(self) -> None:
+        """Remove the critics of clients that missed their last turn, after the end of a run."""
+        for client_index in range(self.num_clients):
+            if ClientFolder(self._get_client_folder(client_index)).is_warmed_up:
+                self.build_client(client_index).leave()
 
-
-@cache  # a worker plays many owners
-def dealt(source: str, owners: int) -> Sensitive:
-    """All records with their known owners, as far as these are needed; else for `held_by` to deal to so many."""
-    box = load(source)
-    if (box.spec.owners or 0) < owners:
-        box = load(source, owners=owners)
-    if not isinstance(box, Sensitive):
-        raise DataError(f"{source}: records are needed")
-    return box
+    def _get_client_folder(self, client_index: int) -> Path:
+        return self.folder / f"client-{client_index}"
 
 
-def simulate(
-    cast: Cast,
+@cache  # a worker runs several clients
+def load_partitioned_dataset(source: str, num_clients: int) -> Sensitive:
+    """Load a dataset with its known clients if there are enough, or with a random partition."""
+    dataset = load_dataset(source)
+    if (dataset.spec.num_clients or 0) < num_clients:
+        dataset = load_dataset(source, num_clients=num_clients)
+    if not isinstance(dataset, Sensitive):
+        raise DataError(f"{source}: a dataset of records is needed.")
+    return dataset
+
+
+def simulate_federation(
+    simulation: ClientSimulation,
     server: Server,
     *,
-    workers: int | None = None,
-    progress: Progress = silent,
-    patience: float = ROUND,
-    join: float = JOIN,
+    num_workers: int | None = None,
+    progress: Progress = ignore_progress,
+    round_timeout: float = ROUND_TIMEOUT_SECONDS,
+    join_timeout: float = JOIN_TIMEOUT_SECONDS,
 ) -> Traffic:
-    """Play the whole run of ``server``, whose owners are called as `names` says: ``workers`` at a time, or up to one a core."""
-    if server.names != names(cast.owners):
-        raise SettingError("a simulation has owners of its own: name them by simulation.names")
+    """Run the whole federation of a server with simulated clients.
+
+    Args:
+        simulation: The clients.
+        server: The server; its clients have the names of `build_client_names`.
+        num_workers: Number of clients that work at the same time; None: up to one for each core.
+        progress: Receives the progress.
+        round_timeout: Largest duration of a round in seconds.
+        join_timeout: Seconds in which the workers start and agree.
+
+    Returns:
+        The traffic of the run.
+    """
+    if server.client_names != build_client_names(simulation.num_clients):
+        raise SettingError("The server needs the client names that build_client_names returns.")
     failures: list[BaseException] = []
     traffic: list[Traffic] = []
     app = ServerApp()
 
     @app.main()
-    def run(grid: Grid, context: Context) -> None:
+    def run_server(grid: Grid, context: Context) -> None:
         try:
-            post = Post(grid, _placed(grid, cast.owners, stopped, join), stopped)
-            traffic.append(conduct(server, post, join=join, patience=patience, progress=progress))
-            cast.over()
+            node_ids = _map_clients_to_nodes(
+                grid, simulation.num_clients, should_stop, join_timeout
+            )
+            messenger = ClientMessenger(grid, node_ids, should_stop)
+            traffic.append(
+                run_federation(
+                    server,
+                    messenger,
+                    join_timeout=join_timeout,
+                    round_timeout=round_timeout,
+                    progress=progress,
+                )
+            )
+            simulation.end_unfinished_clients()
         except BaseException as error:
             failures.append(error)
 
-    def owner_of(context: Context) -> Replies:
-        return cast.owner(int(context.node_config["partition-id"]))
+    def get_client(context: Context) -> MessageResponder:
+        return simulation.build_client(int(context.node_config["partition-id"]))
 
-    count = (
-        min(workers, cast.owners)
-        if workers
-        else _workers(cast.owners, server.terms.settings.memory(server.terms.spec))
-    )
-    share = 1.0 / count if Runtime(cast.device).target.type == "cuda" else 0.0
-    with _quiet(), _guarded(), _interrupted() as stopped:
+    if num_workers:
+        num_workers = min(num_workers, simulation.num_clients)
+    else:
+        client_bytes = server.terms.settings.estimate_memory(server.terms.spec)
+        num_workers = _choose_num_workers(simulation.num_clients, client_bytes)
+    with silence_flower(), require_ray_token(), catch_interrupts() as should_stop:
         run_simulation(
             app,
-            client_app(owner_of),
-            cast.owners,
-            backend_config={
-                "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": "error"},
-                "client_resources": {"num_cpus": 1, "num_gpus": share},
-            },
+            build_client_app(get_client),
+            simulation.num_clients,
+            backend_config=_build_backend_config(num_workers, simulation.device),
         )
     if failures:
         raise failures[0]
     return traffic[0]
 
 
-def _workers(owners: int, each: float) -> int:
-    """Up to one a core, not one for a few owners, and as many as fit into half of the memory with an owner of ``each`` bytes in play."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(os.cpu_count() or 1, owners // FEW, int(memory / 2 / (WORKER + each))))
-
-
-def names(owners: int) -> tuple[str, ...]:
-    """What simulated owners are called."""
-    return tuple(f"owner {number}" for number in range(owners))
-
-
-def _placed(grid: Grid, owners: int, stopped: Callable[[], bool], seconds: float) -> dict[str, int]:
-    """Which node plays which owner. Flower numbers nodes anew each time, and a run that goes on must find the same owners."""
-    while len(found := list(grid.get_node_ids())) < owners:
-        threading.Event().wait(0.1)
-        if stopped():
-            raise ReleaseError("stopped before anything was asked")
-    post = Post(grid, {str(node): node for node in found}, stopped)
-    hello = RecordDict({"place": ConfigRecord({"number": -1})})
-    said = dict(post.send({str(node): hello for node in found}, "query.place", seconds))
-    if failed := [name for name in post.nodes if name not in said or said[name].has_error()]:
-        raise ReleaseError(
-            f"{len(failed)} of {owners} simulated owners did not start; is there memory for as many workers?"
-        )
+def _build_backend_config(num_workers: int, device: str) -> dict[str, Any]:
+    """Build the configuration of Ray for a number of workers that share one device."""
+    uses_gpu = Runtime(device).torch_device.type == "cuda"
     return {
-        f"owner {int(message.content['place']['number'])}": post.nodes[name]
-        for name, message in said.items()
+        "init_args": {"num_cpus": num_workers, "log_to_driver": False, "logging_level": "error"},
+        "client_resources": {"num_cpus": 1, "num_gpus": 1.0 / num_workers if uses_gpu else 0.0},
     }
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Flower and Ray say on the terminal what our own progress says better; and Flower leaves a path behind in the environment."""
-    logger = logging.getLogger("flwr")
-    before = os.environ.get("PYTHONPATH")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        os.environ.pop("PYTHONPATH", None)
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+def _choose_num_workers(num_clients: int, client_bytes: float) -> int:
+    """Choose a number of workers that fits the cores, the clients and half of the memory.
+
+    Args:
+        num_clients: Number of simulated clients.
+        client_bytes: Memory of one client at work.
+
+    Returns:
+        At least 1.
+    """
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_workers = min(
+        os.cpu_count() or 1,
+        num_clients // MIN_CLIENTS_PER_WORKER,
+        int(memory_bytes / 2 / (WORKER_BYTES + client_bytes)),
+    )
+    return max(1, num_workers)
 
 
-@contextlib.contextmanager
-def _guarded() -> Iterator[None]:
-    """Ray listens on every address of the machine, and whoever reaches it could run code in it; so it asks for a word that only we know."""
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    def read() -> None:  # Ray read its settings when it was imported, perhaps before
-        AuthenticationTokenLoader.instance().reset_cache()
-        Config.initialize("")
-
-    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    read()
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-        read()
+def build_client_names(num_clients: int) -> tuple[str, ...]:
+    """Build the names of simulated clients."""
+    return tuple(_build_client_name(index) for index in range(num_clients))
 
 
-@contextlib.contextmanager
-def _interrupted() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: Flower's simulation would hang on it, so it is only noted, and the run ends after the message at hand."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _build_client_name(client_index: int) -> str:
+    return f"client {client_index}"
+
+
+def _map_clients_to_nodes(
+    grid: Grid, num_clients: int, should_stop: Callable[[], bool], timeout: float
+) -> dict[str, int]:
+    """Find out which Flower node runs which client.
+
+    Flower gives the nodes new ids at every start, and a resumed run must find the same clients.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: Number of simulated clients.
+        should_stop: Returns whether the user wants to stop the run.
+        timeout: Seconds in which the nodes reply.
+
+    Returns:
+        Client name -> id of its node.
+    """
+    while len(node_ids := list(grid.get_node_ids())) < num_clients:
+        threading.Event().wait(0.1)
+        if should_stop():
+            raise ReleaseError("The run was stopped before the first query.")
+    messenger = ClientMessenger(grid, {str(node_id): node_id for node_id in node_ids}, should_stop)
+    question = RecordDict({"partition_id": ConfigRecord({"number": -1})})
+    records = dict.fromkeys(messenger.node_ids, question)
+    replies = dict(messenger.exchange_records(records, "query.partition_id", timeout))
+    num_failed = sum(
+        name not in replies or replies[name].has_error() for name in messenger.node_ids
+    )
+    if num_failed:
+        raise ReleaseError(
+            f"{num_failed} of {num_clients} simulated clients did not start. "
+            "If memory is short, use fewer workers."
+        )
+    return {
+        _build_client_name(int(reply.content["partition_id"]["number"])): messenger.node_ids[name]
+        for name, reply in replies.items()
+    }

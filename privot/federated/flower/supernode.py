@@ -1,4 +1,4 @@
-"""A real owner: a SuperNode that keeps the line to the server, and this process, which alone has the data and answers."""
+"""A real client: a SuperNode connects to the server, and this process alone reads the data."""
 
 from __future__ import annotations
 
@@ -21,139 +21,227 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from privot.errors import SettingError
-from privot.federated.flower.processes import free_port, interceptors, secret_file, start, stop
+from privot.federated.flower.processes import (
+    build_interceptors,
+    create_secret_file,
+    find_free_port,
+    start_flower_process,
+    stop_flower_process,
+)
 from privot.federated.flower.superlink import split_address
 
-LOOK = 0.2  # seconds between two looks for a message
-AGAIN = 5.0  # seconds before a SuperNode that ended is started again
-REFUSED = 2  # times in a row that a SuperNode may end before it has brought a message
-LATE = 60.0  # seconds in which a server asks again for an answer that did not arrive
-DELIVERED = (
-    5.0  # seconds in which a SuperNode has passed on a reply; it looks for one twice a second
-)
+TASK_POLL_SECONDS = 0.2  # time between two polls for a message
+RESTART_DELAY_SECONDS = 5.0  # time before a SuperNode that ended is started again
+MAX_FAILED_STARTS = 2  # starts in a row without a message after which the client gives up
+RESEND_WINDOW_SECONDS = 60.0  # time in which a server repeats the request for a lost answer
+DELIVERY_SECONDS = 5.0  # time in which a SuperNode delivers a reply; it polls twice a second
 
 
-class UnheardError(SettingError):
-    """No message came at all."""
+class NoMessageError(SettingError):
+    """No message arrived at all."""
 
 
-def serve(
+def run_client_node(
     app: ClientApp,
-    server: str,
-    ca: Path,
-    key: Path,
-    log: Path,
+    server_address: str,
+    ca_certificate: Path,
+    private_key: Path,
+    log_path: Path,
     *,
-    idle: float,
-    more: Callable[[], bool] = lambda: True,
+    idle_timeout: float,
+    is_needed: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Answer the server's messages by ``app`` until ``more`` says that nothing is left to answer, or none came for ``idle`` seconds."""
-    split_address(server)
-    check_key(key)
-    if not ca.is_file():
+    """Answer the server's messages until the client is no longer needed.
+
+    Args:
+        app: Answers a message.
+        server_address: HOST:PORT of the server.
+        ca_certificate: File of the certificate of the authority that signed the server's one.
+        private_key: File of this node's private key.
+        log_path: File for Flower's output.
+        idle_timeout: Seconds without a message after which the client ends.
+        is_needed: Returns whether the server may still send a request.
+
+    Raises:
+        NoMessageError: No message arrived.
+        SettingError: The server refuses the connection, or a file is invalid.
+    """
+    split_address(server_address)
+    check_private_key(private_key)
+    if not ca_certificate.is_file():
         raise SettingError(
-            f"{ca}: no such file; --ca names the certificate of the authority that vouches for the server"
+            f"{ca_certificate} does not exist. --ca needs the certificate of the authority that "
+            "signed the server's certificate."
         )
     with contextlib.ExitStack() as stack:
-        secret, file = stack.enter_context(secret_file())
-        port = free_port()
-        words = [
-            "--superlink",
-            server,
-            "--root-certificates",
-            str(ca),
-            "--auth-supernode-private-key",
-            str(key),
-            "--isolation",
-            "process",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--superexec-auth-secret-file",
-            str(file),
-        ]
-        where = f"127.0.0.1:{port}"
-        process = start("supernode", words, log)
-        stack.callback(lambda: stop(process))
+        secret, secret_file = stack.enter_context(create_secret_file())
+        node_address = f"127.0.0.1:{find_free_port()}"
+        arguments = _build_supernode_arguments(
+            server_address, ca_certificate, private_key, node_address, secret_file
+        )
+        supernode = _SuperNode(arguments, log_path)
+        stack.callback(supernode.stop)
         client = RuntimeHttpClient.from_server_address(
-            where, True, None, interceptors(secret, "SuperExec")
+            node_address, True, None, build_interceptors(secret, "SuperExec")
         )
         stack.callback(client.close)
-        heard = time.monotonic()
-        ended = 0
-        silent = True
-        working = more()
-        while working and time.monotonic() - heard < idle:
-            if process.poll() is not None:
-                # A server that was started again does not know the line that was kept: a new one is made. One that never knew this
-                # node, or is not whom its certificate names, ends each line at once.
-                ended += 1
-                if ended >= REFUSED:
-                    break
-                time.sleep(AGAIN)
-                process = start("supernode", words, log)
-            if token := _claim(client):
-                _answer(app, where, secret, token)
-                heard = time.monotonic()
-                ended = 0
-                silent = False
-                working = more()
+        last_message = time.monotonic()
+        has_message = False
+        continues = is_needed()
+        while continues and time.monotonic() - last_message < idle_timeout:
+            if not supernode.restart_if_ended():
+                break
+            if token := _acquire_task(client):
+                _answer_message(app, node_address, secret, token)
+                last_message = time.monotonic()
+                supernode.num_failed_starts = 0
+                has_message = True
+                continues = is_needed()
             else:
-                time.sleep(LOOK)
-        if ended >= REFUSED or (ended and silent):
+                time.sleep(TASK_POLL_SECONDS)
+        if supernode.is_refused or (supernode.num_failed_starts and not has_message):
             raise SettingError(
-                f"{server} does not let this node in: is its public key on the server's list, and is the server whom {ca} vouches for? "
-                f"Flower's words are in {log}"
+                f"{server_address} refuses this node. Check that the server lists the node's "
+                f"public key and that {ca_certificate} signed the server's certificate. "
+                f"Flower's output is in {log_path}."
             )
-        if working and silent:
-            raise UnheardError(
-                f"{server} has not said a word in {idle:g} seconds: is it running, and can it be reached from here?"
+        if continues and not has_message:
+            raise NoMessageError(
+                f"{server_address} sent no message in {idle_timeout:g} seconds. Check that the "
+                "server runs and can be reached from here."
             )
-        time.sleep(DELIVERED)
+        time.sleep(DELIVERY_SECONDS)
 
 
-def check_key(file: Path) -> None:
-    """A private key as ``ssh-keygen -t ecdsa -b 384`` or `make_keys` writes it, without a passphrase."""
+class _SuperNode:
+    """A SuperNode process that is started again when it ends.
+
+    A restarted server does not know the old connection, so the SuperNode makes a new one. A server
+    that does not list this node, or that has another certificate, ends every connection at once.
+
+    Args:
+        arguments: Command-line arguments of the SuperNode.
+        log_path: File for its output.
+    """
+
+    def __init__(self, arguments: list[str], log_path: Path):
+        self.arguments = arguments
+        self.log_path = log_path
+        self.num_failed_starts = 0  # in a row, without a message
+        self.process = start_flower_process("supernode", arguments, log_path)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the SuperNode ended too often without a message."""
+        return self.num_failed_starts >= MAX_FAILED_STARTS
+
+    def restart_if_ended(self) -> bool:
+        """Start the process again if it has ended, and return whether it runs."""
+        if self.process.poll() is not None:
+            self.num_failed_starts += 1
+            if self.is_refused:
+                return False
+            time.sleep(RESTART_DELAY_SECONDS)
+            self.process = start_flower_process("supernode", self.arguments, self.log_path)
+        return True
+
+    def stop(self) -> None:
+        """End the process."""
+        stop_flower_process(self.process)
+
+
+def _build_supernode_arguments(
+    server_address: str,
+    ca_certificate: Path,
+    private_key: Path,
+    node_address: str,
+    secret_file: Path,
+) -> list[str]:
+    """Build the command-line arguments of a SuperNode.
+
+    Args:
+        server_address: HOST:PORT of the server.
+        ca_certificate: File of the authority's certificate.
+        private_key: File of this node's private key.
+        node_address: HOST:PORT on which the SuperNode listens for this process.
+        secret_file: File with the secret of this client.
+
+    Returns:
+        The arguments.
+    """
+    host, port = split_address(node_address)
+    return [
+        "--superlink",
+        server_address,
+        "--root-certificates",
+        str(ca_certificate),
+        "--auth-supernode-private-key",
+        str(private_key),
+        "--isolation",
+        "process",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--superexec-auth-secret-file",
+        str(secret_file),
+    ]
+
+
+def check_private_key(file: Path) -> None:
+    """Raise unless a file holds a private key on an elliptic curve without a passphrase.
+
+    ``ssh-keygen -t ecdsa -b 384`` and `make_keys` write such keys.
+    """
     try:
-        sound = isinstance(
-            load_ssh_private_key(file.read_bytes(), None), ec.EllipticCurvePrivateKey
-        )
+        key = load_ssh_private_key(file.read_bytes(), None)
     except OSError:
         raise SettingError(
-            f"{file}: cannot be read; --key names the private key of this node"
+            f"{file} cannot be read. --key needs the private key of this node."
         ) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        sound = False
-    if not sound:
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise SettingError(
-            f"{file}: no private key of an elliptic curve without a passphrase (privot federate keys makes one)"
+            f"{file} is no private key on an elliptic curve without a passphrase. "
+            "`privot federate keys` creates one."
         )
 
 
-def _claim(client: RuntimeHttpClient) -> str:
-    """The token of the next message, if there is one."""
+def _acquire_task(client: RuntimeHttpClient) -> str:
+    """Return the token of the next message, or an empty text if there is none."""
+    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     try:
-        return str(
-            client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
-        )
-    except httpx.HTTPError:  # it is starting, or has just ended
+        return str(client.AcquireTask(request).token)
+    except httpx.HTTPError:  # the SuperNode is starting or has just ended
         return ""
 
 
-def _answer(app: ClientApp, where: str, secret: str, token: str) -> None:
-    """One message: fetch it, answer it, hand the answer over. The bundle that came with it is not looked at."""
-    carried = [*interceptors(secret, "flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
-    client = RuntimeHttpClient.from_server_address(where, True, None, carried)
-    beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+def _answer_message(app: ClientApp, address: str, secret: str, token: str) -> None:
+    """Fetch one message, answer it and hand over the reply.
+
+    The bundle that comes with the message is ignored.
+
+    Args:
+        app: Answers the message.
+        address: HOST:PORT of the SuperNode.
+        secret: The secret of this client.
+        token: The token of the message.
+    """
+    interceptors = build_interceptors(secret, "flwr-clientapp")
+    client = RuntimeHttpClient.from_server_address(
+        address, True, None, [*interceptors, RuntimeTokenHttpInterceptor(token)]
+    )
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     try:
-        beat.start()
+        heartbeat.start()
         message, context, _, _ = pull_task_input(client)
         push_message(client, app(message=message, context=context), context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
     except Exception:
-        # The SuperNode ended meanwhile, or a stranger's message is none that Flower or our app knows: no reply, and the next one is heard.
+        # The SuperNode has ended, or the message is one that neither Flower nor the app knows. It
+        # gets no reply, and the next message is processed.
         pass
     finally:
-        beat.stop()
+        heartbeat.stop()
         client.close()

@@ -1,7 +1,8 @@
-"""A SuperNode that takes little from its server, and tells it nothing but replies.
+"""Patches private names of Flower 1.41 so that a SuperNode trusts its server less.
 
-As Flower ships it, a SuperNode unpacks the bundle that the server sends, follows the server to whatever address it names, inside the
-owner's network too, reads answers of any length, and reports how long the owner worked on each message.
+Without the patches a SuperNode unpacks the bundle that the server sends, follows redirects of the
+server to any address, also inside the client's network, reads responses of any length, and reports
+how long the client worked on each message.
 """
 
 from __future__ import annotations
@@ -14,62 +15,64 @@ from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from privot.federated.flower.processes import NODES, PARTS
-from privot.federated.messages import MOST
-
-PULL = f"{NODES}pull-object"
-LITTLE = (
-    1 << 18
-)  # bytes of an answer that carries no part of a message, and of what Flower puts around one that does
-
-
-class TooMuchError(ValueError):
-    """An answer that no honest server gives. It is no fault of the line, so nobody tries again."""
+from privot.federated.flower.http_limits import (
+    MAX_MESSAGE_OBJECTS,
+    PULL_OBJECT_PATH,
+    RESPONSE_OVERHEAD_BYTES,
+)
+from privot.federated.messages import MAX_PACKED_MESSAGE_BYTES
 
 
-class _Bounded(httpx.SyncByteStream):
-    """The bytes of an answer, up to so many."""
+class OversizedResponseError(ValueError):
+    """A response that no honest server sends. It is no connection error, so nobody retries."""
 
-    def __init__(self, stream: Any, most: int):
+
+class _BoundedStream(httpx.SyncByteStream):
+    """The bytes of a response, up to a limit."""
+
+    def __init__(self, stream: Any, max_bytes: int):
         self.stream = stream
-        self.most = most
+        self.max_bytes = max_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        left = self.most
-        for part in self.stream:
-            left -= len(part)
-            if left < 0:
-                raise TooMuchError(f"an answer of more than {self.most} bytes")
-            yield part
+        remaining_bytes = self.max_bytes
+        for chunk in self.stream:
+            remaining_bytes -= len(chunk)
+            if remaining_bytes < 0:
+                raise OversizedResponseError(f"The response has more than {self.max_bytes} bytes.")
+            yield chunk
 
     def close(self) -> None:
+        """Close the response."""
         self.stream.close()
 
 
-def bound(response: httpx.Response) -> None:
-    """What is called with each answer of the server, before its body is read."""
+def limit_response_size(response: httpx.Response) -> None:
+    """Limit the body of a response; httpx calls this before it reads the body."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise TooMuchError("an answer that is packed, and may be of any length")
-    response.stream = _Bounded(response.stream, LITTLE + MOST * (response.request.url.path == PULL))
+        raise OversizedResponseError("The response is compressed, so its length is unknown.")
+    has_message = response.request.url.path == PULL_OBJECT_PATH
+    message_bytes = MAX_PACKED_MESSAGE_BYTES if has_message else 0
+    response.stream = _BoundedStream(response.stream, RESPONSE_OVERHEAD_BYTES + message_bytes)
 
 
-def guard() -> None:
-    """Make every SuperNode that this process starts such a one."""
-    begin = ProtobufClient.__init__
-    pull = start_client_internal.pull_objects
+def patch_supernode() -> None:
+    """Patch Flower in this process, for every SuperNode that it starts."""
+    original_init = ProtobufClient.__init__
+    original_pull_objects = start_client_internal.pull_objects
 
-    def begun(self: ProtobufClient, base_url: str, **given: Any) -> None:
-        begin(self, base_url, **given)
+    def initialize_client(self: ProtobufClient, base_url: str, **options: Any) -> None:
+        original_init(self, base_url, **options)
         self._client.follow_redirects = False
         self._client.headers["accept-encoding"] = "identity"
-        self._client.event_hooks = {"response": [bound]}
+        self._client.event_hooks = {"response": [limit_response_size]}
 
-    def pulled(object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
-        if len(object_ids) > PARTS:
-            raise TooMuchError(f"a message of {len(object_ids)} parts")
-        return pull(object_ids, pull_object_fn=pull_object_fn)
+    def pull_objects(object_ids: list[str], pull_object_fn: Any) -> dict[str, bytes]:
+        if len(object_ids) > MAX_MESSAGE_OBJECTS:
+            raise OversizedResponseError(f"The message has {len(object_ids)} parts.")
+        return original_pull_objects(object_ids, pull_object_fn=pull_object_fn)
 
-    ProtobufClient.__init__ = begun
-    start_client_internal.pull_objects = pulled
+    ProtobufClient.__init__ = initialize_client
+    start_client_internal.pull_objects = pull_objects
     start_client_internal.get_fused_config_from_fab = lambda *_: {}
     InMemoryNodeState.get_message_processing_duration = lambda *_, **__: 0.0

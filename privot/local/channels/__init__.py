@@ -1,105 +1,75 @@
-"""One file a channel: what a client does to its record before anything leaves, what that proves, and what the server must know of it."""
+"""Channels of local differential privacy, one file a channel.
+
+A channel states what a client does to its record before anything leaves, what that proves, and what
+the server must know of it.
+"""
 
 from __future__ import annotations
 
 import difflib
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from privot.errors import SettingError, refusing
-from privot.local.channels.composite import Mixed
+from privot.errors import SettingError, reraise_as
+from privot.local.channels.composite import Composite
 from privot.local.channels.gaussian import Gaussian
 from privot.local.channels.laplace import Laplace
-from privot.local.channels.projection import Space
+from privot.local.channels.projection import Projection
+from privot.local.channels.protocol import Channel
 from privot.local.channels.randomized_response import RandomizedResponse
-from privot.local.channels.unary_encoding import OptimizedUnary, Unary
-from privot.privacy.noise import Secret
-from privot.privacy.plan import Plan
+from privot.local.channels.unary_encoding import OptimizedUnaryEncoding, UnaryEncoding
 
 __all__ = [
     "Channel",
+    "Composite",
     "Gaussian",
     "Laplace",
-    "Mixed",
-    "OptimizedUnary",
+    "OptimizedUnaryEncoding",
+    "Projection",
     "RandomizedResponse",
-    "Space",
-    "Unary",
-    "channel_from",
-    "known",
+    "UnaryEncoding",
+    "channel_from_json",
+    "get_channel_class",
 ]
 
 
-class Channel(Protocol):
-    """The contract. Fields are public; `privatize` runs on the client, `cost` on the server.
-
-    A record has ``columns`` numbers (a category is one: its number), a generated point ``dim`` (a category is the vector of its
-    probabilities), an answer ``width``. ``temperature`` is the lambda of entropic transport for which ``exp(-cost / temperature)`` is
-    the law of an answer, up to a factor that does not depend on the point.
-    """
-
-    name: ClassVar[str]
-
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def delta(self) -> float: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-
-    def plan(self) -> Plan:
-        """The events of one record's trip, under ``local`` neighbours."""
-
-    def privatize(self, records: Tensor, secret: Secret | None = None) -> Tensor:
-        """[n, columns] to [n, width]."""
-
-    def points(self, records: Tensor) -> Tensor:
-        """Records [n, columns] as points [n, dim]."""
-
-    def cost(self, x: Tensor, y: Tensor) -> Tensor:
-        """[..., n, dim] and [..., m, width] to [..., n, m]; differentiable in x."""
-
-    def residual(self) -> float:
-        """The average cost of a record and its own answer; what transport should come to where the law was found."""
-
-    def holds(self, y: Tensor) -> bool:
-        """Whether answers [n, width] can be of this channel."""
-
-    def at(self, epsilon: float) -> Channel:
-        """The same with another epsilon."""
-
-    def signal(self, count: int) -> float:
-        """A predicted signal to noise of ``count`` records; under 1 they cannot tell much."""
-
-    def parameters(self) -> dict[str, Any]:
-        """Plain data, without epsilon: that is computed again from these."""
-
-
 CHANNELS: dict[str, Any] = {
-    kind.name: kind
-    for kind in (Laplace, Gaussian, RandomizedResponse, Unary, OptimizedUnary, Mixed)
+    channel_class.name: channel_class
+    for channel_class in (
+        Laplace,
+        Gaussian,
+        RandomizedResponse,
+        UnaryEncoding,
+        OptimizedUnaryEncoding,
+        Composite,
+    )
 }
 
 
-def channel_from(value: Any) -> Channel:
-    """The channel that a file describes."""
-    with refusing(SettingError, "not a channel"):
-        plain = dict(value)
-        made: Channel = known(plain.pop("channel")).from_parameters(plain)
-        return made
+def channel_from_json(parameters: Any) -> Channel:
+    """Build the channel that a file describes.
+
+    Raises:
+        SettingError: If the description is not valid.
+    """
+    with reraise_as(SettingError, "not a channel"):
+        fields = dict(parameters)
+        channel_class = get_channel_class(fields.pop("channel"))
+        if channel_class is Composite:
+            if any(part["channel"] == Composite.name for part in fields["parts"]):
+                raise SettingError("A composite channel cannot be part of another.")
+            return Composite(parts=tuple(channel_from_json(part) for part in fields["parts"]))
+        channel: Channel = channel_class.from_json(fields)
+        return channel
 
 
-def known(name: Any) -> Any:
-    """The kind of a channel by its name, or a refusal that suggests the nearest."""
+def get_channel_class(name: Any) -> Any:
+    """Give the class of a channel by its name.
+
+    Raises:
+        SettingError: If there is no such channel; the message suggests the nearest name.
+    """
     if name in CHANNELS:
         return CHANNELS[name]
     near = difflib.get_close_matches(str(name), CHANNELS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CHANNELS)}"
-    raise SettingError(f"no channel {str(name)[:40]!r}; {hint}")
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(CHANNELS)}"
+    raise SettingError(f"there is no channel {str(name)[:40]!r}; {hint}")

@@ -1,7 +1,8 @@
-r"""Where noise is added: the records themselves, or fewer numbers made of them by a public linear map that has seen no data.
+r"""The public linear map before the noise: the record itself, or fewer features of it.
 
-Noise grows with the number of values, so at an honest epsilon an image is better privatized as a few averages or low waves of it. The map
-is part of the channel: generated images go through the same one before they are compared with what the clients sent.
+Noise grows with the number of values. So at a small epsilon an image is better privatized as a few
+averages or low-frequency DCT coefficients. The map is part of the channel: generated images go
+through the same map before they are compared with the clients' outputs.
 """
 
 from __future__ import annotations
@@ -14,123 +15,168 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privot.errors import SettingError, refusing
+from privot.errors import SettingError, reraise_as
 
-KINDS = ("plain", "pooled", "waves")
-LARGEST = 1 << 24  # numbers a record: what a hostile file can make us allocate is bounded by this
+PROJECTION_KINDS = ("identity", "pooled", "dct")
+MAX_RECORD_DIM = 1 << 24  # bounds the memory that a hostile file can make the reader allocate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
-    """A linear map from records of ``shape`` (flat: [dim]) to ``width`` numbers.
+class Projection:
+    """A linear map from flat records [input_dim] to [output_dim] features.
 
-    ``plain`` leaves them alone; ``pooled`` takes means over squares of ``size`` pixels a side; ``waves`` keeps the ``size`` x ``size``
-    lowest frequencies of an orthonormal cosine transform of each colour.
-
-    >>> Space(kind="pooled", shape=(1, 28, 28), size=7).width
+    >>> Projection(kind="pooled", shape=(1, 28, 28), side=7).output_dim
     16
-    >>> Space(kind="waves", shape=(1, 2, 2), size=1)(torch.ones(1, 4)).round(decimals=3)
+    >>> Projection(kind="dct", shape=(1, 2, 2), side=1)(torch.ones(1, 4)).round(decimals=3)
     tensor([[2.]])
+
+    Attributes:
+        kind: ``identity``; ``pooled``: means over squares of ``side`` x ``side`` pixels; ``dct``:
+            the ``side`` x ``side`` lowest frequencies of an orthonormal cosine transform of each
+            colour channel.
+        shape: Shape of a record; (channels, height, width) for ``pooled`` and ``dct``.
+        side: Pixels or frequencies a side.
     """
 
-    kind: str = "plain"
+    kind: str = "identity"
     shape: tuple[int, ...]
-    size: int = 0
+    side: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise SettingError(f"space={self.kind!r}: {', '.join(KINDS)} are known")
-        whole = all(type(side) is int and side > 0 for side in self.shape)
+        if self.kind not in PROJECTION_KINDS:
+            raise SettingError(
+                f"projection={self.kind!r}: choose one of {', '.join(PROJECTION_KINDS)}."
+            )
+        sides_are_whole = all(type(side) is int and side > 0 for side in self.shape)
         if (
             not self.shape
-            or not whole
-            or math.prod(self.shape) > LARGEST
-            or type(self.size) is not int
+            or not sides_are_whole
+            or math.prod(self.shape) > MAX_RECORD_DIM
+            or type(self.side) is not int
         ):
             raise SettingError(
-                f"shape={list(self.shape)}: whole numbers above 0 are needed, and at most {LARGEST} values a record"
+                f"shape={list(self.shape)}: give whole numbers above 0, with at most "
+                f"{MAX_RECORD_DIM} values a record."
             )
-        if self.kind == "plain":
+        if self.kind == "identity":
             return
         if len(self.shape) != 3:
             raise SettingError(
-                f"{self.kind} is for images (channels, height, width), not for records of shape {list(self.shape)}"
+                f"projection={self.kind}: it is for images (channels, height, width), not for "
+                f"records of shape {list(self.shape)}."
             )
-        sides = self.shape[1:]
-        if self.kind == "pooled" and (self.size < 1 or any(side % self.size for side in sides)):
+        height, width = self.shape[1:]
+        if self.kind == "pooled" and (self.side < 1 or height % self.side or width % self.side):
             raise SettingError(
-                f"pooled size={self.size}: a number that divides {sides[0]} and {sides[1]} is needed"
+                f"projection=pooled side={self.side}: give a number that divides {height} and "
+                f"{width}."
             )
-        if self.kind == "waves" and not 1 <= self.size <= min(sides):
-            raise SettingError(f"waves size={self.size}: 1 to {min(sides)} is needed")
+        if self.kind == "dct" and not 1 <= self.side <= min(height, width):
+            raise SettingError(
+                f"projection=dct side={self.side}: give a number from 1 to {min(height, width)}."
+            )
 
     @property
-    def dim(self) -> int:
-        """Numbers of a record."""
+    def input_dim(self) -> int:
+        """Number of values of a record."""
         return math.prod(self.shape)
 
     @property
-    def small(self) -> tuple[int, ...]:
-        """The shape of what comes out."""
-        if self.kind == "plain":
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the features."""
+        if self.kind == "identity":
             return self.shape
         channels, height, width = self.shape
-        return (
-            (channels, height // self.size, width // self.size)
-            if self.kind == "pooled"
-            else (channels, self.size, self.size)
-        )
+        if self.kind == "pooled":
+            return (channels, height // self.side, width // self.side)
+        return (channels, self.side, self.side)
 
     @property
-    def width(self) -> int:
-        """Numbers that get noise."""
-        return math.prod(self.small)
+    def output_dim(self) -> int:
+        """Number of features, each of which gets noise."""
+        return math.prod(self.output_shape)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., dim] to [..., width]; differentiable."""
-        if self.kind == "plain":
-            return x
-        images = x.unflatten(-1, self.shape)
+    def __call__(self, records: Tensor) -> Tensor:
+        """Map records [..., input_dim] to features [..., output_dim]; differentiable."""
+        if self.kind == "identity":
+            return records
+        images = records.unflatten(-1, self.shape)
         if self.kind == "pooled":
-            parts = images.unflatten(-1, (-1, self.size)).unflatten(
-                -3, (-1, self.size)
-            )  # [..., channels, rows, size, columns, size]
-            return parts.mean((-3, -1)).flatten(-3)
-        down, across = (cosines(side, self.size, x.device, x.dtype) for side in self.shape[1:])
-        return (down @ images @ across.mT).flatten(-3)
+            squares = images.unflatten(-1, (-1, self.side)).unflatten(-3, (-1, self.side))
+            # [..., channels, rows, side, columns, side]
+            return squares.mean((-3, -1)).flatten(-3)
+        vertical, horizontal = (
+            build_dct_projection(side, self.side, records.device, records.dtype)
+            for side in self.shape[1:]
+        )
+        return (vertical @ images @ horizontal.mT).flatten(-3)
 
-    def reach(self, low: float, high: float, centre: float) -> tuple[float, float]:
-        r"""How far apart two records with values in [low, high] can be here, in L1 and in L2.
+    def compute_diameters(self, low: float, high: float, center: float) -> tuple[float, float]:
+        r"""Bound the distance of the features of two records with values in [low, high].
 
-        Plain and pooled values keep to [low, high], each: :math:`w(high-low)` and :math:`\sqrt w(high-low)`. Waves are a projection, so
-        a record's stay in a ball about the centre's, of L2 radius :math:`\rho=\sqrt{dim}\max(high-c, c-low)`: :math:`2\rho` apart in
-        L2 and, by Cauchy and Schwarz, :math:`2\rho\sqrt w` in L1.
+        Values of ``identity`` and ``pooled`` stay in [low, high]: :math:`w(high-low)` in L1 and
+        :math:`\sqrt w(high-low)` in L2, with :math:`w` features. DCT coefficients are an orthogonal
+        projection, so they stay in a ball about those of the centre, of L2 radius
+        :math:`\rho=\sqrt{dim}\max(high-c, c-low)`: two records are :math:`2\rho` apart in L2 and,
+        by Cauchy and Schwarz, :math:`2\rho\sqrt w` in L1.
+
+        Args:
+            low: The smallest value of a record.
+            high: The largest value of a record.
+            center: A value between them.
+
+        Returns:
+            The bounds in L1 and in L2.
         """
-        if self.kind != "waves":
-            return self.width * (high - low), math.sqrt(self.width) * (high - low)
-        ball = 2 * self.ball(low, high, centre)
-        return ball * math.sqrt(self.width), ball
+        if self.kind != "dct":
+            return self.output_dim * (high - low), math.sqrt(self.output_dim) * (high - low)
+        diameter = 2 * self.compute_ball_radius(low, high, center)
+        return diameter * math.sqrt(self.output_dim), diameter
 
-    def ball(self, low: float, high: float, centre: float) -> float:
-        """The L2 radius about the centre that no record leaves."""
-        return math.sqrt(self.dim) * max(high - centre, centre - low)
+    def compute_ball_radius(self, low: float, high: float, center: float) -> float:
+        """Bound the L2 distance of the features of a record from those of the centre.
 
-    def parameters(self) -> dict[str, Any]:
-        """Plain data; `from_parameters` gives the same space back."""
-        return {"kind": self.kind, "shape": list(self.shape), "size": self.size}
+        Args:
+            low: The smallest value of a record.
+            high: The largest value of a record.
+            center: A value between them.
+
+        Returns:
+            The radius.
+        """
+        return math.sqrt(self.input_dim) * max(high - center, center - low)
+
+    def to_json(self) -> dict[str, Any]:
+        """Describe the projection as plain data; `from_json` gives the same one back."""
+        return {"kind": self.kind, "shape": list(self.shape), "side": self.side}
 
     @classmethod
-    def from_parameters(cls, value: Any) -> Space:
-        with refusing(SettingError, "not a space"):
-            return cls(**{**value, "shape": tuple(value["shape"])})
+    def from_json(cls, parameters: Any) -> Projection:
+        """Build the projection that `to_json` described."""
+        with reraise_as(SettingError, "not a projection"):
+            return cls(**{**parameters, "shape": tuple(parameters["shape"])})
 
 
 @cache
-def cosines(side: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    r"""The first ``count`` rows of the orthonormal cosine transform: :math:`\sqrt{2/n}\cos(\pi k(i+1/2)/n)`: [count, side]."""
-    places = (torch.arange(side, dtype=torch.float64) + 0.5) * math.pi / side
-    rows = torch.cos(torch.arange(count, dtype=torch.float64)[:, None] * places) * math.sqrt(
-        2 / side
-    )
+def build_dct_projection(
+    num_pixels: int, num_frequencies: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    r"""Build the first rows of the orthonormal cosine transform.
+
+    Row :math:`k` is :math:`\sqrt{2/n}\cos(\pi k(i+1/2)/n)`, divided by :math:`\sqrt 2` for
+    :math:`k=0`.
+
+    Args:
+        num_pixels: Number of pixels n.
+        num_frequencies: Number of rows.
+        device: Where the matrix lies.
+        dtype: The type of its values.
+
+    Returns:
+        [num_frequencies, num_pixels].
+    """
+    positions = (torch.arange(num_pixels, dtype=torch.float64) + 0.5) * math.pi / num_pixels
+    frequencies = torch.arange(num_frequencies, dtype=torch.float64)
+    rows = torch.cos(frequencies[:, None] * positions) * math.sqrt(2 / num_pixels)
     rows[0] /= math.sqrt(2)
     return rows.to(device, dtype)

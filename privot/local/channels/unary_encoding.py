@@ -1,9 +1,11 @@
-r"""Unary encoding: a bit for each category, each sent wrong now and then.
+r"""Unary encoding: one bit for each category, each of which may be flipped.
 
-The bits of two records differ in two places, so :math:`\epsilon=\log\frac{K(1|1)\,K(0|0)}{K(0|1)\,K(1|0)}`. Symmetric (basic RAPPOR): every
-bit is wrong with probability :math:`1/(1+e^{\epsilon/2})`. Optimized (OUE): the one is sent half the time, and a zero becomes a one with
-probability :math:`1/(1+e^\epsilon)`, which makes estimates of small shares as sharp as they can be. The cost is :math:`-\log K(y|x)` at
-temperature 1; for the symmetric one that is :math:`\epsilon/2` for each bit that differs, but for a constant.
+The bits of two records differ at two positions, so
+:math:`\epsilon=\log\frac{K(1|1)\,K(0|0)}{K(0|1)\,K(1|0)}`. Symmetric (basic RAPPOR): every bit is
+flipped with probability :math:`1/(1+e^{\epsilon/2})`. Optimized (OUE): the one is sent as one half
+of the time, and a zero becomes a one with probability :math:`1/(1+e^\epsilon)`, which minimizes the
+error of estimates of small shares. The cost is :math:`-\log K(y|x)` at temperature 1; for the
+symmetric encoding that is, up to a constant, :math:`\epsilon/2` for each bit that differs.
 """
 
 from __future__ import annotations
@@ -17,113 +19,173 @@ import torch
 from torch import Tensor
 
 from privot.errors import SettingError
-from privot.local.channels.categorical import RAREST, Categories, log
-from privot.privacy.noise import Secret, digits_of
+from privot.local.channels.categorical import MIN_COIN_PROBABILITY, CategoricalChannel, safe_log
+from privot.privacy.noise import SecretRandom, probability_bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unary(Categories):
-    """``miss`` is the probability that the one is sent as zero, ``false`` that a zero is sent as one.
+class UnaryEncoding(CategoricalChannel):
+    """Symmetric unary encoding.
 
-    >>> channel = Unary.calibrated(2 * math.log(3), categories=4)
-    >>> round(channel.miss, 6), round(channel.false, 6), round(channel.epsilon, 6)
-    (0.25, 0.25, 2.197225)
+    >>> channel = UnaryEncoding.calibrate(2 * math.log(3), num_categories=4)
+    >>> round(channel.false_negative_rate, 6), round(channel.false_positive_rate, 6)
+    (0.25, 0.25)
+    >>> round(channel.epsilon, 6)
+    2.197225
+
+    Attributes:
+        false_negative_rate: The probability that the one is sent as zero.
+        false_positive_rate: The probability that a zero is sent as one.
     """
 
-    miss: float
-    false: float
+    false_negative_rate: float
+    false_positive_rate: float
 
     name: ClassVar[str] = "unary"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (min(self.miss, self.false) > RAREST and self.miss + self.false < 1 - 1e-9):
+        rates = (self.false_negative_rate, self.false_positive_rate)
+        if not (min(rates) > MIN_COIN_PROBABILITY and sum(rates) < 1 - 1e-9):
             raise SettingError(
-                f"miss={self.miss}, false={self.false}: probabilities over {RAREST:g} that sum to less than 1 are needed"
+                f"false_negative_rate={rates[0]}, false_positive_rate={rates[1]}: give "
+                f"probabilities above {MIN_COIN_PROBABILITY:g} whose sum is below 1."
             )
 
     @classmethod
-    def calibrated(
-        cls, epsilon: float, delta: float = 0.0, *, categories: int, **public: Any
+    def calibrate(
+        cls, epsilon: float, delta: float = 0.0, *, num_categories: int, **fields: Any
     ) -> Self:
-        """The channel with this epsilon; ``delta`` is not needed."""
-        wrong = 1 / (1 + math.exp(min(epsilon, 690.0) / 2))
-        return cls(categories=categories, miss=wrong, false=wrong, **public)
+        """Build the channel with this epsilon.
+
+        Args:
+            epsilon: Epsilon of one record.
+            delta: Is not used.
+            num_categories: Number of categories.
+            fields: The other fields of the channel.
+
+        Returns:
+            The channel.
+        """
+        flip_probability = 1 / (1 + math.exp(min(epsilon, 690.0) / 2))
+        return cls(
+            num_categories=num_categories,
+            false_negative_rate=flip_probability,
+            false_positive_rate=flip_probability,
+            **fields,
+        )
 
     @property
     def epsilon(self) -> float:
+        """Epsilon of one record."""
         return (
-            math.log1p(-self.miss)
-            - math.log(self.miss)
-            + math.log1p(-self.false)
-            - math.log(self.false)
+            math.log1p(-self.false_negative_rate)
+            - math.log(self.false_negative_rate)
+            + math.log1p(-self.false_positive_rate)
+            - math.log(self.false_positive_rate)
         )
 
     @property
-    def width(self) -> int:
-        return self.categories
+    def output_dim(self) -> int:
+        """Number of bits that are sent."""
+        return self.num_categories
 
-    def privatize(self, records: Tensor, secret: Secret | None = None) -> Tensor:
-        """On the client: categories [n, 1] to bits [n, categories]."""
-        secret = secret or Secret()
-        true = self.points(records).bool()
-        missed, made = (
-            secret.coins(digits_of(Decimal(each)), true.numel()).view_as(true)
-            for each in (self.miss, self.false)
+    def privatize(self, records: Tensor, secret_random: SecretRandom | None = None) -> Tensor:
+        """Privatize indices [n, 1] on the client: bits [n, num_categories]."""
+        secret_random = secret_random or SecretRandom()
+        true_bits = self.to_points(records).bool()
+        is_false_negative, is_false_positive = (
+            secret_random.bernoulli(probability_bits(Decimal(rate)), true_bits.numel()).view_as(
+                true_bits
+            )
+            for rate in (self.false_negative_rate, self.false_positive_rate)
         )
-        return (true ^ torch.where(true, missed, made)).float()
+        return (true_bits ^ torch.where(true_bits, is_false_negative, is_false_positive)).float()
 
-    def cost(self, x: Tensor, y: Tensor) -> Tensor:
-        r""":math:`-\log K(y|x)`: probabilities [..., n, categories] and bits [..., m, categories] to [..., n, m]; differentiable in x."""
-        y = y.to(x)
-        ones = y.sum(-1)
-        none = ones * math.log(self.false) + (self.categories - ones) * math.log1p(
-            -self.false
-        )  # of no category at all
-        # how much likelier the answer is if this category is the record's: [..., m, categories]
-        ratio = y * ((1 - self.miss) / self.false) + (1 - y) * (self.miss / (1 - self.false))
-        return -log(x @ ratio.mT) - none[..., None, :]
+    def compute_cost_matrix(self, points: Tensor, outputs: Tensor) -> Tensor:
+        r"""Compute :math:`-\log K(y|x)`.
 
-    def residual(self) -> float:
-        """What the cost of a record and its own answer is on average: the entropy of an answer."""
-        return _entropy(self.miss) + (self.categories - 1) * _entropy(self.false)
+        Args:
+            points: Probabilities x, [..., n, num_categories].
+            outputs: Bits y, [..., m, num_categories].
 
-    def holds(self, y: Tensor) -> bool:
-        """Whether these can be answers of this channel."""
-        return bool(((y == 0) | (y == 1)).all())
+        Returns:
+            [..., n, m]; differentiable in ``points``.
+        """
+        outputs = outputs.to(points)
+        num_ones = outputs.sum(-1)
+        # The likelihood of an output if all true bits were zero.
+        log_likelihood_of_zeros = num_ones * math.log(self.false_positive_rate) + (
+            self.num_categories - num_ones
+        ) * math.log1p(-self.false_positive_rate)
+        # The factor by which an output is likelier if this bit is the true one:
+        # [..., m, num_categories]
+        likelihood_ratio = outputs * ((1 - self.false_negative_rate) / self.false_positive_rate) + (
+            1 - outputs
+        ) * (self.false_negative_rate / (1 - self.false_positive_rate))
+        return -safe_log(points @ likelihood_ratio.mT) - log_likelihood_of_zeros[..., None, :]
 
-    def at(self, epsilon: float) -> Self:
-        """The same with another epsilon."""
-        return self.calibrated(epsilon, self.delta, categories=self.categories)
+    def compute_expected_cost(self) -> float:
+        """Compute the mean cost of a record and its own output: the entropy of an output."""
+        return _compute_bit_entropy(self.false_negative_rate) + (
+            self.num_categories - 1
+        ) * _compute_bit_entropy(self.false_positive_rate)
 
-    def signal(self, count: int) -> float:
-        """A mean share, 1/k, over the error of its unbiased estimate."""
-        share = 1 / self.categories
-        gain = 1 - self.miss - self.false
-        ones = self.false + share * gain
-        return share * gain * math.sqrt(count / (ones * (1 - ones)))
+    def is_possible_output(self, outputs: Tensor) -> bool:
+        """Whether the channel can give these outputs [n, num_categories]."""
+        return bool(((outputs == 0) | (outputs == 1)).all())
+
+    def with_epsilon(self, epsilon: float) -> Self:
+        """Build the same channel with another epsilon."""
+        return self.calibrate(epsilon, self.delta, num_categories=self.num_categories)
+
+    def predict_signal_to_noise(self, num_records: int) -> float:
+        """Predict the ratio of a mean share, 1/k, to the error of its unbiased estimate."""
+        share = 1 / self.num_categories
+        gain = 1 - self.false_negative_rate - self.false_positive_rate
+        share_of_ones = self.false_positive_rate + share * gain
+        return share * gain * math.sqrt(num_records / (share_of_ones * (1 - share_of_ones)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizedUnary(Unary):
-    """The same with the probabilities of OUE.
+class OptimizedUnaryEncoding(UnaryEncoding):
+    """Unary encoding with the probabilities of OUE.
 
-    >>> channel = OptimizedUnary.calibrated(1.0, categories=4)
-    >>> channel.miss, round(channel.false, 6), round(channel.epsilon, 6)
-    (0.5, 0.268941, 1.0)
+    >>> channel = OptimizedUnaryEncoding.calibrate(1.0, num_categories=4)
+    >>> channel.false_negative_rate, round(channel.false_positive_rate, 6)
+    (0.5, 0.268941)
+    >>> round(channel.epsilon, 6)
+    1.0
     """
 
     name: ClassVar[str] = "optimized-unary"
 
     @classmethod
-    def calibrated(
-        cls, epsilon: float, delta: float = 0.0, *, categories: int, **public: Any
+    def calibrate(
+        cls, epsilon: float, delta: float = 0.0, *, num_categories: int, **fields: Any
     ) -> Self:
+        """Build the channel with this epsilon.
+
+        Args:
+            epsilon: Epsilon of one record.
+            delta: Is not used.
+            num_categories: Number of categories.
+            fields: The other fields of the channel.
+
+        Returns:
+            The channel.
+        """
         return cls(
-            categories=categories, miss=0.5, false=1 / (1 + math.exp(min(epsilon, 690.0))), **public
+            num_categories=num_categories,
+            false_negative_rate=0.5,
+            false_positive_rate=1 / (1 + math.exp(min(epsilon, 690.0))),
+            **fields,
         )
 
 
-def _entropy(wrong: float) -> float:
-    """Of a bit, in nats."""
-    return -wrong * math.log(wrong) - (1 - wrong) * math.log1p(-wrong)
+def _compute_bit_entropy(flip_probability: float) -> float:
+    """Compute the entropy of a bit that is flipped with this probability, in nats."""
+    keep_probability = 1 - flip_probability
+    return -flip_probability * math.log(flip_probability) - keep_probability * math.log1p(
+        -flip_probability
+    )

@@ -1,6 +1,7 @@
-"""The Inception network of 2015-12-05, by which FID is defined: up to its 2048 pooled features, and its 1008 logits where at hand.
+"""The Inception network of 2015-12-05, which defines FID.
 
-Blocks are tables; names are those of the usual weight files. Batch norms are folded into the convolutions when weights are loaded.
+It gives 2048 pooled features, and 1008 logits if the weights have them. Blocks are listed in
+tables, with the names of the usual weight files. Loading folds batch norms into the convolutions.
 """
 
 from __future__ import annotations
@@ -11,139 +12,162 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, max_pool2d
 
-SIDE = 299
-FEATURES = 2048
-LOGITS = 1008
-Unit = tuple[
-    str, int, tuple[int, int], int
-]  # name, outputs, kernel, stride; a stride of 1 keeps the size
-Chain = tuple[Unit, ...]
+INPUT_SIDE = 299
+NUM_FEATURES = 2048
+NUM_LOGITS = 1008
+BATCH_NORM_EPSILON = 1e-3
+# Name, output channels, kernel size, stride. A stride of 1 preserves the size.
+ConvSpec = tuple[str, int, tuple[int, int], int]
+Branch = tuple[ConvSpec, ...]  # convolutions in sequence
 
-WIDE = (1, 7)
-TALL = (7, 1)
-ONE = (1, 1)
-THREE = (3, 3)
-FIVE = (5, 5)
+KERNEL_1X7 = (1, 7)
+KERNEL_7X1 = (7, 1)
+KERNEL_1X1 = (1, 1)
+KERNEL_3X3 = (3, 3)
+KERNEL_5X5 = (5, 5)
 
 
-def _first(pooled: int) -> tuple[Chain, ...]:
+def _inception_a(pool_channels: int) -> tuple[Branch, ...]:
     return (
-        (("branch1x1", 64, ONE, 1),),
-        (("branch5x5_1", 48, ONE, 1), ("branch5x5_2", 64, FIVE, 1)),
+        (("branch1x1", 64, KERNEL_1X1, 1),),
+        (("branch5x5_1", 48, KERNEL_1X1, 1), ("branch5x5_2", 64, KERNEL_5X5, 1)),
         (
-            ("branch3x3dbl_1", 64, ONE, 1),
-            ("branch3x3dbl_2", 96, THREE, 1),
-            ("branch3x3dbl_3", 96, THREE, 1),
+            ("branch3x3dbl_1", 64, KERNEL_1X1, 1),
+            ("branch3x3dbl_2", 96, KERNEL_3X3, 1),
+            ("branch3x3dbl_3", 96, KERNEL_3X3, 1),
         ),
-        (("branch_pool", pooled, ONE, 1),),
+        (("branch_pool", pool_channels, KERNEL_1X1, 1),),
     )
 
 
-def _second(width: int) -> tuple[Chain, ...]:
+def _inception_c(channels: int) -> tuple[Branch, ...]:
     double = tuple(
-        (f"branch7x7dbl_{i}", width, kernel, 1)
-        for i, kernel in enumerate((ONE, TALL, WIDE, TALL), 1)
+        (f"branch7x7dbl_{i}", channels, kernel, 1)
+        for i, kernel in enumerate((KERNEL_1X1, KERNEL_7X1, KERNEL_1X7, KERNEL_7X1), 1)
     )
     return (
-        (("branch1x1", 192, ONE, 1),),
+        (("branch1x1", 192, KERNEL_1X1, 1),),
         (
-            ("branch7x7_1", width, ONE, 1),
-            ("branch7x7_2", width, WIDE, 1),
-            ("branch7x7_3", 192, TALL, 1),
+            ("branch7x7_1", channels, KERNEL_1X1, 1),
+            ("branch7x7_2", channels, KERNEL_1X7, 1),
+            ("branch7x7_3", 192, KERNEL_7X1, 1),
         ),
-        (*double, ("branch7x7dbl_5", 192, WIDE, 1)),
-        (("branch_pool", 192, ONE, 1),),
+        (*double, ("branch7x7dbl_5", 192, KERNEL_1X7, 1)),
+        (("branch_pool", 192, KERNEL_1X1, 1),),
     )
 
 
-DOWN = (
-    (("branch3x3", 384, THREE, 2),),
+INCEPTION_B = (
+    (("branch3x3", 384, KERNEL_3X3, 2),),
     (
-        ("branch3x3dbl_1", 64, ONE, 1),
-        ("branch3x3dbl_2", 96, THREE, 1),
-        ("branch3x3dbl_3", 96, THREE, 2),
+        ("branch3x3dbl_1", 64, KERNEL_1X1, 1),
+        ("branch3x3dbl_2", 96, KERNEL_3X3, 1),
+        ("branch3x3dbl_3", 96, KERNEL_3X3, 2),
     ),
 )
-DOWN_AGAIN = (
-    (("branch3x3_1", 192, ONE, 1), ("branch3x3_2", 320, THREE, 2)),
+INCEPTION_D = (
+    (("branch3x3_1", 192, KERNEL_1X1, 1), ("branch3x3_2", 320, KERNEL_3X3, 2)),
     (
-        ("branch7x7x3_1", 192, ONE, 1),
-        ("branch7x7x3_2", 192, WIDE, 1),
-        ("branch7x7x3_3", 192, TALL, 1),
-        ("branch7x7x3_4", 192, THREE, 2),
+        ("branch7x7x3_1", 192, KERNEL_1X1, 1),
+        ("branch7x7x3_2", 192, KERNEL_1X7, 1),
+        ("branch7x7x3_3", 192, KERNEL_7X1, 1),
+        ("branch7x7x3_4", 192, KERNEL_3X3, 2),
     ),
 )
-LAST = (  # names that end in a and b are a fork: both take what lies before them
-    (("branch1x1", 320, ONE, 1),),
+# Convolutions whose names end in a and b are parallel: both take the output before them.
+INCEPTION_E = (
+    (("branch1x1", 320, KERNEL_1X1, 1),),
     (
-        ("branch3x3_1", 384, ONE, 1),
+        ("branch3x3_1", 384, KERNEL_1X1, 1),
         ("branch3x3_2a", 384, (1, 3), 1),
         ("branch3x3_2b", 384, (3, 1), 1),
     ),
     (
-        ("branch3x3dbl_1", 448, ONE, 1),
-        ("branch3x3dbl_2", 384, THREE, 1),
+        ("branch3x3dbl_1", 448, KERNEL_1X1, 1),
+        ("branch3x3dbl_2", 384, KERNEL_3X3, 1),
         ("branch3x3dbl_3a", 384, (1, 3), 1),
         ("branch3x3dbl_3b", 384, (3, 1), 1),
     ),
-    (("branch_pool", 192, ONE, 1),),
+    (("branch_pool", 192, KERNEL_1X1, 1),),
 )
 
 
-class Convolution(nn.Module):
-    """A convolution with its batch norm folded in, then ReLU."""
+class ConvReLU(nn.Module):
+    """A convolution, into which its batch norm is folded, followed by ReLU.
 
-    def __init__(self, inputs: int, outputs: int, kernel: tuple[int, int], stride: int = 1):
+    Args:
+        in_channels: Input channels.
+        out_channels: Output channels.
+        kernel_size: Height and width of the kernel.
+        stride: Stride; only a stride of 1 is padded.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: tuple[int, int], stride: int = 1
+    ):
         super().__init__()
-        padding = (kernel[0] // 2, kernel[1] // 2) if stride == 1 else (0, 0)
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+        padding = (kernel_size[0] // 2, kernel_size[1] // 2) if stride == 1 else (0, 0)
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.conv(images).relu_()
 
 
-class Mixed(nn.Module):
-    """Chains side by side. The chain ``branch_pool`` sees the pooled input; a block that halves the size passes the pooled input on."""
+class InceptionBlock(nn.Module):
+    """Parallel branches whose outputs are concatenated.
 
-    def __init__(self, inputs: int, chains: tuple[Chain, ...], pool: str):
+    The branch ``branch_pool`` takes the pooled input. A block that halves the size also outputs the
+    max-pooled input.
+
+    Args:
+        in_channels: Input channels.
+        branches: The branches.
+        pool: "mean" or "max" pooling before ``branch_pool``, or "down" to halve the size.
+    """
+
+    def __init__(self, in_channels: int, branches: tuple[Branch, ...], pool: str):
         super().__init__()
-        self.chains = chains
+        self.branches = branches
         self.pool = pool
-        self.outputs = 0 if pool != "down" else inputs
-        for chain in chains:
-            before = inputs
-            for name, outputs, kernel, stride in chain:
-                self.add_module(name, Convolution(before, outputs, kernel, stride))
-                if not name.endswith("a"):
-                    before = outputs
-                self.outputs += outputs if name == chain[-1][0] or name.endswith("a") else 0
+        self.out_channels = 0 if pool != "down" else in_channels
+        for branch in branches:
+            channels = in_channels
+            for name, out_channels, kernel_size, stride in branch:
+                self.add_module(name, ConvReLU(channels, out_channels, kernel_size, stride))
+                is_parallel = name.endswith("a")
+                if not is_parallel:
+                    channels = out_channels
+                if is_parallel or name == branch[-1][0]:
+                    self.out_channels += out_channels
 
     def forward(self, images: Tensor) -> Tensor:
-        parts = []
-        for chain in self.chains:
-            value = images
-            if chain[0][0] == "branch_pool":
-                value = (
-                    max_pool2d(images, 3, 1, 1)
-                    if self.pool == "max"
-                    else avg_pool2d(images, 3, 1, 1, count_include_pad=False)
-                )
-            for name, *_ in chain:
-                if name.endswith("a"):
-                    parts.append(self.get_submodule(name)(value))
+        outputs = []
+        for branch in self.branches:
+            maps = images
+            if branch[0][0] == "branch_pool":
+                if self.pool == "max":
+                    maps = max_pool2d(images, 3, 1, 1)
                 else:
-                    value = self.get_submodule(name)(value)
-            parts.append(value)
+                    maps = avg_pool2d(images, 3, 1, 1, count_include_pad=False)
+            for name, *_ in branch:
+                if name.endswith("a"):
+                    outputs.append(self.get_submodule(name)(maps))
+                else:
+                    maps = self.get_submodule(name)(maps)
+            outputs.append(maps)
         if self.pool == "down":
-            parts.append(max_pool2d(images, 3, 2))
-        return torch.cat(parts, 1)
+            outputs.append(max_pool2d(images, 3, 2))
+        return torch.cat(outputs, 1)
 
 
 class Inception(nn.Module):
-    """Images in, features [count, 2048] out.
+    """Maps images [count, 1 or 3, height, width] in [0, 1] to features [count, 2048].
 
-    Images [count, 1 or 3, height, width] in [0, 1] are rounded to 8 bits, brought to 299 x 299 by the bilinear rule of that network's
-    own graph (no half-pixel shift) and scaled by (x - 128) / 128.
+    Images are rounded to 8 bits, resized to 299 x 299 by the bilinear rule of that network's own
+    graph (no half-pixel shift) and scaled by (x - 128) / 128.
+
+    Args:
+        logits: Whether the network has the last layer, ``fc``.
 
     >>> Inception().features(torch.zeros(1, 1, 28, 28)).shape
     torch.Size([1, 2048])
@@ -158,92 +182,106 @@ class Inception(nn.Module):
             ("3b_1x1", 80, 1, 1, 0),
             ("4a_3x3", 192, 3, 1, 0),
         )
-        before = 3
-        names = []
-        for name, outputs, side, stride, padding in stem:
-            unit = Convolution(before, outputs, (side, side), stride)
-            unit.conv.padding = (padding, padding)
-            names.append(self._add(f"Conv2d_{name}", unit))
-            before = outputs
+        channels = 3
+        self.block_names: list[str] = []
+        for name, out_channels, side, stride, padding in stem:
+            layer = ConvReLU(channels, out_channels, (side, side), stride)
+            layer.conv.padding = (padding, padding)
+            self._add_block(f"Conv2d_{name}", layer)
+            channels = out_channels
         blocks = (
-            ("5b", _first(32), "mean"),
-            ("5c", _first(64), "mean"),
-            ("5d", _first(64), "mean"),
-            ("6a", DOWN, "down"),
-            ("6b", _second(128), "mean"),
-            ("6c", _second(160), "mean"),
-            ("6d", _second(160), "mean"),
-            ("6e", _second(192), "mean"),
-            ("7a", DOWN_AGAIN, "down"),
-            ("7b", LAST, "mean"),
-            ("7c", LAST, "max"),
+            ("5b", _inception_a(32), "mean"),
+            ("5c", _inception_a(64), "mean"),
+            ("5d", _inception_a(64), "mean"),
+            ("6a", INCEPTION_B, "down"),
+            ("6b", _inception_c(128), "mean"),
+            ("6c", _inception_c(160), "mean"),
+            ("6d", _inception_c(160), "mean"),
+            ("6e", _inception_c(192), "mean"),
+            ("7a", INCEPTION_D, "down"),
+            ("7b", INCEPTION_E, "mean"),
+            ("7c", INCEPTION_E, "max"),
         )
-        for name, chains, pool in blocks:
-            mixed = Mixed(before, chains, pool)
-            names.append(self._add(f"Mixed_{name}", mixed))
-            before = mixed.outputs
-        self.names = names
+        for name, branches, pool in blocks:
+            block = InceptionBlock(channels, branches, pool)
+            self._add_block(f"Mixed_{name}", block)
+            channels = block.out_channels
         if logits:
-            self.fc = nn.Linear(FEATURES, LOGITS)
+            self.fc = nn.Linear(NUM_FEATURES, NUM_LOGITS)
 
-    def _add(self, name: str, module: nn.Module) -> str:
-        self.add_module(name, module)
-        return name
+    def _add_block(self, name: str, block: nn.Module) -> None:
+        self.add_module(name, block)
+        self.block_names.append(name)
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> Inception:
-        """The network with weights under their usual names, batch norms apart (epsilon 0.001); raises KeyError where one is missing."""
+        """Build the network from weights under their usual names, with separate batch norms.
+
+        Raises:
+            KeyError: A weight is missing.
+        """
         net = cls(logits="fc.weight" in weights)
-        folded = {}
+        state = {}
         for name in net.state_dict():
             if name.startswith("fc."):
-                folded[name] = weights[name].float()
+                state[name] = weights[name].float()
                 continue
-            unit = name.removesuffix(".conv.weight").removesuffix(".conv.bias")
-            part = name.rsplit(".", 1)[1]
+            layer, _, parameter = name.rsplit(".", 2)  # layer.conv.parameter
             norm = {
-                key: weights[f"{unit}.bn.{key}"].double()
+                key: weights[f"{layer}.bn.{key}"].double()
                 for key in ("weight", "bias", "running_mean", "running_var")
             }
-            scale = norm["weight"] / (norm["running_var"] + 1e-3).sqrt()
-            if part == "weight":
-                folded[name] = (weights[name].double() * scale.view(-1, 1, 1, 1)).float()
+            scale = norm["weight"] / (norm["running_var"] + BATCH_NORM_EPSILON).sqrt()
+            if parameter == "weight":
+                state[name] = (weights[name].double() * scale.view(-1, 1, 1, 1)).float()
             else:
-                folded[name] = (norm["bias"] - norm["running_mean"] * scale).float()
-        net.load_state_dict(folded)
+                state[name] = (norm["bias"] - norm["running_mean"] * scale).float()
+        net.load_state_dict(state)
         return net.eval()
 
     def features(self, images: Tensor) -> Tensor:
+        """Compute the pooled features [count, 2048] of images in [0, 1]."""
         pixels = (images.clamp(0, 1) * 255).round_()
-        value = (
-            (resized(pixels, SIDE).sub_(128).div_(128))
-            .expand(-1, 3, -1, -1)
-            .contiguous(memory_format=torch.channels_last)
-        )
-        for name in self.names:
-            value = self.get_submodule(name)(value)
+        scaled = resize_like_tensorflow(pixels, INPUT_SIDE).sub_(128).div_(128)
+        maps = scaled.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
+        for name in self.block_names:
+            maps = self.get_submodule(name)(maps)
             if name in ("Conv2d_2b_3x3", "Conv2d_4a_3x3"):
-                value = max_pool2d(value, 3, 2)
-        return value.mean((2, 3))
+                maps = max_pool2d(maps, 3, 2)
+        return maps.mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.features(images)
 
 
-def resized(images: Tensor, side: int) -> Tensor:
-    """Bilinear, with the corner of pixel i at i * (old / new), as the network's own graph does it: [..., side, side].
+def resize_like_tensorflow(images: Tensor, side: int) -> Tensor:
+    """Resize images bilinearly as the network's own graph does, to [..., side, side].
 
-    >>> resized(torch.tensor([[[[0.0, 1.0]]]]), 4)[0, 0, 0]
+    Pixel i of the output has its corner at ``i * (old_side / side)`` of the input.
+
+    >>> resize_like_tensorflow(torch.tensor([[[[0.0, 1.0]]]]), 4)[0, 0, 0]
     tensor([0.0000, 0.5000, 1.0000, 1.0000])
     """
-    tall, wide = (_lerp(length, side, images) for length in images.shape[-2:])
-    return tall @ images @ wide.T
+    rows, columns = (_interpolation_matrix(length, side, images) for length in images.shape[-2:])
+    return rows @ images @ columns.T
 
 
-def _lerp(old: int, new: int, like: Tensor) -> Tensor:
-    place = torch.arange(new, dtype=torch.float64) * (old / new)
-    low = place.floor().long().clamp(max=old - 1)
-    matrix = torch.zeros(new, old, dtype=torch.float64)
-    matrix[torch.arange(new), low] += 1 - (place - low)
-    matrix[torch.arange(new), (low + 1).clamp(max=old - 1)] += place - low
+def _interpolation_matrix(in_length: int, out_length: int, like: Tensor) -> Tensor:
+    """Build the matrix of linear interpolation along one axis.
+
+    Args:
+        in_length: Pixels of the input.
+        out_length: Pixels of the output.
+        like: Gives dtype and device.
+
+    Returns:
+        The matrix [out_length, in_length].
+    """
+    positions = torch.arange(out_length, dtype=torch.float64) * (in_length / out_length)
+    lower = positions.floor().long().clamp(max=in_length - 1)
+    upper = (lower + 1).clamp(max=in_length - 1)
+    rows = torch.arange(out_length)
+    matrix = torch.zeros(out_length, in_length, dtype=torch.float64)
+    matrix[rows, lower] += 1 - (positions - lower)
+    matrix[rows, upper] += positions - lower
     return matrix.to(like)

@@ -1,19 +1,20 @@
-"""The network of LPIPS: AlexNet's features and a weight for each channel."""
+"""The LPIPS network: AlexNet's features and one weight per channel."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-WIDTHS = (64, 192, 384, 256, 256)
+LAYER_CHANNELS = (64, 192, 384, 256, 256)
 
 
-class AlexFeatures(nn.Module):
-    """AlexNet's five convolutions; the maps after each ReLU, [n, width, ., .]. Inputs [n, 3, height, width] from 31 pixels a side on.
+class AlexNetFeatures(nn.Module):
+    """The five convolutions of AlexNet.
 
-    Keys of the weights are torchvision's, ``features.N``.
+    Maps images [n, 3, height, width] with sides of at least 31 pixels to the five maps after each
+    ReLU, [n, channels, ., .]. The keys of the weights are torchvision's, ``features.N``.
 
-    >>> [tuple(each.shape) for each in AlexFeatures()(torch.zeros(1, 3, 64, 64))]
+    >>> [tuple(maps.shape) for maps in AlexNetFeatures()(torch.zeros(1, 3, 64, 64))]
     [(1, 64, 15, 15), (1, 192, 7, 7), (1, 384, 3, 3), (1, 256, 3, 3), (1, 256, 3, 3)]
     """
 
@@ -44,11 +45,14 @@ class AlexFeatures(nn.Module):
 
 
 class Lpips(nn.Module):
-    r"""LPIPS of Zhang et al. (2018), version 0.1: [n, 3, h, w] twice, in [-1, 1], to distances [n].
+    r"""LPIPS of Zhang et al. (2018), version 0.1.
 
-    d(x, y) = \sum_l mean_{hw} \sum_c w_lc (f_lc(x) - f_lc(y))^2, with the features f_l of each place scaled to length 1.
+    Maps two batches of images [n, 3, h, w] in [-1, 1] to distances [n]:
 
-    The heads w are ``lin0`` to ``lin4``, [1, channels, 1, 1].
+    d(x, y) = \sum_l mean_{hw} \sum_c w_lc (f_lc(x) - f_lc(y))^2
+
+    The features f_l are scaled to length 1 at each position. The heads w are ``lin0`` to ``lin4``,
+    [1, channels, 1, 1].
 
     >>> x = torch.ones(2, 3, 64, 64)
     >>> Lpips()(x, x).tolist()
@@ -60,8 +64,10 @@ class Lpips(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = AlexFeatures()
-        self.heads = nn.ParameterList([torch.zeros(1, width, 1, 1) for width in WIDTHS])
+        self.net = AlexNetFeatures()
+        self.heads = nn.ParameterList(
+            [torch.zeros(1, channels, 1, 1) for channels in LAYER_CHANNELS]
+        )
         self.register_buffer(
             "shift", torch.tensor([-0.030, -0.088, -0.188]).view(1, 3, 1, 1), persistent=False
         )
@@ -69,21 +75,26 @@ class Lpips(nn.Module):
             "scale", torch.tensor([0.458, 0.448, 0.450]).view(1, 3, 1, 1), persistent=False
         )
 
-    def load(self, features: dict[str, Tensor], heads: dict[str, Tensor]) -> Lpips:
-        """Weights of AlexNet and of the heads, by the keys above; half precision is widened."""
+    def load_weights(self, features: dict[str, Tensor], head_weights: dict[str, Tensor]) -> Lpips:
+        """Load weights of AlexNet and of the heads, and freeze them. They may be float16."""
         self.net.load_state_dict(features)
         self.heads.load_state_dict(
-            {str(level): heads[f"lin{level}.weight"] for level in range(len(WIDTHS))}
+            {str(layer): head_weights[f"lin{layer}.weight"] for layer in range(len(LAYER_CHANNELS))}
         )
         return self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        one, two = (self.net((each - self.shift) / self.scale) for each in (x, y))
-        gaps = ((_unit(a) - _unit(b)).square().double() for a, b in zip(one, two, strict=True))
-        return torch.stack(
-            [(gap * head).sum(1).mean((1, 2)) for gap, head in zip(gaps, self.heads, strict=True)]
-        ).sum(0)
+        x_maps, y_maps = (self.net((images - self.shift) / self.scale) for images in (x, y))
+        differences = (
+            (_normalize_channels(x_map) - _normalize_channels(y_map)).square().double()
+            for x_map, y_map in zip(x_maps, y_maps, strict=True)
+        )
+        distances = [
+            (difference * head).sum(1).mean((1, 2))
+            for difference, head in zip(differences, self.heads, strict=True)
+        ]
+        return torch.stack(distances).sum(0)
 
 
-def _unit(maps: Tensor) -> Tensor:
+def _normalize_channels(maps: Tensor) -> Tensor:
     return maps / (maps.norm(dim=1, keepdim=True) + 1e-10)

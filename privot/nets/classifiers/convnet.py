@@ -1,4 +1,4 @@
-"""The convolutional classifier of the condensation papers."""
+"""The convolutional classifier of the dataset condensation papers."""
 
 from __future__ import annotations
 
@@ -6,38 +6,52 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from privot.nets.conv_block import block
-from privot.nets.conv_shapes import Outline
+from privot.nets.conv_block import apply_conv_block
+from privot.nets.conv_shapes import ConvNetShapes
 
 
 class ConvNet(nn.Module):
-    """Blocks of 3x3 convolution, instance norm, ReLU and average pooling, then one linear layer ("ConvNet3" at depth 3, width 128).
+    """Blocks of 3x3 convolution, instance norm, ReLU and average pooling, then one linear layer.
 
-    28-pixel images are padded to 32. Images too small for so many poolings get fewer blocks.
+    With depth 3 and width 128 it is the "ConvNet3" of the papers. Images of 28 pixels a side are
+    padded to 32. Images too small for `depth` poolings get fewer blocks.
+
+    Args:
+        shape: Channels, height and width of the images.
+        classes: Number of classes.
+        width: Channels of every block.
+        depth: Number of blocks.
 
     >>> import torch
     >>> net = ConvNet((3, 32, 32), 10)
-    >>> net.features(torch.zeros(2, 3, 32, 32)).shape, sum(each.numel() for each in net.parameters())
-    (torch.Size([2, 2048]), 320010)
+    >>> net.features(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 2048])
+    >>> sum(parameter.numel() for parameter in net.parameters())
+    320010
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128, depth: int = 3):
         super().__init__()
-        outline = Outline(shape, width, depth)
+        shapes = ConvNetShapes(shape, width, depth)
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
-        for number in range(outline.blocks):
-            inputs, pad = (width, 1) if number else (shape[0], outline.pad)
-            self.convs.append(nn.Conv2d(inputs, width, 3, padding=pad))
+        for block in range(shapes.num_blocks):
+            in_channels = width if block else shape[0]
+            padding = 1 if block else shapes.padding
+            self.convs.append(nn.Conv2d(in_channels, width, 3, padding=padding))
             self.norms.append(nn.GroupNorm(width, width))
-        self.head = nn.Linear(outline.numbers, classes)
+        self.head = nn.Linear(shapes.num_features, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """[count, width * height' * width'], 2048 for 28 and 32 pixels at the usual size."""
+        """Return the inputs of the last layer.
+
+        They are [count, width * height' * width'] with the sides of the last map, which makes
+        2048 features for 28 and 32 pixels a side at the default size.
+        """
         conv: Any
         norm: Any
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            images = block(
+            images = apply_conv_block(
                 images, conv.weight, conv.bias, norm.weight, norm.bias, padding=conv.padding[0]
             )
         return images.flatten(1)

@@ -1,15 +1,24 @@
-"""The classifier by which GS-WGAN's inception score is taken."""
+"""The classifier behind the inception scores of GS-WGAN."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+# output channels of the convolutions; 0 stands for a pooling
+LAYER_CHANNELS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
+
 
 class VGG11(nn.Module):
-    """VGG-11 with batch norm for small images: eight 3x3 convolutions, five poolings, one linear layer.
+    """VGG-11 with batch norm for small images.
 
-    Images of 28 to 31 pixels are padded by 4; smaller ones are brought to 32, larger ones end in an average over what is left.
+    It has eight 3x3 convolutions, five poolings and one linear layer. Images of 28 to 31 pixels a
+    side are padded by 4 pixels. Smaller images are resized to 32 pixels. The maps of larger images
+    are averaged at the end.
+
+    Args:
+        shape: Channels, height and width of the images.
+        classes: Number of classes.
 
     >>> import torch
     >>> VGG11((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
@@ -18,26 +27,28 @@ class VGG11(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], classes: int):
         super().__init__()
-        channels = shape[0]
-        self.small = min(shape[1:]) < 28
+        in_channels = shape[0]
+        self.resizes = min(shape[1:]) < 28
         layers: list[nn.Module] = []
-        for width in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
-            if not width:
+        for out_channels in LAYER_CHANNELS:
+            if out_channels == 0:
                 layers.append(nn.MaxPool2d(2))
                 continue
-            pad = 3 if not layers and 28 <= min(shape[1:]) < 32 else 1
+            padding = 3 if not layers and 28 <= min(shape[1:]) < 32 else 1
             layers += [
-                nn.Conv2d(channels, width, 3, padding=pad, bias=False),
-                nn.BatchNorm2d(width),
+                nn.Conv2d(in_channels, out_channels, 3, padding=padding, bias=False),
+                nn.BatchNorm2d(out_channels),
                 nn.ReLU(inplace=True),
             ]
-            channels = width
+            in_channels = out_channels
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(512, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """[count, 512]."""
-        return self.layers(interpolate(images, (32, 32), mode="bilinear") if self.small else images)
+        """Return the inputs of the last layer, [count, 512]."""
+        if self.resizes:
+            images = interpolate(images, (32, 32), mode="bilinear")
+        return self.layers(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))

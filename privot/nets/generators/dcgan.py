@@ -1,4 +1,4 @@
-"""The two networks of a conditional deep convolutional GAN: a generator that knows its label, and a critic."""
+"""The two networks of a conditional deep convolutional GAN: a generator and a critic."""
 
 from __future__ import annotations
 
@@ -10,107 +10,136 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, leaky_relu, one_hot
 
 
-def doublings(height: int, width: int) -> int:
-    """How often a side can be halved without falling below 4 pixels: 8 px 1, 28 px 2, 32 px 3, 64 px 4."""
+def count_doublings(height: int, width: int) -> int:
+    """Count how often the shorter side can be halved without falling below 4 pixels.
+
+    >>> [count_doublings(side, side) for side in (3, 8, 28, 32, 64)]
+    [0, 1, 2, 3, 4]
+    """
     return max(0, int(math.log2(min(height, width) / 4))) if min(height, width) >= 4 else 0
 
 
-class LabelledNorm(nn.Module):
-    """Batch norm whose gain and shift belong to the label."""
+class ConditionalBatchNorm(nn.Module):
+    """Batch norm with a gain and a shift of its own for each class."""
 
     def __init__(self, channels: int, classes: int):
         super().__init__()
         self.norm = nn.BatchNorm2d(channels, affine=False)
-        self.gain, self.shift = (nn.Parameter(torch.zeros(classes, channels)) for _ in range(2))
+        self.gain = nn.Parameter(torch.zeros(classes, channels))
+        self.shift = nn.Parameter(torch.zeros(classes, channels))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        # As wide as the maps: float32 would widen these, and twice the memory is twice the time.
-        gain, shift = (
-            embedding(labels, each)[:, :, None, None].to(x.dtype)
-            for each in (1 + self.gain, self.shift)
-        )
+        # The precision of the maps: float32 would widen them, and twice the memory is twice
+        # the time.
+        gain = embedding(labels, 1 + self.gain)[:, :, None, None].to(x.dtype)
+        shift = embedding(labels, self.shift)[:, :, None, None].to(x.dtype)
         return torch.addcmul(shift, self.norm(x), gain)
 
 
-class DeepConvGenerator(nn.Module):
-    """Code and label to an image in [0, 1]: a dense layer to a small plane, then rounds of (upsample, 3x3 convolution, labelled norm).
+class DcganGenerator(nn.Module):
+    """Map a latent and a label to an image in [0, 1].
 
-    ``shape`` is (channels, height, width); codes are standard Gaussian, [batch, code]. ``width`` counts the channels of the last
-    round, each earlier one has twice as many. Upsampling and convolving leaves no chequered pattern, as transposed convolutions do.
+    A dense layer gives a small map. Rounds of upsampling, 3x3 convolution and conditional batch
+    norm follow. Upsampling before a convolution leaves no checkerboard pattern, which transposed
+    convolutions do.
 
-    >>> net = DeepConvGenerator((3, 32, 32), classes=10, width=8)
-    >>> net(torch.zeros(2, net.code), torch.tensor([3, 7])).shape
+    Args:
+        shape: Channels, height and width of an image.
+        classes: Number of classes.
+        latent_dim: Dimension of the standard Gaussian latents [batch, latent_dim].
+        channels: Channels of the last round. Each earlier round has twice as many.
+
+    >>> net = DcganGenerator((3, 32, 32), classes=10, channels=8)
+    >>> net(torch.zeros(2, net.latent_dim), torch.tensor([3, 7])).shape
     torch.Size([2, 3, 32, 32])
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, code: int = 64, width: int = 64):
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, latent_dim: int = 64, channels: int = 64
+    ):
         super().__init__()
         self.shape = (shape[0], shape[1], shape[2])
         self.classes = classes
-        self.code = code
-        rounds = doublings(shape[1], shape[2])
-        self.plane = (
-            width * 2**rounds,
-            math.ceil(shape[1] / 2**rounds),
-            math.ceil(shape[2] / 2**rounds),
+        self.latent_dim = latent_dim
+        num_rounds = count_doublings(shape[1], shape[2])
+        self.base_shape = (
+            channels * 2**num_rounds,
+            math.ceil(shape[1] / 2**num_rounds),
+            math.ceil(shape[2] / 2**num_rounds),
         )
-        widths = [width * 2**each for each in range(rounds, -1, -1)]
-        self.dense = nn.Linear(code + classes, math.prod(self.plane))
-        self.norms = nn.ModuleList(LabelledNorm(each, classes) for each in widths)
-        self.layers = nn.ModuleList(
-            nn.Conv2d(old, new, 3, padding=1) for old, new in pairwise(widths)
+        layer_channels = [channels * 2**level for level in range(num_rounds, -1, -1)]
+        self.dense = nn.Linear(latent_dim + classes, math.prod(self.base_shape))
+        self.norms = nn.ModuleList(ConditionalBatchNorm(count, classes) for count in layer_channels)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(in_channels, out_channels, 3, padding=1)
+            for in_channels, out_channels in pairwise(layer_channels)
         )
-        self.last = nn.Conv2d(width, shape[0], 3, padding=1)
+        self.output_conv = nn.Conv2d(channels, shape[0], 3, padding=1)
 
-    def forward(self, codes: Tensor, labels: Tensor) -> Tensor:
-        x = self.dense(torch.cat([codes, one_hot(labels, self.classes).to(codes.dtype)], 1)).view(
-            -1, *self.plane
-        )
-        for norm, layer in zip(self.norms, self.layers, strict=False):
-            x = layer(interpolate(norm(x, labels).relu(), scale_factor=2))
-        x = self.last(self.norms[-1](x, labels).relu())
+    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
+        one_hot_labels = one_hot(labels, self.classes).to(latents.dtype)
+        x = self.dense(torch.cat([latents, one_hot_labels], 1)).view(-1, *self.base_shape)
+        for norm, conv in zip(self.norms, self.convs, strict=False):
+            x = conv(interpolate(norm(x, labels).relu(), scale_factor=2))
+        x = self.output_conv(self.norms[-1](x, labels).relu())
         return x[:, :, : self.shape[1], : self.shape[2]].sigmoid()
 
 
 class ProjectionCritic(nn.Module):
-    """Image in [0, 1] and label to one score: convolutions, a sum over places, then a dense part plus a projection on the label.
+    """Map an image in [0, 1] and a label to one score.
 
-    >>> ProjectionCritic((1, 28, 28), classes=10, width=8)(torch.zeros(2, 1, 28, 28), torch.tensor([3, 7])).shape
+    Convolutions and a sum over positions give features. The score is a dense layer of the
+    features plus their projection on an embedding of the label.
+
+    Args:
+        shape: Channels, height and width of an image.
+        classes: Number of classes.
+        channels: Channels of the first convolution.
+
+    >>> critic = ProjectionCritic((1, 28, 28), classes=10, channels=8)
+    >>> critic(torch.zeros(2, 1, 28, 28), torch.tensor([3, 7])).shape
     torch.Size([2])
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 64):
+    def __init__(self, shape: tuple[int, int, int], classes: int, channels: int = 64):
         super().__init__()
-        rounds = doublings(shape[1], shape[2])
+        num_halvings = count_doublings(shape[1], shape[2])
         layers = []
-        channels = shape[0]
-        for each in range(rounds + 1):
-            layers.append(nn.Conv2d(channels, width * 2**each, 3, padding=1))
-            channels = width * 2**each
-            if each < rounds:
-                layers.append(nn.Conv2d(channels, 2 * channels, 4, stride=2, padding=1))
-                channels *= 2
+        in_channels = shape[0]
+        for level in range(num_halvings + 1):
+            layers.append(nn.Conv2d(in_channels, channels * 2**level, 3, padding=1))
+            in_channels = channels * 2**level
+            if level < num_halvings:
+                layers.append(nn.Conv2d(in_channels, 2 * in_channels, 4, stride=2, padding=1))
+                in_channels *= 2
         self.layers = nn.ModuleList(layers)
-        self.score = nn.Linear(channels, 1)
-        self.projection = nn.Linear(channels, classes, bias=False)
+        self.output = nn.Linear(in_channels, 1)
+        self.projection = nn.Linear(in_channels, classes, bias=False)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         x = 2 * images - 1
         for layer in self.layers:
             x = leaky_relu(layer(x), 0.1)
         x = x.sum((2, 3))
-        return self.score(x)[:, 0] + (x * embedding(labels, self.projection.weight)).sum(1)
+        return self.output(x)[:, 0] + (x * embedding(labels, self.projection.weight)).sum(1)
 
 
-def steepness(scores: Tensor, images: Tensor) -> Tensor:
-    r"""How steep scores are at their images: the mean of |\nabla_x D(x)|^2, for pixels in [-1, 1] as a critic sees them; a scalar.
+def gradient_penalty(scores: Tensor, images: Tensor) -> Tensor:
+    r"""Compute the R1 gradient penalty (Mescheder et al. 2018), :math:`mean |\nabla_x D(x)|^2`.
 
-    ``images`` [count, ...] in [0, 1] led to ``scores`` [count] and asked for gradients. It can be differentiated once more, for R1
-    (Mescheder et al. 2018).
+    The gradient is with respect to pixels in [-1, 1], which is the range that a critic receives.
+    The penalty can be differentiated once more.
 
-    >>> x = torch.zeros(3, 1, 2, 2, requires_grad=True)
-    >>> steepness((2 * x - 1).sum((1, 2, 3)), x)
+    Args:
+        scores: Scores of the images, [count].
+        images: The images in [0, 1] that led to the scores, [count, ...]. They require gradients.
+
+    Returns:
+        The penalty, a scalar.
+
+    >>> images = torch.zeros(3, 1, 2, 2, requires_grad=True)
+    >>> gradient_penalty((2 * images - 1).sum((1, 2, 3)), images)
     tensor(4.)
     """
-    (slope,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
-    return (slope / 2).square().flatten(1).sum(1).mean()
+    (gradient,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
+    return (gradient / 2).square().flatten(1).sum(1).mean()

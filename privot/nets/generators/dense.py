@@ -9,34 +9,67 @@ import torch
 from torch import Tensor, nn
 
 
-def described(
-    net: str, shape: tuple[int, int, int], classes: int, *, code: int, hidden: int, waves: int
+def generator_config(
+    generator: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    latent_dim: int,
+    hidden_dim: int,
+    num_frequencies: int,
 ) -> tuple[str, dict[str, Any]]:
-    """A net by its name and its arguments: "dense", matrix products alone, quick on a CPU; or "conv", which wants a GPU.
+    """Return the class name and the arguments of a generator, as a release stores them.
 
-    >>> described("dense", (3, 32, 32), 10, code=5, hidden=64, waves=8)[1]["smooth"]
-    True
+    Args:
+        generator: Architecture: "dense" (matrix products alone, fast on a CPU) or "conv" (for a
+            GPU).
+        shape: Channels, height and width of an image.
+        classes: Number of classes.
+        latent_dim: Dimension of the latents.
+        hidden_dim: Units of the hidden dense layers.
+        num_frequencies: DCT frequencies per side of a dense generator.
+
+    Returns:
+        A name in `privot.nets.GENERATORS` and the arguments of that class.
+
+    >>> sizes = {"latent_dim": 5, "hidden_dim": 64, "num_frequencies": 8}
+    >>> name, arguments = generator_config("dense", (3, 32, 32), 10, **sizes)
+    >>> name, arguments["smooth"]
+    ('DenseGenerator', True)
     """
-    shared = {"shape": list(shape), "classes": classes, "code": code, "hidden": hidden}
-    if net == "conv":
-        return "ConvGenerator", {**shared, "width": 32}
-    return "DenseGenerator", {
-        **shared,
-        "waves": waves,
-        "smooth": shape[0] == 3,
-    }  # no gain was seen on grey digits and clothes
+    shared = {
+        "shape": list(shape),
+        "classes": classes,
+        "latent_dim": latent_dim,
+        "hidden_dim": hidden_dim,
+    }
+    if generator == "conv":
+        return "ConvGenerator", {**shared, "channels": 32}
+    # Smooth generators showed no gain on grey digits and clothes.
+    smooth = shape[0] == 3
+    return "DenseGenerator", {**shared, "num_frequencies": num_frequencies, "smooth": smooth}
 
 
 class DenseGenerator(nn.Module):
-    """Code and one-hot label to an image in [0, 1], drawn in the ``waves`` x ``waves`` lowest cosines of each channel.
+    """Map a latent and a label to an image in [0, 1] through its lowest DCT coefficients.
 
-    Three dense layers give the coefficients; a fixed orthonormal 2-D cosine basis turns them into pixels, so that neighbouring
-    pixels share what was learned and fine-grained noise has no place to go. Codes are standard Gaussian, [batch, code].
-    If ``smooth``, the coefficient of frequency f is divided by 1 + |f|²: pictures begin smooth, and grain is learned last. Else hundreds
-    of cosines add up to black and white, where a sigmoid has no slope, and some drawings stay there for good.
+    Three dense layers give the coefficients of each channel. A fixed orthogonal 2-D DCT basis
+    turns them into pixels. Neighbouring pixels therefore share what the network learns, and the
+    network cannot produce fine-grained noise.
+
+    Args:
+        shape: Channels, height and width of an image.
+        classes: Number of classes.
+        latent_dim: Dimension of the standard Gaussian latents [batch, latent_dim].
+        hidden_dim: Units of both hidden layers.
+        num_frequencies: Frequencies per side, at most the side.
+        smooth: Divide the coefficient of frequency f by 1 + |f|^2. Images are then smooth at the
+            start of training and get fine detail last. Without it, hundreds of cosines add up to
+            black and white pixels, where the gradient of the sigmoid vanishes, and some images
+            stay so.
 
     >>> net = DenseGenerator((1, 28, 28), classes=10)
-    >>> net(torch.zeros(2, net.code), torch.tensor([3, 7])).shape
+    >>> net(torch.zeros(2, net.latent_dim), torch.tensor([3, 7])).shape
     torch.Size([2, 1, 28, 28])
     """
 
@@ -44,41 +77,54 @@ class DenseGenerator(nn.Module):
         self,
         shape: tuple[int, int, int],
         classes: int,
-        code: int = 5,
-        hidden: int = 256,
-        waves: int = 20,
+        latent_dim: int = 5,
+        hidden_dim: int = 256,
+        num_frequencies: int = 20,
         smooth: bool = False,
     ):
         super().__init__()
         self.shape = (shape[0], shape[1], shape[2])
         self.classes = classes
-        self.code = code
-        self.waves = (min(waves, shape[1]), min(waves, shape[2]))
+        self.latent_dim = latent_dim
+        rows = min(num_frequencies, shape[1])
+        columns = min(num_frequencies, shape[2])
+        self.num_frequencies = (rows, columns)
         self.layers = nn.Sequential(
-            nn.Linear(code + classes, hidden),
-            nn.BatchNorm1d(hidden),
+            nn.Linear(latent_dim + classes, hidden_dim),
+            nn.BatchNorm1d(hidden_dim),
             nn.ReLU(),
-            nn.Linear(hidden, hidden),
-            nn.BatchNorm1d(hidden),
+            nn.Linear(hidden_dim, hidden_dim),
+            nn.BatchNorm1d(hidden_dim),
             nn.ReLU(),
-            nn.Linear(hidden, shape[0] * self.waves[0] * self.waves[1]),
+            nn.Linear(hidden_dim, shape[0] * rows * columns),
         )
-        self.register_buffer("rows", cosines(shape[1], self.waves[0]), persistent=False)
-        self.register_buffer("columns", cosines(shape[2], self.waves[1]), persistent=False)
-        square = (
-            torch.arange(self.waves[0])[:, None].square() + torch.arange(self.waves[1]).square()
-        )
-        self.register_buffer("falling", 1 / (1.0 + square * bool(smooth)), persistent=False)
+        self.row_basis: Tensor
+        self.column_basis: Tensor
+        self.frequency_decay: Tensor
+        self.register_buffer("row_basis", scaled_dct_basis(shape[1], rows), persistent=False)
+        self.register_buffer("column_basis", scaled_dct_basis(shape[2], columns), persistent=False)
+        squared = torch.arange(rows)[:, None].square() + torch.arange(columns).square()
+        decay = 1 / (1.0 + squared * bool(smooth))
+        self.register_buffer("frequency_decay", decay, persistent=False)
 
-    def forward(self, codes: Tensor, labels: Tensor) -> Tensor:
-        one_hot = nn.functional.one_hot(labels, self.classes).to(codes.dtype)
-        waves = self.layers(torch.cat([codes, one_hot], 1)).view(-1, self.shape[0], *self.waves)
-        return (self.rows @ (waves * self.falling) @ self.columns.T).sigmoid()
+    def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
+        one_hot = nn.functional.one_hot(labels, self.classes).to(latents.dtype)
+        coefficients = self.layers(torch.cat([latents, one_hot], 1))
+        coefficients = coefficients.view(-1, self.shape[0], *self.num_frequencies)
+        logits = self.row_basis @ (coefficients * self.frequency_decay) @ self.column_basis.T
+        return logits.sigmoid()
 
 
-def cosines(size: int, count: int) -> Tensor:
-    """The ``count`` lowest vectors of the orthonormal cosine basis of R^size, scaled to unit pixels: [size, count]."""
-    place = (torch.arange(size) + 0.5) * math.pi / size
-    basis = (place[:, None] * torch.arange(count)).cos() * math.sqrt(2)
+def scaled_dct_basis(side: int, num_frequencies: int) -> Tensor:
+    """Compute the lowest DCT basis vectors, scaled so that their entries have mean square 1.
+
+    Up to rounding this is sqrt(side) times `privot.components.dct.dct_basis`. Generators of
+    published releases rely on the rounding of this one.
+
+    Returns:
+        The vectors as columns, [side, num_frequencies].
+    """
+    angles = (torch.arange(side) + 0.5) * math.pi / side
+    basis = (angles[:, None] * torch.arange(num_frequencies)).cos() * math.sqrt(2)
     basis[:, 0] = 1
     return basis

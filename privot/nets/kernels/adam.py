@@ -1,4 +1,4 @@
-"""A step of Adam as one pass over the weights, where torch's functions make ten. Imported only where there is Triton."""
+"""A Triton kernel for one step of Adam in one pass over the weights; PyTorch makes ten passes."""
 
 from __future__ import annotations
 
@@ -9,56 +9,77 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # numbers of one program
+TILE_ELEMENTS = 1024  # elements of one program
 
 
 @triton.jit
-def _step(
+def _adam_kernel(
     weights,
-    slope,
-    mean,
-    square,
-    young,
-    new,
+    gradient,
+    first_moment,
+    second_moment,
+    first_correction,
+    second_correction,
     out,
-    out_mean,
-    out_square,
+    out_first_moment,
+    out_second_moment,
     count,
-    rate,
+    learning_rate,
     tile: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
-    there = at < count
-    g = tl.load(slope + at, mask=there)
-    m = tl.load(mean + at, mask=there)
-    s = tl.load(square + at, mask=there)
+    index = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    mask = index < count
+    g = tl.load(gradient + index, mask=mask)
+    m = tl.load(first_moment + index, mask=mask)
+    v = tl.load(second_moment + index, mask=mask)
     m = m - (m - g) * 0.5
-    s = s - (s - g * g) * 0.1
-    away = m / tl.load(young) / (tl.sqrt(s / tl.load(new)) + 1e-8)
-    tl.store(out + at, tl.load(weights + at, mask=there) - rate * away, mask=there)
-    tl.store(out_mean + at, m, mask=there)
-    tl.store(out_square + at, s, mask=there)
+    v = v - (v - g * g) * 0.1
+    update = m / tl.load(first_correction) / (tl.sqrt(v / tl.load(second_correction)) + 1e-8)
+    tl.store(out + index, tl.load(weights + index, mask=mask) - learning_rate * update, mask=mask)
+    tl.store(out_first_moment + index, m, mask=mask)
+    tl.store(out_second_moment + index, v, mask=mask)
 
 
-class Adam(torch.autograd.Function):
-    """Weights, slope, mean and square of one shape, and what the means of that age are to be divided by; not differentiable."""
+class FusedAdamStep(torch.autograd.Function):
+    """One step of Adam with betas 0.5 and 0.9; not differentiable, but vmap can map it."""
 
     @staticmethod
     def forward(
         weights: Tensor,
-        slope: Tensor,
-        mean: Tensor,
-        square: Tensor,
-        young: Tensor,
-        new: Tensor,
-        rate: float,
+        gradient: Tensor,
+        first_moment: Tensor,
+        second_moment: Tensor,
+        first_correction: Tensor,
+        second_correction: Tensor,
+        learning_rate: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        given = [each.contiguous() for each in (weights, slope, mean, square)]
-        found = tuple(torch.empty_like(given[0]) for _ in range(3))
-        _step[(triton.cdiv(weights.numel(), TILE),)](
-            *given, young, new, *found, weights.numel(), rate, TILE, num_warps=4
+        """Apply one step.
+
+        Args:
+            weights: Flat weights.
+            gradient: Their gradient.
+            first_moment: Average of the gradients so far.
+            second_moment: Average of their squares so far.
+            first_correction: What the first moment of this step is divided by, a scalar.
+            second_correction: What the second moment of this step is divided by, a scalar.
+            learning_rate: Learning rate.
+
+        Returns:
+            The new weights and moments, of the same shape.
+        """
+        inputs = [x.contiguous() for x in (weights, gradient, first_moment, second_moment)]
+        outputs = tuple(torch.empty_like(inputs[0]) for _ in range(3))
+        _adam_kernel[(triton.cdiv(weights.numel(), TILE_ELEMENTS),)](
+            *inputs,
+            first_correction,
+            second_correction,
+            *outputs,
+            weights.numel(),
+            learning_rate,
+            TILE_ELEMENTS,
+            num_warps=4,
         )
-        return found  # type: ignore[return-value]
+        return outputs  # type: ignore[return-value]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -66,13 +87,13 @@ class Adam(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: tuple[int | None, ...], *given: Any
+        info: Any, dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
         if dims[4] is not None or dims[5] is not None:
-            raise NotImplementedError("networks side by side are of one age")
+            raise NotImplementedError("All networks of one vmap must be at the same step of Adam.")
         size = info.batch_size
-        spread = [
-            x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
-            for x, at in zip(given[:4], dims[:4], strict=True)
+        stacked = [
+            x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+            for x, axis in zip(args[:4], dims[:4], strict=True)
         ]
-        return Adam.apply(*spread, *given[4:]), (0, 0, 0)
+        return FusedAdamStep.apply(*stacked, *args[4:]), (0, 0, 0)

@@ -1,8 +1,7 @@
-"""Convolutions of many small networks in one launch: as products of tiles whose rows are gathered on the way, nothing unfolded in memory.
+"""Convolutions of many small networks in one launch.
 
-cuDNN's grouped convolutions leave a GPU idle at these sizes. Maps lie channels last, so that a row of a tile is one stretch of memory. No
-sum is split over programs and tiles never depend on the number of networks: each gets the same bits alone or among others. Imported only
-where there is Triton.
+cuDNN's grouped convolutions leave a GPU idle at these sizes. The kernels are in
+`batched_conv_kernels`.
 """
 
 from __future__ import annotations
@@ -12,387 +11,219 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from privot.nets.kernels.batched_conv_kernels import (
+    _conv_input_grad_kernel,
+    _conv_kernel,
+    _conv_weight_grad_kernel,
+)
 
 
 class Tile(NamedTuple):
-    """At most so many rows and columns of a product for one program, which adds up ``depth`` terms at a time."""
+    """The part of a matrix product that one program computes, at most."""
 
     rows: int
     columns: int
-    depth: int
-    warps: int
-    stages: int
+    depth: int  # terms of the sum that are added at a time
+    num_warps: int
+    num_stages: int
 
 
 TILES = {
-    "output": Tile(128, 128, 32, 4, 3),
+    "forward": Tile(128, 128, 32, 4, 3),
     "input": Tile(128, 64, 32, 4, 3),
     "weights": Tile(32, 128, 32, 4, 4),
 }
-TURN = 8  # from so many maps on, weights are laid by outputs first, for the way to the input: a pass over them, but tiles need no turning
-# a sum over so many maps that one program would have for itself is made in parts, whatever the number of networks
-LONG = 32
-PARTS = 4
+# From this number of images on, the input gradient first moves the output channels of the weights
+# last: one pass over the weights, and no tile needs to be transposed.
+WEIGHT_TRANSPOSE_MIN_IMAGES = 8
+# A weight gradient that fits one program is summed in parts from this number of images on. The
+# parts do not depend on the number of networks.
+SPLIT_SUM_MIN_IMAGES = 32
+NUM_SUM_SPLITS = 4
 
 
-@triton.jit
-def _to_output(
-    x,
-    w,
-    y,
-    x_net,
-    w_net,
-    n,
-    channels: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    outs: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    side: tl.constexpr,
-    stride: tl.constexpr,
-    padding: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """y [n * high * wide, outs] of x [n, height, width, channels] and w [outs, side, side, channels]."""
-    places: tl.constexpr = high * wide
-    terms: tl.constexpr = side * side * channels
-    across: tl.constexpr = (outs + columns - 1) // columns
-    tiles = tl.cdiv(n * places, rows) * across
-    net = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tl.program_id(0) % tiles
-    row = tile // across * rows + tl.arange(0, rows)
-    column = tile % across * columns + tl.arange(0, columns)
-    known = row < n * places
-    top = row % places // wide * stride - padding
-    left = row % wide * stride - padding
-    corner = row // places * (height * width * channels) + (top * width + left) * channels
-    top = tl.where(known, top, -1000000)  # outside, like all beyond an edge
-    x = x + net * x_net
-    w = w + net * w_net
-    total = tl.zeros((rows, columns), tl.float32)
-    for start in range(0, terms, depth):
-        term = start + tl.arange(0, depth)
-        if (
-            channels % depth == 0
-        ):  # one tap at a time: whether it falls beyond an edge is a matter of the row alone
-            tap = start // channels
-            down = tap // side
-            right = tap % side
-            inside = (
-                (top + down >= 0)
-                & (top + down < height)
-                & (left + right >= 0)
-                & (left + right < width)
-            )[:, None]
-            at = (
-                corner[:, None]
-                + ((down * width + right) * channels + start % channels + tl.arange(0, depth))[
-                    None, :
-                ]
-            )
-            there = (column < outs)[:, None]
-        else:
-            tap = term // channels
-            down = (tap // side)[None, :]
-            right = (tap % side)[None, :]
-            inside = (
-                (top[:, None] + down >= 0)
-                & (top[:, None] + down < height)
-                & (term < terms)[None, :]
-            )
-            inside = inside & (left[:, None] + right >= 0) & (left[:, None] + right < width)
-            at = (
-                corner[:, None]
-                + ((tap // side * width + tap % side) * channels + term % channels)[None, :]
-            )
-            there = (column < outs)[:, None] & (term < terms)[None, :]
-        a = tl.load(x + at, mask=inside, other=0.0)
-        b = tl.load(w + column[:, None] * terms + term[None, :], mask=there, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=precision)
-    y += net * n * (places * outs)
-    tl.store(
-        y + row[:, None] * outs + column[None, :],
-        total,
-        mask=known[:, None] & (column < outs)[None, :],
-    )
+def _fit_tile(tile: Tile, rows: int, columns: int, depth: int) -> dict[str, Any]:
+    """Shrink a tile to the size of a product, but not below the 16 that tensor cores need.
 
+    Args:
+        tile: The largest tile.
+        rows: Rows of the product.
+        columns: Columns of the product.
+        depth: Terms of its sums.
 
-@triton.jit
-def _to_input(
-    dy,
-    w,
-    dx,
-    dy_net,
-    w_net,
-    n,
-    w_out: tl.constexpr,
-    w_tap: tl.constexpr,
-    w_channel: tl.constexpr,
-    channels: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    outs: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    side: tl.constexpr,
-    stride: tl.constexpr,
-    padding: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """dx [n, height, width, channels] of dy [n, high, wide, outs] and w, whose steps are given.
-
-    Places of the input fall into stride^2 kinds, by which taps ever hit them; a program has places of one kind and just its taps.
+    Returns:
+        Keyword arguments of a kernel.
     """
-    kinds: tl.constexpr = stride * stride
-    most: tl.constexpr = ((height + stride - 1) // stride) * ((width + stride - 1) // stride)
-    across: tl.constexpr = (channels + columns - 1) // columns
-    tiles = tl.cdiv(n * most, rows) * across
-    net = (tl.program_id(0) // (tiles * kinds)).to(tl.int64)
-    tile = tl.program_id(0) % (tiles * kinds)
-    kind = tile // tiles
-    tile = tile % tiles
-    # of this kind: places with (place + padding) % stride == low, and near sideways
-    low = kind // stride
-    near = kind % stride
-    first = (padding - low + stride - 1) // stride
-    begin = (padding - near + stride - 1) // stride
-    tall = (height - 1 + padding - low + stride) // stride - first
-    broad = (width - 1 + padding - near + stride) // stride - begin
-    beside = (side - near + stride - 1) // stride
-    terms = (side - low + stride - 1) // stride * beside * outs
-    row = tile // across * rows + tl.arange(0, rows)
-    column = tile % across * columns + tl.arange(0, columns)
-    known = row < n * tall * broad
-    spread = tl.maximum(tall * broad, 1)  # a kind may be empty
-    image = row // spread
-    top = row % spread // tl.maximum(broad, 1) + first
-    left = row % tl.maximum(broad, 1) + begin
-    place = (image * height + top * stride + low - padding) * width + left * stride + near - padding
-    corner = ((image * high + top) * wide + left) * outs
-    top = tl.where(known, top, -1000000)
-    dy = dy + net * dy_net
-    w = w + net * w_net
-    total = tl.zeros((rows, columns), tl.float32)
-    for start in range(0, terms, depth):
-        term = start + tl.arange(0, depth)
-        if outs % depth == 0:
-            tap = start // outs
-            up = tap // beside
-            back = tap % beside
-            inside = (
-                (top - up >= 0) & (top - up < high) & (left - back >= 0) & (left - back < wide)
-            )[:, None]
-            out = start % outs + tl.arange(0, depth)
-            there = (column < channels)[:, None]
-        else:
-            tap = term // outs
-            out = term % outs
-            up = tap // beside
-            back = tap % beside
-            inside = (
-                (top[:, None] - up[None, :] >= 0)
-                & (top[:, None] - up[None, :] < high)
-                & (term < terms)[None, :]
-            )
-            inside = (
-                inside
-                & (left[:, None] - back[None, :] >= 0)
-                & (left[:, None] - back[None, :] < wide)
-            )
-            there = (column < channels)[:, None] & (term < terms)[None, :]
-        at = corner[:, None] + (out - (up * wide + back) * outs)[None, :]
-        weight = ((low + stride * up) * side + near + stride * back) * w_tap + out * w_out
-        a = tl.load(dy + at, mask=inside, other=0.0)
-        b = tl.load(w + column[:, None] * w_channel + weight[None, :], mask=there, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=precision)
-    dx += net * n * (height * width * channels)
-    tl.store(
-        dx + place[:, None] * channels + column[None, :],
-        total,
-        mask=known[:, None] & (column < channels)[None, :],
+    tile_rows, tile_columns, tile_depth = (
+        min(largest, max(16, 1 << (size - 1).bit_length()))
+        for largest, size in zip(tile[:3], (rows, columns, depth), strict=True)
     )
-
-
-@triton.jit
-def _to_weights(
-    x,
-    dy,
-    dw,
-    x_net,
-    dy_net,
-    n,
-    channels: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    outs: tl.constexpr,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    side: tl.constexpr,
-    stride: tl.constexpr,
-    padding: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """dw [outs, side * side * channels] of x [n, height, width, channels] and dy [n, high, wide, outs]."""
-    places: tl.constexpr = high * wide
-    size: tl.constexpr = side * side * channels
-    across: tl.constexpr = (size + columns - 1) // columns
-    tiles: tl.constexpr = ((outs + rows - 1) // rows) * across
-    net = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tl.program_id(0) % tiles
-    row = tile // across * rows + tl.arange(0, rows)
-    column = tile % across * columns + tl.arange(0, columns)
-    tap = column // channels
-    down = (tap // side)[None, :]
-    right = (tap % side)[None, :]
-    shift = ((tap // side * width + tap % side) * channels + column % channels)[None, :]
-    if channels % columns == 0:  # one tap for all columns
-        down = tile % across * columns // channels // side
-        right = tile % across * columns // channels % side
-    x = x + net * x_net
-    dy = dy + net * dy_net
-    total = tl.zeros((rows, columns), tl.float32)
-    for start in range(0, n * places, depth):
-        term = start + tl.arange(0, depth)
-        top = (term % places // wide * stride - padding)[:, None]
-        left = (term % wide * stride - padding)[:, None]
-        corner = (term // places * (height * width * channels))[:, None] + (
-            top * width + left
-        ) * channels
-        inside = (
-            (top + down >= 0)
-            & (top + down < height)
-            & (left + right >= 0)
-            & (left + right < width)
-            & (term < n * places)[:, None]
-        )
-        if size % columns != 0:
-            inside = inside & (column < size)[None, :]
-        a = tl.load(
-            dy + term[:, None] * outs + row[None, :],
-            mask=(term < n * places)[:, None] & (row < outs)[None, :],
-            other=0.0,
-        )
-        b = tl.load(x + corner + shift, mask=inside, other=0.0)
-        total = tl.dot(tl.trans(a), b, total, input_precision=precision)
-    dw += net * (outs * size)
-    tl.store(
-        dw + row[:, None] * size + column[None, :],
-        total,
-        mask=(row < outs)[:, None] & (column < size)[None, :],
-    )
-
-
-def _fit(tile: Tile, rows: int, columns: int, depth: int) -> dict[str, Any]:
-    """The tile, no larger than the product, and not under the 16 that tensor cores take."""
-    r, c, d = (
-        min(most, max(16, 1 << (size - 1).bit_length()))
-        for most, size in zip(tile[:3], (rows, columns, depth), strict=True)
-    )
-    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return {
-        "rows": r,
-        "columns": c,
-        "depth": d,
-        "precision": precision,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        "rows": tile_rows,
+        "columns": tile_columns,
+        "depth": tile_depth,
+        "precision": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
     }
 
 
-def _laid(x: Tensor) -> Tensor:
-    """[nets, n, channels, height, width] as [nets, n, height, width, channels], each net in one stretch; nets may share one."""
+def _to_channels_last(x: Tensor) -> Tensor:
+    """Turn [nets, n, channels, height, width] into [nets, n, height, width, channels].
+
+    Each net is contiguous. Nets that share one tensor still share it.
+    """
     x = x.permute(0, 1, 3, 4, 2)
     if x.stride(0) == 0:
         return x[:1].contiguous().expand(x.shape)
     return x if x[0].is_contiguous() else x.contiguous()
 
 
-def to_output(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """[nets, n, outs, high, wide]."""
-    x = _laid(x)
-    weight = _laid(weight)
+def conv_forward(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Convolve the maps of each network with its weights.
+
+    Args:
+        x: Maps, [nets, n, channels, height, width].
+        weight: Weights, [nets, out_channels, channels, kernel_size, kernel_size].
+        stride: Stride of both sides.
+        padding: Padding of both sides.
+
+    Returns:
+        Maps, [nets, n, out_channels, out_height, out_width].
+    """
+    x = _to_channels_last(x)
+    weight = _to_channels_last(weight)
     (nets, n, height, width, channels) = x.shape
-    (_, outs, side, _, _) = weight.shape
-    high, wide = ((each + 2 * padding - side) // stride + 1 for each in (height, width))
-    y = x.new_empty(nets, n, high, wide, outs)
-    how = _fit(TILES["output"], n * high * wide, outs, side * side * channels)
-    grid = nets * math.ceil(n * high * wide / how["rows"]) * math.ceil(outs / how["columns"])
-    steps = x.stride(0), weight.stride(0), n
-    _to_output[(grid,)](
+    (_, out_channels, kernel_size, _, _) = weight.shape
+    out_height, out_width = (
+        (side + 2 * padding - kernel_size) // stride + 1 for side in (height, width)
+    )
+    y = x.new_empty(nets, n, out_height, out_width, out_channels)
+    rows = n * out_height * out_width
+    tile = _fit_tile(TILES["forward"], rows, out_channels, kernel_size * kernel_size * channels)
+    grid = nets * math.ceil(rows / tile["rows"]) * math.ceil(out_channels / tile["columns"])
+    _conv_kernel[(grid,)](
         x,
         weight,
         y,
-        *steps,
+        x.stride(0),
+        weight.stride(0),
+        n,
         channels,
         height,
         width,
-        outs,
-        high,
-        wide,
-        side,
+        out_channels,
+        out_height,
+        out_width,
+        kernel_size,
         stride,
         padding,
-        **how,
+        **tile,
     )
     return y.permute(0, 1, 4, 2, 3)
 
 
-def to_input(
+def conv_input_grad(
     dy: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int
 ) -> Tensor:
-    """[nets, n, channels, height, width]."""
-    dy = _laid(dy)
-    weight = _laid(weight)
-    (nets, n, high, wide, outs) = dy.shape
-    (_, _, side, _, channels) = weight.shape
-    steps = side * side * channels, channels, 1
-    if n >= TURN and outs > 1:
+    """Compute the gradient of each network's convolution with respect to its maps.
+
+    Args:
+        dy: Output gradients, [nets, n, out_channels, out_height, out_width].
+        weight: Weights, [nets, out_channels, channels, kernel_size, kernel_size].
+        height: Height of the maps.
+        width: Width of the maps.
+        stride: Stride of both sides.
+        padding: Padding of both sides.
+
+    Returns:
+        Gradients, [nets, n, channels, height, width].
+    """
+    dy = _to_channels_last(dy)
+    weight = _to_channels_last(weight)
+    (nets, n, out_height, out_width, out_channels) = dy.shape
+    (_, _, kernel_size, _, channels) = weight.shape
+    # Strides of an output channel, a tap and an input channel.
+    weight_strides = (kernel_size * kernel_size * channels, channels, 1)
+    if n >= WEIGHT_TRANSPOSE_MIN_IMAGES and out_channels > 1:
         weight = weight.permute(0, 4, 2, 3, 1).contiguous()
-        steps = (1, outs, side * side * outs)
+        weight_strides = (1, out_channels, kernel_size * kernel_size * out_channels)
     dx = dy.new_empty(nets, n, height, width, channels)
-    most = n * math.ceil(height / stride) * math.ceil(width / stride)
-    how = _fit(TILES["input"], most, channels, math.ceil(side / stride) ** 2 * outs)
-    grid = nets * stride**2 * math.ceil(most / how["rows"]) * math.ceil(channels / how["columns"])
-    sizes = channels, height, width, outs, high, wide, side, stride, padding
-    _to_input[(grid,)](dy, weight, dx, dy.stride(0), weight.stride(0), n, *steps, *sizes, **how)
+    max_rows = n * math.ceil(height / stride) * math.ceil(width / stride)
+    terms = math.ceil(kernel_size / stride) ** 2 * out_channels
+    tile = _fit_tile(TILES["input"], max_rows, channels, terms)
+    tiles = math.ceil(max_rows / tile["rows"]) * math.ceil(channels / tile["columns"])
+    _conv_input_grad_kernel[(nets * stride**2 * tiles,)](
+        dy,
+        weight,
+        dx,
+        dy.stride(0),
+        weight.stride(0),
+        n,
+        *weight_strides,
+        channels,
+        height,
+        width,
+        out_channels,
+        out_height,
+        out_width,
+        kernel_size,
+        stride,
+        padding,
+        **tile,
+    )
     return dx.permute(0, 1, 4, 2, 3)
 
 
-def to_weights(x: Tensor, dy: Tensor, side: int, stride: int, padding: int) -> Tensor:
-    """[nets, outs, channels, side, side]."""
+def conv_weight_grad(x: Tensor, dy: Tensor, kernel_size: int, stride: int, padding: int) -> Tensor:
+    """Compute the gradient of each network's convolution with respect to its weights.
+
+    Args:
+        x: Maps, [nets, n, channels, height, width].
+        dy: Output gradients, [nets, n, out_channels, out_height, out_width].
+        kernel_size: Side of the convolution's windows.
+        stride: Stride of both sides.
+        padding: Padding of both sides.
+
+    Returns:
+        Gradients, [nets, out_channels, channels, kernel_size, kernel_size].
+    """
     n = x.shape[1]
-    alone = (
-        dy.shape[2] <= TILES["weights"].rows
-        and side * side * x.shape[2] <= TILES["weights"].columns
+    num_columns = kernel_size * kernel_size * x.shape[2]
+    fits_one_program = (
+        dy.shape[2] <= TILES["weights"].rows and num_columns <= TILES["weights"].columns
     )
-    if alone and n >= LONG and n % PARTS == 0:
-        x, dy = (each.unflatten(1, (PARTS, -1)).flatten(0, 1) for each in (x, dy))
-        some = to_weights(x, dy, side, stride, padding)
-        return functools.reduce(
-            torch.add, some.unflatten(0, (-1, PARTS)).unbind(1)
-        )  # always in this order, so that bits stay
-    x = _laid(x)
-    dy = _laid(dy)
+    if fits_one_program and n >= SPLIT_SUM_MIN_IMAGES and n % NUM_SUM_SPLITS == 0:
+        x = x.unflatten(1, (NUM_SUM_SPLITS, -1)).flatten(0, 1)
+        dy = dy.unflatten(1, (NUM_SUM_SPLITS, -1)).flatten(0, 1)
+        split_sums = conv_weight_grad(x, dy, kernel_size, stride, padding)
+        # A fixed order of additions, so that the bits repeat.
+        return functools.reduce(torch.add, split_sums.unflatten(0, (-1, NUM_SUM_SPLITS)).unbind(1))
+    x = _to_channels_last(x)
+    dy = _to_channels_last(dy)
     (nets, n, height, width, channels) = x.shape
-    (_, _, high, wide, outs) = dy.shape
-    dw = x.new_empty(nets, outs, side, side, channels)
-    how = _fit(TILES["weights"], outs, side * side * channels, n * high * wide)
-    grid = nets * math.ceil(outs / how["rows"]) * math.ceil(side * side * channels / how["columns"])
-    steps = x.stride(0), dy.stride(0), n
-    _to_weights[(grid,)](
-        x, dy, dw, *steps, channels, height, width, outs, high, wide, side, stride, padding, **how
+    (_, _, out_height, out_width, out_channels) = dy.shape
+    dw = x.new_empty(nets, out_channels, kernel_size, kernel_size, channels)
+    tile = _fit_tile(TILES["weights"], out_channels, num_columns, n * out_height * out_width)
+    tiles = math.ceil(out_channels / tile["rows"]) * math.ceil(num_columns / tile["columns"])
+    _conv_weight_grad_kernel[(nets * tiles,)](
+        x,
+        dy,
+        dw,
+        x.stride(0),
+        dy.stride(0),
+        n,
+        channels,
+        height,
+        width,
+        out_channels,
+        out_height,
+        out_width,
+        kernel_size,
+        stride,
+        padding,
+        **tile,
     )
     return dw.permute(0, 1, 4, 2, 3)

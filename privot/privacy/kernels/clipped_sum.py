@@ -1,4 +1,7 @@
-"""The sum of clipped and rounded rows in one pass over memory, where torch's functions make four. Imported only where there is Triton."""
+"""The sum of clipped and rounded rows in one pass over memory, where torch needs four.
+
+Import this module only where Triton is installed.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +10,54 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# of the tile that one program holds
-COLUMNS = 256
-ROWS = 16
+# The tile of one program.
+BLOCK_COLUMNS = 256
+BLOCK_ROWS = 16
 
 
 @triton.jit
-def _add(parts, factor, out, rows, numbers, width: tl.constexpr, height: tl.constexpr):  # type: ignore[no-untyped-def]
-    column = tl.program_id(0) * width + tl.arange(0, width)
-    there = column < numbers
-    total = tl.zeros([width], tl.float64)
-    for start in range(0, rows, height):
-        row = start + tl.arange(0, height)
-        by = tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
+def _sum_products_kernel(  # type: ignore[no-untyped-def]
+    values,
+    factors,
+    out,
+    num_rows,
+    num_columns,
+    block_columns: tl.constexpr,
+    block_rows: tl.constexpr,
+):
+    column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
+    in_columns = column < num_columns
+    total = tl.zeros([block_columns], tl.float64)
+    for start in range(0, num_rows, block_rows):
+        row = start + tl.arange(0, block_rows)
+        in_rows = row < num_rows
+        factor = tl.load(factors + row, mask=in_rows, other=0.0)[:, None]
         value = tl.load(
-            parts + row.to(tl.int64)[:, None] * numbers + column[None, :],
-            mask=(row < rows)[:, None] & there[None, :],
+            values + row.to(tl.int64)[:, None] * num_columns + column[None, :],
+            mask=in_rows[:, None] & in_columns[None, :],
             other=0.0,
         )
-        value = (
-            tl.where(by == 0, 0.0, value.to(tl.float64)) * by
-        )  # of a row that is not finite nothing may come through
+        # privacy: nothing may come through of a row that is not finite, whose factor is 0.
+        value = tl.where(factor == 0, 0.0, value.to(tl.float64)) * factor
         total += tl.sum(tl.where(value < 0, tl.ceil(value), tl.floor(value)), 0)
-    tl.store(out + column, total, mask=there)
+    tl.store(out + column, total, mask=in_columns)
 
 
-def steps_summed(parts: Tensor, factor: Tensor) -> Tensor:
-    """Float32 parts [rows, numbers] times float64 factors [rows], each product cut to a whole number, added over the rows: [numbers].
+def sum_truncated_products(rows: Tensor, factors: Tensor) -> Tensor:
+    """Multiply each row by its factor, truncate to integers, and add up the rows.
 
-    Sums of whole numbers below 2^53 are exact, so this is to the bit what any other order gives.
+    Sums of integers below 2^53 are exact, so the result is the same bit for bit in any order.
+
+    Args:
+        rows: float32 [rows, dim].
+        factors: float64 [rows].
+
+    Returns:
+        float64 [dim].
     """
-    parts = parts.contiguous()
-    out = torch.empty(parts.shape[1], dtype=torch.float64, device=parts.device)
-    _add[(triton.cdiv(parts.shape[1], COLUMNS),)](
-        parts, factor, out, *parts.shape, COLUMNS, ROWS, num_warps=4
+    rows = rows.contiguous()
+    out = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
+    _sum_products_kernel[(triton.cdiv(rows.shape[1], BLOCK_COLUMNS),)](
+        rows, factors, out, *rows.shape, BLOCK_COLUMNS, BLOCK_ROWS, num_warps=4
     )
     return out

@@ -1,7 +1,7 @@
-r"""The city-block cost and its gradient on a GPU: every difference is made in registers and never written.
+"""Triton kernels for the L1 cost and its gradient: differences stay in registers.
 
-The cost of a tile of pairs is added up over the coordinates, the gradient of a tile of coordinates over the pairs; a sum has one order, so
-that a run repeats to the bit. Imported only where there is Triton.
+The cost of a tile of pairs is summed over the dimensions, and the gradient of a tile of coordinates
+over the pairs. Each sum has a fixed order, so a run repeats to the bit.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-# a tile: 1,000 points of 784 coordinates make some 400 to 500 of them, for 132 processors
-ROWS = 64
-COLUMNS = 32
-AHEAD = 8  # coordinates, or pairs, whose loads are under way at once
-TILE = {"rows": ROWS, "columns": COLUMNS, "ahead": AHEAD, "num_warps": 4}
+# 1,000 points of 784 coordinates make 400 to 500 tiles of this size, for 132 multiprocessors.
+TILE_ROWS = 64
+TILE_COLUMNS = 32
+UNROLL = 8  # dimensions, or pairs, whose loads are in flight at once
+TILE_OPTIONS = {"rows": TILE_ROWS, "columns": TILE_COLUMNS, "unroll": UNROLL, "num_warps": 4}
 
 
 @triton.jit
-def _distances(
-    x, y, cost, n, m, dim, rows: tl.constexpr, columns: tl.constexpr, ahead: tl.constexpr
-):  # x [dim, n], y [dim, m]
+def _l1_cost_kernel(
+    x, y, cost, n, m, dim, rows: tl.constexpr, columns: tl.constexpr, unroll: tl.constexpr
+):
+    """Compute the costs of one tile of pairs, for x [dim, n] and y [dim, m]."""
     i = tl.program_id(0) * rows + tl.arange(0, rows)
     j = tl.program_id(1) * columns + tl.arange(0, columns)
     total = tl.zeros([rows, columns], tl.float32)
-    for start in range(0, dim, ahead):
-        for step in tl.static_range(ahead):
-            place = start + step
-            one = tl.load(x + place * n + i, mask=i < n, other=0.0)
-            other = tl.load(y + place * m + j, mask=j < m, other=0.0)
-            total += tl.abs(one[:, None] - other[None, :])
+    for start in range(0, dim, unroll):
+        for step in tl.static_range(unroll):
+            k = start + step
+            x_values = tl.load(x + k * n + i, mask=i < n, other=0.0)
+            y_values = tl.load(y + k * m + j, mask=j < m, other=0.0)
+            total += tl.abs(x_values[:, None] - y_values[None, :])
     tl.store(
         cost + i.to(tl.int64)[:, None] * m + j[None, :],
         total,
@@ -40,44 +41,74 @@ def _distances(
 
 
 @triton.jit
-def _signs(
-    x, y, weights, found, n, m, dim, rows: tl.constexpr, columns: tl.constexpr, ahead: tl.constexpr
-):  # x [n, dim], y [m, dim], weights [m, n]
+def _l1_gradient_kernel(
+    x,
+    y,
+    weights,
+    gradient,
+    n,
+    m,
+    dim,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    unroll: tl.constexpr,
+):
+    """Compute the gradient of one tile, for x [n, dim], y [m, dim] and weights [m, n]."""
     i = tl.program_id(0) * rows + tl.arange(0, rows)
     k = tl.program_id(1) * columns + tl.arange(0, columns)
-    here = (i < n)[:, None] & (k < dim)[None, :]
-    where = i.to(tl.int64)[:, None] * dim + k[None, :]
-    point = tl.load(x + where, mask=here, other=0.0)
+    mask = (i < n)[:, None] & (k < dim)[None, :]
+    offset = i.to(tl.int64)[:, None] * dim + k[None, :]
+    x_values = tl.load(x + offset, mask=mask, other=0.0)
     total = tl.zeros([rows, columns], tl.float32)
-    for start in range(0, m, ahead):
-        for step in tl.static_range(ahead):
-            place = start + step
-            weight = tl.load(weights + place * n + i, mask=i < n, other=0.0)[:, None]
-            other = tl.load(y + place * dim + k, mask=k < dim, other=0.0)[None, :]
-            total += tl.where(point > other, weight, tl.where(point < other, -weight, 0.0))
-    tl.store(found + where, total, mask=here)
+    for start in range(0, m, unroll):
+        for step in tl.static_range(unroll):
+            j = start + step
+            weight = tl.load(weights + j * n + i, mask=i < n, other=0.0)[:, None]
+            y_values = tl.load(y + j * dim + k, mask=k < dim, other=0.0)[None, :]
+            total += tl.where(
+                x_values > y_values, weight, tl.where(x_values < y_values, -weight, 0.0)
+            )
+    tl.store(gradient + offset, total, mask=mask)
 
 
-def filled(rows: Tensor) -> Tensor:
-    """With rows of zeros, which add nothing, up to a whole number of strides; contiguous."""
-    return pad(rows, (0, 0, 0, -len(rows) % AHEAD)).contiguous()
+def pad_rows(rows: Tensor) -> Tensor:
+    """Append rows of zeros, which add nothing, up to a multiple of `UNROLL`; contiguous."""
+    return pad(rows, (0, 0, 0, -len(rows) % UNROLL)).contiguous()
 
 
-def summed_distances(x: Tensor, y: Tensor) -> Tensor:
-    """[n, dim] and [m, dim], float32, to [n, m]."""
+def fused_l1_cost(x: Tensor, y: Tensor) -> Tensor:
+    """Compute the L1 distances of points [n, dim] and [m, dim] in float32: [n, m]."""
     (n, dim) = x.shape
     m = len(y)
     cost = x.new_empty(n, m)
-    grid = (triton.cdiv(n, ROWS), triton.cdiv(m, COLUMNS))
-    _distances[grid](filled(x.T), filled(y.to(x).T), cost, n, m, dim, **TILE)
+    grid = (triton.cdiv(n, TILE_ROWS), triton.cdiv(m, TILE_COLUMNS))
+    _l1_cost_kernel[grid](pad_rows(x.T), pad_rows(y.to(x).T), cost, n, m, dim, **TILE_OPTIONS)
     return cost
 
 
-def summed_signs(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """[n, dim], [m, dim] and [n, m], float32, to [n, dim]."""
+def fused_l1_gradient(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Compute the gradient in x of the weighted sum of L1 distances, in float32.
+
+    Args:
+        x: Points, [n, dim].
+        y: Points, [m, dim].
+        weights: Weights of the pairs, [n, m].
+
+    Returns:
+        The gradient, [n, dim].
+    """
     (n, dim) = x.shape
     m = len(y)
-    found = torch.empty_like(x, memory_format=torch.contiguous_format)
-    grid = (triton.cdiv(n, ROWS), triton.cdiv(dim, COLUMNS))
-    _signs[grid](x.contiguous(), filled(y.to(x)), filled(weights.to(x).T), found, n, m, dim, **TILE)
-    return found
+    gradient = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grid = (triton.cdiv(n, TILE_ROWS), triton.cdiv(dim, TILE_COLUMNS))
+    _l1_gradient_kernel[grid](
+        x.contiguous(),
+        pad_rows(y.to(x)),
+        pad_rows(weights.to(x).T),
+        gradient,
+        n,
+        m,
+        dim,
+        **TILE_OPTIONS,
+    )
+    return gradient

@@ -1,0 +1,216 @@
+"""The package's Triton kernels against the plain PyTorch form of the same function, on a GPU.
+
+    python bench/kernels.py [--seconds 3]
+
+Each row times one function at a size that default settings use on a GPU, once with the kernels
+and once without them, in turns, in the same process. A kernel stays in the package if it makes its
+function at least 1.3 times as fast; `bench/RESULTS.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+from unittest import mock
+
+import torch
+from surroundings import commit, hardware
+from torch.func import vmap
+
+from privot.components.critic_training import init_state, train_critic
+from privot.nets.conv_block import apply_conv_block, autocast_half
+from privot.nets.flat_weights import adam_step
+from privot.nets.functional_critic import Critic
+from privot.nets.tiny_generator import TinyGenerator
+from privot.privacy.clipping import sum_clipped_rows
+from privot.transport.costs import compute_l1_distances, compute_l1_gradient
+from privot.transport.entropic import solve_sinkhorn
+from privot.transport.sliced import BINNED_BITS, slice_displacements
+
+DISPATCHERS = {  # modules that choose between a kernel and its plain form
+    "adam": "privot.nets.flat_weights",
+    "batched_conv": "privot.nets.vmap_conv",
+    "conv_block": "privot.nets.conv_block",
+    "clipped_sum": "privot.privacy.clipping",
+    "l1_cost": "privot.transport.costs",
+    "sliced": "privot.transport.sliced",
+}
+REQUIRED_GAIN = 1.3
+BATCH = 32
+CLASSES = 10
+
+
+@contextlib.contextmanager
+def without_kernels(*names: str) -> Iterator[None]:
+    """Make the modules of these kernels use their plain form."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            module = importlib.import_module(DISPATCHERS[name])
+            stack.enter_context(mock.patch.object(module, "kernels_available", return_value=False))
+        yield
+
+
+def seconds_per_call(function: Callable[[], Any], seconds: float) -> float:
+    """Return the median time of a call, measured with CUDA events after a warm-up."""
+    for _ in range(3):
+        function()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    times = []
+    while time.perf_counter() - start < seconds or len(times) < 5:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def conv_block_case(width: int, channels: int, side: int, count: int) -> Callable[[], Any]:
+    """One block of the private set's ConvNets for many images, forward and backward."""
+    x = torch.rand(count, channels, side, side, device="cuda", requires_grad=True)
+    weight = torch.randn(width, channels, 3, 3, device="cuda")
+    bias, gain, shift = torch.rand(3, width, device="cuda")
+
+    def run() -> None:
+        with autocast_half(x.device):
+            maps = apply_conv_block(x, weight, bias, gain, shift, padding=1)
+        torch.autograd.grad(maps.float().square().sum(), x)
+
+    return run
+
+
+def critic_case(num_critics: int, channels: int) -> Callable[[], Any]:
+    """One training step of many WGAN-GP critics, as `gs-wgan` runs it."""
+    critic = Critic((1, 28, 28), CLASSES, channels)
+    tiny = TinyGenerator((1, 28, 28), CLASSES)
+    rng = torch.Generator().manual_seed(0)
+    state = init_state(critic, tiny, num_critics, rng, identical=False)
+    state = {name: values.contiguous().cuda() for name, values in state.items()}
+    images = torch.rand(num_critics, 60, 1, 28, 28, device="cuda")
+    labels = torch.randint(CLASSES, (num_critics, 60), device="cuda")
+    fakes = torch.rand(CLASSES, BATCH, 1, 28, 28, device="cuda")
+    step = vmap(train_critic, in_dims=(0, 0, 0, *(None for _ in range(7))))
+    fractions, mixing = torch.rand(2, 1, BATCH, device="cuda")
+    fake_index = torch.randint(BATCH, (1, BATCH), device="cuda")
+    number = torch.zeros((), device="cuda")
+
+    def run() -> None:
+        for part in torch.arange(num_critics, device="cuda").split(66):
+            own = {name: values[part] for name, values in state.items()}
+            step(
+                images[part],
+                labels[part],
+                own,
+                critic,
+                fakes,
+                fractions,
+                fake_index,
+                mixing,
+                number,
+                1e-4,
+            )
+
+    return run
+
+
+def adam_case(num_critics: int, num_weights: int) -> Callable[[], Any]:
+    """One Adam step on the weights of many critics."""
+    values = torch.rand(4, num_critics, num_weights, device="cuda")
+    number = torch.ones((), device="cuda")
+    step = vmap(adam_step, in_dims=(0, 0, 0, 0, None, None))
+    return lambda: step(*values, number, 1e-4)
+
+
+def clipped_sum_case(rows: int, dim: int) -> Callable[[], Any]:
+    """The exact sum of clipped parts in the gate."""
+    parts = torch.randn(rows, dim, device="cuda")
+    return lambda: sum_clipped_rows(parts, 1.0, 2.0**-30)
+
+
+def l1_case(count: int, other: int, dim: int) -> Callable[[], Any]:
+    """The l1 cost and its gradient, as `entropic-gan` needs them."""
+    x, y = torch.rand(count, dim, device="cuda"), torch.rand(other, dim, device="cuda")
+    weights = torch.rand(count, other, device="cuda")
+
+    def run() -> None:
+        compute_l1_distances(x, y)
+        compute_l1_gradient(x, y, weights)
+
+    return run
+
+
+def sinkhorn_case(count: int, num_iterations: int | None) -> Callable[[], Any]:
+    """Entropic transport between two samples."""
+    x, y = torch.rand(2, count, 16, device="cuda")
+    cost = torch.cdist(x, y).square()
+    return lambda: solve_sinkhorn(cost, 0.1, num_iterations=num_iterations)
+
+
+def sliced_case(points: int, dim: int, slices: int) -> Callable[[], Any]:
+    """The displacements of one step of `sliced-flow`, all classes at once."""
+    cloud = torch.randn(CLASSES, points, dim, device="cuda")
+    frame = torch.linalg.qr(torch.randn(dim, dim, device="cuda"))[0].repeat(slices // dim, 1)
+    targets = torch.randn(CLASSES, len(frame), 600, device="cuda").sort().values
+    return lambda: slice_displacements(cloud, frame, targets, BINNED_BITS)
+
+
+def cases() -> Iterator[tuple[str, str, tuple[str, ...], Callable[[], Any]]]:
+    """Yield the name of each row, its size, the kernels it switches, and what it runs."""
+    for width, channels, side, count in ((128, 1, 28, 500), (128, 128, 14, 500), (128, 3, 32, 500)):
+        size = f"{count} x {channels} x {side} x {side}, width {width}"
+        yield "conv block", size, ("conv_block",), conv_block_case(width, channels, side, count)
+    for channels in (32, 64):
+        run = critic_case(1000, channels)
+        yield "critic step", f"1,000 critics, {channels} channels", ("batched_conv",), run
+    yield "critic Adam", "66 x 100,000 weights", ("adam",), adam_case(66, 100_000)
+    yield "critic Adam", "1,000 x 30,000 weights", ("adam",), adam_case(1000, 30_000)
+    yield "clipped sum", "4,000 x 100,000", ("clipped_sum",), clipped_sum_case(4000, 100_000)
+    yield "clipped sum", "4,000 x 2,048", ("clipped_sum",), clipped_sum_case(4000, 2048)
+    yield "l1 cost and gradient", "256 x 256 x 784", ("l1_cost",), l1_case(256, 256, 784)
+    yield "l1 cost and gradient", "2,000 x 2,000 x 64", ("l1_cost",), l1_case(2000, 2000, 64)
+    # The plain iteration is chosen through the same check as the l1 cost.
+    yield "Sinkhorn, 100 iterations", "2,000 x 2,000", ("l1_cost",), sinkhorn_case(2000, 100)
+    yield "Sinkhorn, to tolerance", "2,000 x 2,000", ("l1_cost",), sinkhorn_case(2000, None)
+    yield "Sinkhorn, to tolerance", "256 x 256", ("l1_cost",), sinkhorn_case(256, None)
+    yield (
+        "sliced displacements",
+        "10 x 1,000 x 144, 4,608 slices",
+        ("sliced",),
+        sliced_case(1000, 144, 4608),
+    )
+
+
+def main() -> None:
+    """Print one table row a case."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each timing")
+    options = parser.parse_args()
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    print(f"\n{date}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
+    print("| function | size | kernel, ms | plain, ms | gain |\n|---|---|---|---|---|", flush=True)
+    for name, size, kernels, run in cases():
+        try:
+            fused = seconds_per_call(run, options.seconds)
+            with without_kernels(*kernels):
+                plain = seconds_per_call(run, options.seconds)
+            again = seconds_per_call(run, options.seconds)
+        except Exception as error:
+            print(f"| {name} | {size} | {type(error).__name__}: {error} | | |", flush=True)
+            continue
+        fused = min(fused, again)
+        row = f"{1e3 * fused:.3f} | {1e3 * plain:.3f} | {plain / fused:.2f}"
+        print(f"| {name} | {size} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
