@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-data test-slow trust coverage lint bench-table1 clean
+.PHONY: demo test test-all test-data test-slow trust coverage lint bench-table1 clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,9 @@ coverage: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow --fresh
+
+# Every test, the long proofs included.
+test-all: test test-slow
 
 # All that shows the promise, fast and slow; writes docs/trust.json and docs/threats.md. ONLY="G1 B2" for some goals.
 trust: $(READY)
