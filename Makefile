@@ -31,7 +31,7 @@ test-all: test test-slow
 
 # All that shows the promise, fast and slow; writes docs/trust.json and docs/threats.md. ONLY="G1 B2" for some goals.
 trust: $(READY)
-	$(BIN)/python tests/trust/threats.py $(ONLY)
+	$(BIN)/python tests/assurance/threats.py $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check .

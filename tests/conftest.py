@@ -10,10 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import steady
 import torch
 import typer.main
-from trust import record
+from assurance import record
+from support import deterministic_chance as steady
 
 from privot import io
 from privot.cli import main
@@ -35,7 +35,7 @@ def pytest_configure(config):
     config.chance = steady.begin(config.getoption("fresh"))
     config.addinivalue_line(
         "markers",
-        "data: needs files of PRIVOT_DATA; every test that asks for the fixture `at_hand` has it",
+        "data: needs files of PRIVOT_DATA; every test that asks for the fixture `data_file` has it",
     )
     config.addinivalue_line(
         "filterwarnings", "ignore::privot.errors.PrivotWarning"
@@ -48,7 +48,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        for fixture, marker in (("trust", "trust"), ("at_hand", "data")):
+        for fixture, marker in (("trust", "trust"), ("data_file", "data")):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
 
@@ -87,48 +87,48 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def ledgers_of_tests(tmp_path_factory):
+def ledgers_in_temporary_folder(tmp_path_factory):
     """Own ledgers of data sets lie in a folder of this session, not in the state folder of the account that runs the tests."""
     with mock.patch.dict(os.environ, PRIVOT_HOME=str(tmp_path_factory.mktemp("home"))):
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def any_clock():
+def fixed_checkpoint_count():
     """How often a run keeps where it has come to does not depend on how busy the machine is."""
     with mock.patch.object(checkpoint, "CHEAP_SAVE_SECONDS", math.inf):
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_waiting_for_the_disk():
-    """No test cuts the power: `os.fsync` only looks at its descriptor here. Not in children, nor where `a_real_disk` is asked for."""
+def no_fsync():
+    """No test cuts the power: `os.fsync` only looks at its descriptor here. Not in children, nor where `real_fsync` is asked for."""
     with mock.patch.object(os, "fsync", lambda file: os.fstat(file) and None):
         yield
 
 
 @pytest.fixture
-def a_real_disk(monkeypatch):
+def real_fsync(monkeypatch):
     """For tests of what is made durable."""
     monkeypatch.setattr(os, "fsync", posix.fsync)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def verbs_made_once():
+def cached_commands():
     """Typer makes all verbs anew for each command line, which takes longer than most of them do."""
     with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
         yield
 
 
 @pytest.fixture
-def coarse_prices(monkeypatch):
+def coarse_accounting(monkeypatch):
     """Sampled plans are priced on the coarsest grid: never optimistic, near the finest for a hundred steps, 30 times as quick."""
     monkeypatch.setattr(accounting, "GRID_STEPS", accounting.GRID_STEPS[-1:])
 
 
 @pytest.fixture(scope="session")
-def at_hand():
-    """``at_hand("weights", NAME)``: the path of a file that PRIVOT_DATA names, or the test is skipped and says what is missing."""
+def data_file():
+    """``data_file("weights", NAME)``: the path of a file that PRIVOT_DATA names, or the test is skipped and says what is missing."""
 
     def path_of(*names):
         if (path := io.find_data_file(*names)) is None:
@@ -139,7 +139,7 @@ def at_hand():
 
 
 @pytest.fixture
-def nowhere(tmp_path, monkeypatch):
+def empty_data_folders(tmp_path, monkeypatch):
     """An empty PRIVOT_DATA, cache and system folder."""
     monkeypatch.setattr(io, "list_data_folders", lambda: [tmp_path / "data", tmp_path / "cache"])
     return tmp_path
@@ -159,10 +159,16 @@ def ledger(tmp_path):
 
 
 @pytest.fixture
-def box():
+def dataset():
     """8 records of 1x2x2 pixels in 2 classes of 4, sizes declared."""
     images = np.random.default_rng(0).random((8, 1, 2, 2), np.float32)
     return Sensitive(images, np.arange(8) % 2, Spec((1, 2, 2), 2, 8, (4, 4)), name="box")
+
+
+@pytest.fixture
+def box(dataset):
+    """The same as `dataset`. Use that name; this one goes once no test asks for it."""
+    return dataset
 
 
 @pytest.fixture

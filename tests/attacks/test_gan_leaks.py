@@ -102,15 +102,15 @@ def test_more_restarts_never_hurt(product, its_own, one_thread):
     assert three.mean() > one.mean()
 
 
-def test_lpips_joins_where_its_weights_are(product, its_own, nowhere, one_thread):
-    assert gan_leaks._resolve_lpips_weight(None) == 0  # `nowhere` has none
+def test_lpips_joins_where_its_weights_are(product, its_own, empty_data_folders, one_thread):
+    assert gan_leaks._resolve_lpips_weight(None) == 0  # the folders are empty
     with pytest.raises(DataError, match="LPIPS"):
         score_white_box(product, its_own, LABELS, lpips_weight=0.2)
 
 
-def test_lpips_is_part_of_the_search(product, its_own, one_thread, at_hand):
+def test_lpips_is_part_of_the_search(product, its_own, one_thread, data_file):
     for name in LPIPS_WEIGHTS:
-        at_hand("weights", name)
+        data_file("weights", name)
     assert gan_leaks._resolve_lpips_weight(None) == gan_leaks.LPIPS_WEIGHT
     how = {"steps": 8, "restarts": 1}
     alone, both = (

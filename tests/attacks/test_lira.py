@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from by_heart import learned
 from scipy.stats import norm
+from support.overfit_nets import score_digits_with_overfit_nets
 
 from privot.attacks.membership import gaussian_fit as module
 from privot.attacks.membership.controls import compute_null_p_value
@@ -158,7 +158,7 @@ SHADOWS = 64
 
 def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_attack(one_thread):
     # Right and wrong labels differ in hardness: non-members of the easy half look surer than members of the hard one.
-    logits, labels, members = learned(COUNT, 200, SHADOWS, 80, wrong=0.5)
+    logits, labels, members = score_digits_with_overfit_nets(COUNT, 200, SHADOWS, 80, wrong=0.5)
     own = logits[:, :COUNT].argmax(-1)
     truth = labels[:COUNT]
     assert (own == truth).numpy()[members].mean() > 0.99  # learned by heart
@@ -175,7 +175,7 @@ def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_at
 
 
 def test_on_untrained_models_no_attack_beats_chance(one_thread):
-    logits, labels, members = learned(COUNT, 200, SHADOWS, 0, wrong=0.5)
+    logits, labels, members = score_digits_with_overfit_nets(COUNT, 200, SHADOWS, 0, wrong=0.5)
     seen = logit_scaled_confidence(logits, labels).numpy()[:, :COUNT]
     log_p = negative_loss(logits, labels).numpy()
     attacks = {

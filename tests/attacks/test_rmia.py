@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from by_heart import learned
+from support.overfit_nets import score_digits_with_overfit_nets
 
 from privot.attacks.membership import rmia as module
 from privot.attacks.membership.lira import balanced_membership
@@ -75,7 +75,7 @@ def test_leave_one_out_equals_the_slow_loop(seen, offline, monkeypatch):
 
 @pytest.fixture(scope="module")
 def models(one_thread):
-    return learned(200, 400, 16, 150, wrong=1 / 3)
+    return score_digits_with_overfit_nets(200, 400, 16, 150, wrong=1 / 3)
 
 
 @pytest.mark.parametrize("references", [1, 2, 4])

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from unwritten import Unwritten
+from support.fakes import NullLedger
 
 from privot.audit.many_runs import compute_refuted_epsilon
 from privot.data.dataset import Sensitive
@@ -57,7 +57,7 @@ def sums(present, steps=None):
     plan = Plan(
         (Stage("it", "query_clients", NOISE, steps or RUNS * ROUNDS * ROWS),), Neighbours.CLIENT
     )
-    gate = Gate(box, plan, Unwritten(), Budget(1e12))
+    gate = Gate(box, plan, NullLedger(), Budget(1e12))
     gate.split_into_shards(OWNERS, {"side": torch.zeros(OWNERS)}, 4)
     gate.update_shards(holds_white)
     found = [

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from filedata import Entry, coupled_orders, read, write
-from unwritten import Unpriced, Unwritten
+from support.fakes import FreePlan, NullLedger
+from support.neighbour_files import Entry, coupled_orders, read_entries, write_entries
 
 from privot.audit import audit_many_runs
 from privot.data.spec import Spec
@@ -37,7 +37,7 @@ def leaky(monkeypatch):
 
 def sent(box, channel):
     """What a client sends: values [records, pixels] and labels [records]; and, for the judge alone, which record each row is of."""
-    gate = Gate(box, channel.plan(), Unwritten(), Unwritten(), runtime=CPU)
+    gate = Gate(box, channel.plan(), NullLedger(), NullLedger(), runtime=CPU)
     rows = gate.privatize(channel).double().numpy()
     return rows[:, :-1], rows[:, -1], gate._get_secret_order().numpy()
 
@@ -52,7 +52,7 @@ def two_classes(folder, count, first):
         Entry(f"{place:05d}", rng.integers(0, 256, (SIDE, SIDE), np.uint8), int(place >= first))
         for place in range(count)
     ]
-    return read(write("folder", folder, entries), Spec(SHAPE, 2, count))
+    return read_entries(write_entries("folder", folder, entries), Spec(SHAPE, 2, count))
 
 
 def decoded(labels):
@@ -108,8 +108,8 @@ def black_and_white(count, moved):
 def likelihood_scores(folder, runs, count=240):
     """For runs in either world the log-likelihood ratio of all rows, by an adversary who takes rows to be in the order of the files."""
     worlds = [
-        read(
-            write("folder", folder / str(moved), black_and_white(count, moved)),
+        read_entries(
+            write_entries("folder", folder / str(moved), black_and_white(count, moved)),
             Spec(SHAPE, 2, count),
         )
         for moved in (False, True)
@@ -185,9 +185,9 @@ def first_answer(name, box, order, monkeypatch):
         patch.setattr(Gate, "_get_secret_order", lambda gate: torch.from_numpy(order))
         gate = Gate(
             box,
-            Unpriced(plan.stages, plan.neighbours),
-            Unwritten(),
-            Unwritten(),
+            FreePlan(plan.stages, plan.neighbours),
+            NullLedger(),
+            NullLedger(),
             runtime=CPU,
             insecure_seed=2,
         )
@@ -208,7 +208,7 @@ def digits_in_folders(folder, moved):
         Entry(f"{place:05d}", image, int(label))
         for place, (image, label) in enumerate(zip(images, labels, strict=True))
     ]
-    return read(write("folder", folder, entries), Spec((1, 8, 8), 10, 200))
+    return read_entries(write_entries("folder", folder, entries), Spec((1, 8, 8), 10, 200))
 
 
 def test_one_label_moves_the_sum_of_all_critics_no_further_than_its_bound(

@@ -3,8 +3,8 @@
 import functools
 
 import pytest
-from quick import is_local
-from worlds import CLASSES, DELTA, SHAPE, claimed, method_for, scores
+from support.neighbour_distinguisher import CLASSES, DELTA, SHAPE, claimed, method_for, scores
+from support.tiny_settings import is_local
 
 from privot.audit import audit_many_runs, judge
 from privot.data.spec import Spec
@@ -12,7 +12,7 @@ from privot.methods import list_methods, make_method
 from privot.privacy.guarantee import Guarantee
 from privot.privacy.sampling import Full
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
 
 CHEAP = (
     "merf",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import SETS, serve_here, simulate_here
-from quick import quick
+from support.in_process_federation import TINY_ARGUMENTS, serve_here, simulate_here
+from support.tiny_settings import choose_tiny_settings
 
 import privot as package
 from privot.cli import app, demo
@@ -28,7 +28,7 @@ COUNTED = (
 )  # what the table counts; ask and commit lines belong to a reservation
 MERF = tuple(
     word
-    for key, value in quick("merf").items()
+    for key, value in choose_tiny_settings("merf").items()
     if key != "noise_multiplier"
     for word in ("--set", f"{key}={value}")
 )
@@ -376,7 +376,9 @@ def test_a_privatized_file_charges_nothing_more(done, files):
         "client.jsonl",
     )
     sets = tuple(
-        word for key, value in quick("entropic-gan").items() for word in ("--set", f"{key}={value}")
+        word
+        for key, value in choose_tiny_settings("entropic-gan").items()
+        for word in ("--set", f"{key}={value}")
     )
     done("synthesize", "sent.safetensors", "--method", "entropic-gan", *sets, "--device", "cpu")
     assert claimed("`synthesize` of a privatized file") == {}
@@ -400,7 +402,7 @@ def test_a_simulation_is_counted_as_the_table_says(done, files, monkeypatch):
         3,
         "--epsilon",
         20,
-        *SETS,
+        *TINY_ARGUMENTS,
         "--device",
         "cpu",
         "--out",

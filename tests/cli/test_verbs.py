@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from specimens import hand
+from support.factories import make_release
 
 from privot import __version__
 from privot import io as files
@@ -997,7 +997,7 @@ LONG = [
 
 
 def test_classes_are_known_by_their_names(privot, said, tmp_path):
-    hand(classes=3).save(tmp_path / "ours")  # cat, dog, ship
+    make_release(classes=3).save(tmp_path / "ours")  # cat, dog, ship
     pixels = np.random.default_rng(0).integers(0, 255, (3, 4, 8, 8), np.uint8)
     for folder, names in (
         ("test", ("ship", "cat", "dog")),
@@ -1025,7 +1025,7 @@ def test_classes_are_known_by_their_names(privot, said, tmp_path):
     said("sample", "ours", "--count", 6, "--out", "drawn")
     assert sorted(each.name for each in Path("drawn").iterdir()) == ["cat", "dog", "ship"]
     said("compare", "ours", "drawn", "--test", "test", "--only", "lda", "--out", "page")
-    numbered = hand(classes=3, names=("1", "2", "3")).save(tmp_path / "numbered")
+    numbered = make_release(classes=3, names=("1", "2", "3")).save(tmp_path / "numbered")
     said("sample", numbered, "--count", 6, "--out", "one-two-three")
     assert sorted(each.name for each in Path("one-two-three").iterdir()) == ["1", "2", "3"]
 
@@ -1071,7 +1071,7 @@ def test_what_adds_no_noise_keeps_to_no_budget(privot, said):
     ] == [True]
 
 
-@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.usefixtures("coarse_accounting")
 def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, said):
     np.savez("few.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
     words = (

@@ -11,9 +11,16 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from filedata import CHANGES, READERS, coupled_orders, entries_of, read, write
-from trust.planting import Bug, changed
-from unwritten import Unpriced, Unwritten
+from assurance.mutate import Bug, changed
+from support.fakes import FreePlan, NullLedger
+from support.neighbour_files import (
+    CHANGES,
+    READERS,
+    coupled_orders,
+    make_entries,
+    read_entries,
+    write_entries,
+)
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -68,9 +75,9 @@ class Asked:
     """One gate on one data set, in one secret order, without noise."""
 
     def __init__(self, box, verb, relation, sampling, order, device="cpu"):
-        plan = Unpriced((Stage("it", verb, 0.0, 10**6, sampling),), relation)
+        plan = FreePlan((Stage("it", verb, 0.0, 10**6, sampling),), relation)
         self.gate = Gate(
-            box, plan, Unwritten(), Unwritten(), runtime=Runtime(device, 8), insecure_seed=1
+            box, plan, NullLedger(), NullLedger(), runtime=Runtime(device, 8), insecure_seed=1
         )
         give_order(self.gate, order)
         self.verb = verb
@@ -129,15 +136,15 @@ CASES = {  # verb, relation, draws
 
 def boxes(reader, folder, kind):
     """Two neighbouring data sets as a reader finds them; what is declared of them is the same."""
-    entries = entries_of(IMAGES, LABELS)
+    entries = make_entries(IMAGES, LABELS)
     return [
-        sealed(write(reader, folder / name, each))
+        sealed(write_entries(reader, folder / name, each))
         for name, each in (("here", entries), ("there", CHANGES[kind][1](entries)))
     ]
 
 
 def sealed(source):
-    return read(source, Spec(SHAPE, CLASSES, num_clients=OWNERS))
+    return read_entries(source, Spec(SHAPE, CLASSES, num_clients=OWNERS))
 
 
 def declared(box, verb):
@@ -251,8 +258,8 @@ def test_one_file_changes_one_row_that_is_sent(reader, kind, tmp_path):
         gate = Gate(
             declared(box, "privatize"),
             channel.plan(),
-            Unwritten(),
-            Unwritten(),
+            NullLedger(),
+            NullLedger(),
             runtime=Runtime("cpu", 8),
             insecure_seed=1,
         )
@@ -368,12 +375,14 @@ def test_a_shard_by_position_in_the_files_changes_many(reader, tmp_path, monkeyp
 @pytest.mark.parametrize("reader", READERS)
 def test_a_record_has_every_position_equally_often(reader, tmp_path):
     """Whatever the reader: chi-square of where each of the records comes out, over 2,000 orders."""
-    box = declared(sealed(write(reader, tmp_path / "data", entries_of(IMAGES, LABELS))), "rows")
-    plan = Unpriced((Stage("it", "rows", 0.0),), REPLACE)
+    box = declared(
+        sealed(write_entries(reader, tmp_path / "data", make_entries(IMAGES, LABELS))), "rows"
+    )
+    plan = FreePlan((Stage("it", "rows", 0.0),), REPLACE)
     seen = np.zeros((COUNT, COUNT))
     runs = 2000
     for _ in range(runs):
-        gate = Gate(box, plan, Unwritten(), Unwritten(), runtime=Runtime("cpu"))
+        gate = Gate(box, plan, NullLedger(), NullLedger(), runtime=Runtime("cpu"))
         seen[np.arange(COUNT), gate._get_secret_order().numpy()] += 1
     wanted = runs / COUNT
     square = ((seen - wanted) ** 2 / wanted).sum()  # (COUNT - 1)^2 degrees of freedom
@@ -383,13 +392,13 @@ def test_a_record_has_every_position_equally_often(reader, tmp_path):
 
 def test_the_order_depends_on_the_number_of_records_alone(tmp_path):
     one, other = boxes("folder", tmp_path, "one replaced")
-    plan = Unpriced((Stage("it", "rows", 0.0),), REPLACE)
+    plan = FreePlan((Stage("it", "rows", 0.0),), REPLACE)
     gates = [
         Gate(
             declared(box, "rows"),
             plan,
-            Unwritten(),
-            Unwritten(),
+            NullLedger(),
+            NullLedger(),
             runtime=Runtime("cpu"),
             insecure_seed=4,
         )

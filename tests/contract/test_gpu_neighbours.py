@@ -4,12 +4,12 @@ Kernels of our own, captured graphs and cuBLAS run here as they do in a long run
 """
 
 import pytest
-import sidedoor
 import torch
-from filedata import CHANGES, READERS, coupled_orders
-from quick import is_open, quick, records, spec_for
-from sidedoor import file_leaks
-from test_file_neighbours import CASES, Asked, boxes, declared, problems
+from contract import record_replay as sidedoor
+from contract.record_replay import file_leaks
+from contract.test_file_neighbours import CASES, Asked, boxes, declared, problems
+from support.neighbour_files import CHANGES, READERS, coupled_orders
+from support.tiny_settings import choose_spec, choose_tiny_settings, has_no_mechanism, make_records
 
 from privot.data.dataset import Sensitive
 from privot.methods import list_methods, make_method
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 WITH_A_MECHANISM = [
-    name for name in sorted(list_methods()) if not is_open(make_method(name, quick(name)))
+    name
+    for name in sorted(list_methods())
+    if not has_no_mechanism(make_method(name, choose_tiny_settings(name)))
 ]
 
 
@@ -55,9 +57,11 @@ def test_a_gpu_answers_as_a_cpu_does(case, tmp_path):
 def test_whole_methods_keep_to_their_bounds(name, tmp_path, monkeypatch):
     """What is made of the answers may be rounded in another way at each run of a GPU; the answers themselves may not move too far."""
     monkeypatch.setattr(sidedoor, "RUNTIME", Runtime("cuda", 16))
-    method = make_method(name, quick(name))
+    method = make_method(name, choose_tiny_settings(name))
     changes = {kind: CHANGES[kind] for kind in ("one renamed", "one replaced", "one removed")}
-    found = file_leaks(method, records(), spec_for(method), tmp_path / "run", "npz", changes)
+    found = file_leaks(
+        method, make_records(), choose_spec(method), tmp_path / "run", "npz", changes
+    )
     assert [what for _, what in found if "moves" in str(what)] == []
 
 

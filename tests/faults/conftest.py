@@ -1,8 +1,8 @@
 import functools
 
 import pytest
-from aftermath import unbroken
-from forks import Forks
+from faults.crash_invariants import unbroken
+from faults.fork_server import Forks
 
 
 @pytest.fixture(scope="session")

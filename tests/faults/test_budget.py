@@ -6,7 +6,7 @@ import os
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from deeds import Walk, box
+from faults.crash_scenarios import Walk, box
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from aftermath import KILLED, examine, resumed, states
-from deeds import METHODS, Critics, Walk, box
+from faults.crash_invariants import KILLED, examine, resumed, states
+from faults.crash_scenarios import METHODS, Critics, Walk, box
 
 from privot.data.dataset import Sensitive
 from privot.errors import LedgerError, ReleaseError
@@ -16,7 +16,7 @@ from privot.release.artifact import Artifact
 from privot.release.verify import verify
 from privot.synthesis import synthesize
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
 
 LEDGER = (  # and the small files beside it: the ticket and the name of the run
     "privot.privacy.ledger:Ledger._append",

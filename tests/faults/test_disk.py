@@ -5,14 +5,14 @@ import os
 
 import pytest
 import torch
-from aftermath import WRITES, examine, public, resumed, states
-from deeds import DISK
+from faults.crash_invariants import WRITES, examine, public, resumed, states
+from faults.crash_scenarios import DISK
 
 from privot.io import write_atomically
 from privot.privacy import shard_checkpoint
 from privot.runtime import Streams
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
 
 KNOWN = {"LedgerError", "ReleaseError", "OSError"}  # all of which the command line says in one line
 
@@ -28,7 +28,7 @@ KEEPING = {
 }
 
 
-@pytest.mark.usefixtures("a_real_disk")
+@pytest.mark.usefixtures("real_fsync")
 @pytest.mark.parametrize("what", KEEPING)
 def test_all_its_bytes_are_on_the_disk_before_a_file_has_its_name(what, tmp_path, monkeypatch):
     """A name that outlives a power failure while its bytes do not is a run that cannot go on."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from deeds import box, plan
+from faults.crash_scenarios import box, plan
 
 from privot.data.dataset import Sensitive
 from privot.errors import BudgetError, LedgerError, ReleaseError
@@ -252,7 +252,7 @@ def test_relations_are_summed_where_there_is_a_proof(ledger):
     assert ledger.compute_spent_cost().epsilon(1e-5) == float("inf")
 
 
-@pytest.mark.usefixtures("coarse_prices")  # both sides of each comparison
+@pytest.mark.usefixtures("coarse_accounting")  # both sides of each comparison
 @pytest.mark.parametrize("first", [0, 1])
 def test_sampled_runs_of_two_relations_are_added_up_for_replace(ledger, first):
     runs = [of(REPLACE, 2.0, 3, Fixed(4, 40)), of(ADD_REMOVE, 2.0, 5, Poisson(0.1))]
@@ -751,7 +751,7 @@ def ask_once(path):
     return door.sum("walk", lambda image, label: image.flatten(), clip_norm=1.0)
 
 
-@pytest.mark.usefixtures("a_real_disk")
+@pytest.mark.usefixtures("real_fsync")
 def test_every_site_is_passed(monkeypatch, tmp_path):
     sites = Sites(monkeypatch, tmp_path / "ledger" / "x.jsonl")
     ask_once(sites.path)
@@ -801,7 +801,7 @@ def test_a_failing_disk_stops_before_a_record_is_read(
         trust("B2", "EIO or ENOSPC in the ledger after which no record was read unpaid", 1, of=1)
 
 
-@pytest.mark.usefixtures("a_real_disk")
+@pytest.mark.usefixtures("real_fsync")
 def test_a_disk_that_stays_broken_after_a_write(monkeypatch, ledger):
     # The line cannot be taken back either: it counts then, since an over-charge is safe, and the ledger stays sound.
     ledger.reserve(plan(), "one")

@@ -4,19 +4,27 @@ import math
 
 import pytest
 import torch
-from quick import asked, given, quick, records, spec_for
+from support.tiny_settings import (
+    choose_epsilon,
+    choose_spec,
+    choose_tiny_settings,
+    make_method_input,
+    make_records,
+)
 
 from privot.errors import PrivotError
 from privot.methods import list_methods, make_method
 from privot.privacy import secret_side as secret_side_module
 from privot.synthesis import synthesize
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
 FAST = [("merf", "first", math.nan)]
 EVERY = [
     (name, which, bad)
     for name in sorted(list_methods())
-    if make_method(name, quick(name)).plan(spec_for(make_method(name, quick(name)))).stages
+    if make_method(name, choose_tiny_settings(name))
+    .plan(choose_spec(make_method(name, choose_tiny_settings(name))))
+    .stages
     for which, bad in (("first", math.nan), ("last", math.inf))
 ]
 
@@ -39,9 +47,9 @@ def spoilt(monkeypatch, place, bad):
 
 def ran(method, folder):
     return synthesize(
-        given(method, *records(), spec_for(method)),
+        make_method_input(method, *make_records(), choose_spec(method)),
         method,
-        asked(method),
+        choose_epsilon(method),
         ledger=folder / "book.jsonl",
     )
 
@@ -51,7 +59,7 @@ def ran(method, folder):
     [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in FAST)],
 )
 def test_nothing_that_is_not_finite_leaves(name, which, bad, tmp_path, monkeypatch, trust):
-    method = make_method(name, quick(name))
+    method = make_method(name, choose_tiny_settings(name))
     place = 1
     (tmp_path / "count").mkdir()
     if which == "last":

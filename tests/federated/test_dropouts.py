@@ -1,7 +1,7 @@
 """Owners that die, at each kind of message: the run ends, and what the others have spent is what it would have been."""
 
 import pytest
-from federation import consent, serving, terms, wards
+from support.federation import consent, serving, terms, wards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TERMS = terms(owners=5, rounds=2, warmup_rounds=0)

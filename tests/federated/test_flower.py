@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra federated is not installed")
 
-from federation import ROOMY, RUN, Ward, images, serving, terms, wards
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
@@ -22,6 +21,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from support.federation import ROOMY, RUN, Ward, images, serving, terms, wards
 
 from privot.errors import DataError, ReleaseError, SettingError
 from privot.federated import Request, pack_message, unpack_message

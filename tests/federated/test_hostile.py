@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from federation import Ward, plausible, refusal, serving, terms
-from payloads import HOSTILE
+from support.federation import Ward, plausible, refusal, serving, terms
+from support.hostile_payloads import HOSTILE_PAYLOADS
 
 from privot.federated import messages, pack_message
 from privot.federated.transcript import read_transcript
@@ -42,9 +42,9 @@ def answers(number):
 
 
 @pytest.mark.parametrize("when", range(3))
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE_PAYLOADS)
 def test_the_offender_is_named_and_the_run_ends(server, trust, name, when):
-    payload, words, lie = HOSTILE[name]
+    payload, words, lie = HOSTILE_PAYLOADS[name]
 
     def hostile(number):
         if number != when:
@@ -63,7 +63,7 @@ def test_the_offender_is_named_and_the_run_ends(server, trust, name, when):
 
 
 def test_there_are_enough_of_them():
-    assert len(HOSTILE) >= 25
+    assert len(HOSTILE_PAYLOADS) >= 25
 
 
 @pytest.mark.parametrize("back", [1, 2])
@@ -138,14 +138,14 @@ def test_whoever_was_not_asked_has_no_answer():
     "name",
     [
         name
-        for name, (_, _, lie) in HOSTILE.items()
+        for name, (_, _, lie) in HOSTILE_PAYLOADS.items()
         if lie and name not in ("the terms", "answers twice, otherwise")
     ],
 )
 def test_consent_in_other_words_is_none(name):
     made = serving(TERMS, NAMES)
     made.pack_offers()
-    offence = made.receive_consent("mallory", HOSTILE[name][0](TERMS, 0))
+    offence = made.receive_consent("mallory", HOSTILE_PAYLOADS[name][0](TERMS, 0))
     assert (offence.client_name, offence.round, offence.disqualifying) == ("mallory", -1, True)
     assert made.active == []
 
@@ -183,7 +183,7 @@ def test_what_a_liar_says_moves_nothing(server, lie):
     """The generator is the same to the bit, whatever the lie was."""
 
     def hostile(number):
-        found = HOSTILE[lie][0](TERMS, number)
+        found = HOSTILE_PAYLOADS[lie][0](TERMS, number)
         return found if isinstance(found, tuple) else (found,)
 
     other = serving(TERMS, NAMES)
@@ -203,9 +203,9 @@ def test_an_honest_answer_does(server):
     assert not all(torch.equal(one[key], two[key]) for key in one)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE_PAYLOADS)
 def test_an_owner_answers_any_bytes_with_a_refusal(tmp_path, name):
-    payload = HOSTILE[name][0](TERMS, 1)
+    payload = HOSTILE_PAYLOADS[name][0](TERMS, 1)
     ward = Ward(tmp_path)
     for raw in payload if isinstance(payload, tuple) else (payload,):
         if name != "the terms":

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import RUN, images, plausible, terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from payloads import framed, parts
 from safetensors.torch import load
+from support.federation import RUN, images, plausible, terms
+from support.hostile_payloads import build_frame, split_frame
 
 from privot.errors import MessageError
 from privot.federated import Answer, Refusal, Request, pack_message, unpack_message
@@ -77,8 +77,8 @@ def test_no_changed_byte_passes_unnoticed(name, data):
 @given(
     st.one_of(
         st.binary(max_size=300),
-        st.binary(max_size=200).map(framed),
-        st.text('[]{}",:0123456789einfNa ').map(lambda text: framed(text.encode())),
+        st.binary(max_size=200).map(build_frame),
+        st.text('[]{}",:0123456789einfNa ').map(lambda text: build_frame(text.encode())),
     )
 )
 def test_strangers_bytes_are_refused(raw):
@@ -99,36 +99,36 @@ def test_a_message_cut_anywhere_is_refused(name):
     "extra", [{"count": "7"}, {"weight": "1e9"}, {"": ""}, {"reason": "more"}, {"terms": "{}"}]
 )
 def test_nothing_more_can_be_said(name, extra):
-    head, data = parts(pack_message(MESSAGES[name]))
+    head, data = split_frame(pack_message(MESSAGES[name]))
     head["__metadata__"] |= {
         key: value for key, value in extra.items() if key not in head["__metadata__"]
     } or {"note": "x"}
     with pytest.raises(MessageError):
-        unpack_message(framed(head, data))
+        unpack_message(build_frame(head, data))
 
 
 @every
 def test_blanks_and_order_cannot_carry_a_word(name):
-    head, data = parts(pack_message(MESSAGES[name]))
+    head, data = split_frame(pack_message(MESSAGES[name]))
     for text in (
         json.dumps(head),
         json.dumps(head, separators=(",", ":"), sort_keys=True) + " " * 16,
         json.dumps(dict(reversed(head.items())), separators=(",", ":")),
     ):
         with pytest.raises(MessageError, match=r"one allowed encoding|no message"):
-            unpack_message(framed(text.encode(), data))
+            unpack_message(build_frame(text.encode(), data))
 
 
 def told(**change):
     """Terms whose JSON was changed by hand."""
-    head, _ = parts(pack_message(terms()))
+    head, _ = split_frame(pack_message(terms()))
     said = json.loads(head["__metadata__"]["terms"])
     for key, value in change.items():
         where = said if key in said else said["settings"]
         where[key] = value
     head["__metadata__"]["terms"] = json.dumps(said, separators=(",", ":"), sort_keys=True)
     text = json.dumps(head, separators=(",", ":"), sort_keys=True).encode()
-    return framed(text + b" " * (-len(text) % 8))
+    return build_frame(text + b" " * (-len(text) % 8))
 
 
 def test_terms_changed_by_hand_can_be_read():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federation import consent, plausible, play, serving, terms, wards
+from support.federation import consent, plausible, play, serving, terms, wards
 
 from privot.errors import PlanError, ReleaseError, SettingError
 from privot.federated import Refusal, pack_message, unpack_message

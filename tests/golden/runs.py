@@ -313,7 +313,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 @contextlib.contextmanager
-def coarse_prices() -> Iterator[None]:
+def coarse_accounting() -> Iterator[None]:
     """Sampled plans are priced on the coarsest grid, which is 30 times as quick."""
     from privot.privacy import accounting
 
@@ -424,20 +424,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def released(name: str, folder: Path, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
     """A release of the tiny data set, the method that made it, and what was declared to it."""
-    from quick import asked, given, quick, records, spec_for
+    from support.tiny_settings import (
+        choose_epsilon,
+        choose_spec,
+        choose_tiny_settings,
+        make_method_input,
+        make_records,
+    )
 
     from privot.methods import make_method
     from privot.synthesis import synthesize
 
-    method = make_method(name, {**quick(name), **settings})
-    spec = spec_for(method)
-    box = given(method, *records(), spec)
+    method = make_method(name, {**choose_tiny_settings(name), **settings})
+    spec = choose_spec(method)
+    box = make_method_input(method, *make_records(), spec)
     more = {"ledger": folder / "book.jsonl", "runtime": cpu(), "seed": 3, "insecure_seed": 5}
-    return synthesize(box, method, asked(method), **more), method, spec
+    return synthesize(box, method, choose_epsilon(method), **more), method, spec
 
 
 def made(name: str, folder: Path, settings: dict[str, Any]) -> Values:
-    with coarse_prices():
+    with coarse_accounting():
         release, method, spec = released(name, folder, settings)
         plan = method.plan(spec)
         cost = plan.cost()
@@ -466,7 +472,7 @@ def _variant(name: str, folder: Path) -> Values:
 @golden("method/calibrated")
 def _calibrated(folder: Path) -> Values:
     """A budget sets the noise, and the release has a guarantee: chance is that of `alone`."""
-    from quick import quick, records, sealed, spec_for
+    from support.tiny_settings import choose_spec, choose_tiny_settings, make_records, seal_records
 
     from privot.methods import make_method
     from privot.synthesis import synthesize
@@ -474,10 +480,15 @@ def _calibrated(folder: Path) -> Values:
     found = {}
     for name in ("merf", "gs-wgan"):
         method = make_method(
-            name, {key: value for key, value in quick(name).items() if key != "noise_multiplier"}
+            name,
+            {
+                key: value
+                for key, value in choose_tiny_settings(name).items()
+                if key != "noise_multiplier"
+            },
         )
-        box = sealed(*records(), spec_for(method))
-        with coarse_prices():
+        box = seal_records(*make_records(), choose_spec(method))
+        with coarse_accounting():
             release = synthesize(box, method, 5.0, ledger=folder / f"{name}.jsonl", runtime=cpu())
         found[f"{name} tensors"] = bag(release.artifact.tensors.values())
         found[f"{name} guarantee"] = numbers(release.guarantee)
@@ -539,7 +550,7 @@ def _glyph_start(folder: Path) -> Values:
         "critic_batch_size": 2,
         "pretrain": "glyphs",
     }
-    with coarse_prices():
+    with coarse_accounting():
         more = {"ledger": folder / "book.jsonl", "runtime": cpu(), "insecure_seed": 1}
         release = synthesize(box, make_method("gs-wgan", settings), **more)
     return {"tensors": bag(release.artifact.tensors.values()), "samples": release.sample(10)[0]}
@@ -549,7 +560,7 @@ def _glyph_start(folder: Path) -> Values:
 def _resize(name: str, folder: Path) -> Values:
     from privot.synthesis import resize
 
-    with coarse_prices():
+    with coarse_accounting():
         release, *_ = released(name, folder, {})
         more = resize(release, 6, runtime=cpu())
         other = resize(release, 2, settings={"steps": 3}, runtime=cpu())
@@ -562,13 +573,13 @@ def _resize(name: str, folder: Path) -> Values:
 @golden("release/files")
 def _files(folder: Path) -> Values:
     """A release that was written and read again, checked, and exported."""
-    from specimens import hand
+    from support.factories import make_release
 
     from privot.release import Release, export
     from privot.release.verify import verify
     from privot.runtime.preview import render_image_grid
 
-    release = hand()
+    release = make_release()
     release.save(folder / "release")
     read = Release.load(folder / "release")
     checked = verify(folder / "release")
@@ -677,7 +688,7 @@ def _accounting(name: str, folder: Path) -> Values:
     from privot.privacy.plan import Plan
 
     plan = plans()[name]
-    with coarse_prices():
+    with coarse_accounting():
         cost = plan.cost()
         other = Plan.from_json(json.loads(json.dumps(plan.to_json()))).under_replace_one().cost()
     renyi = accounting.compute_renyi_cost(plan.event(), plan.neighbours)
@@ -709,7 +720,7 @@ def _calibration(folder: Path) -> Values:
         Budget(math.inf),
     ]
     found = {}
-    with coarse_prices():
+    with coarse_accounting():
         for name, plan in plans().items():
             if name not in ("gaussian", "client", "poisson", "fixed"):
                 continue
@@ -727,7 +738,7 @@ def _ledger(folder: Path) -> Values:
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget
 
-    with coarse_prices():
+    with coarse_accounting():
         for name in ("merf", "gs-wgan", "federated-average-gan"):
             released(name, folder, {})
         entries = Ledger(folder / "book.jsonl").entries()
@@ -753,14 +764,14 @@ def _guarantee(folder: Path) -> Values:
     from privot.privacy.guarantee import Guarantee
 
     names = ("gaussian", "client", "response", "poisson")
-    with coarse_prices():
+    with coarse_accounting():
         return {name: numbers(Guarantee.from_plan(plans()[name], 1e-6)) for name in names}
 
 
 @golden("privacy/gate")
 def _gate(folder: Path) -> Values:
     """Sums of a sealed box through the gate, with seeded noise, by classes and on draws."""
-    from quick import records, sealed
+    from support.tiny_settings import make_records, seal_records
 
     from privot.data.spec import Spec
     from privot.privacy.accounting import Neighbours
@@ -771,8 +782,8 @@ def _gate(folder: Path) -> Values:
 
     stages = (Stage("sums", "sum", 2.0, 2), Stage("drawn", "sum", 2.0, 2, Poisson(0.3)))
     plan = Plan(stages, Neighbours.ADD_REMOVE)
-    box = sealed(*records(), Spec((1, 8, 8), 3))
-    with coarse_prices():
+    box = seal_records(*make_records(), Spec((1, 8, 8), 3))
+    with coarse_accounting():
         more = {"runtime": cpu(), "insecure_seed": 2}
         gate = Gate(box, plan, Ledger(folder / "a.jsonl"), Budget(1000.0), **more)
         found: list[Tensor] = []
@@ -1532,14 +1543,14 @@ def _one_run(folder: Path) -> Values:
 
 @golden("audit/verdict")
 def _verdict(folder: Path) -> Values:
-    from specimens import NONE, hand
+    from support.factories import NO_GUARANTEE, make_release
 
     from privot.audit import audit_many_runs, estimate_tpr_at_fpr, judge
 
     members, others = scores()
-    claim = hand().guarantee
+    claim = make_release().guarantee
     found = {}
-    for name, made_of in (("proved", claim), ("none", NONE)):
+    for name, made_of in (("proved", claim), ("none", NO_GUARANTEE)):
         verdicts = [
             judge(audit_many_runs(members, others, 1e-5, threshold=0.5), made_of),
             judge(
@@ -1762,7 +1773,7 @@ def powerful(name: str) -> Any:
 @golden("attack/attempt")
 def _attempt(folder: Path) -> Values:
     """Whole attacks on releases, to the verdict."""
-    from specimens import hand
+    from support.factories import make_release
 
     from privot.attacks.membership import checks, runner
     from privot.release import Release
@@ -1772,7 +1783,7 @@ def _attempt(folder: Path) -> Values:
     others = open_box(50, 40)
     rest = open_box(30, 90)
     images, labels = digits(40)
-    claimed = hand(classes=10, names=None)
+    claimed = make_release(classes=10, names=None)
     release = Release(
         Artifact.from_images(images, labels), claimed.guarantee, members.spec, claimed.metadata
     )
@@ -1799,7 +1810,7 @@ def _attempt(folder: Path) -> Values:
 @golden("attack/shadows", "real-subset", "distribution-matching", "merf")
 def _shadows(name: str, folder: Path) -> Values:
     """Shadows of a method, and LiRA with each of them as the victim."""
-    from quick import quick
+    from support.tiny_settings import choose_tiny_settings
 
     from privot.attacks.membership import checks, method_shadows, runner
     from privot.attacks.shadows.observe import OBSERVATIONS
@@ -1814,7 +1825,7 @@ def _shadows(name: str, folder: Path) -> Values:
         "net_width": 4,
         "learning_rate": 1.0,
     }
-    own = settings.get(name) or quick(name)
+    own = settings.get(name) or choose_tiny_settings(name)
     members = open_box(60)
     others = open_box(60, 60)
     more = {"seed": 3, "epochs": 1, "num_samples": 20, "shadows_per_batch": 3}
@@ -2098,7 +2109,7 @@ def _promises(folder: Path) -> Values:
     from privot.attacks.inversion.defense_guarantee import DpSgdRun, derive_defense_guarantee
     from privot.attacks.inversion.defenses import ClippingDefense
 
-    with coarse_prices():
+    with coarse_accounting():
         return {
             "clipped": numbers(
                 derive_defense_guarantee(ClippingDefense(1.0, 1.5), DpSgdRun(1000, 50, 20))
@@ -2203,7 +2214,7 @@ def _experiment(folder: Path) -> Values:
     }
     for name, way in ways.items():
         experiment = InversionExperiment(**{"num_victims": 2, "steps": 3, "num_checked": 0, **way})
-        with coarse_prices():
+        with coarse_accounting():
             seen = experiment.run(open_box(30), cpu())
             told = seen.to_json()
         told["tiers"]["search"] = told["tiers"]["search"] | {"seconds": 0.0}
@@ -2214,7 +2225,7 @@ def _experiment(folder: Path) -> Values:
 @golden("inversion/wire")
 def _wire(folder: Path) -> Values:
     """What the record of a federated run tells of an owner's images."""
-    from federation import ROOMY, play, serving, terms
+    from support.federation import ROOMY, play, serving, terms
 
     from privot.attacks.inversion.transcript import read_client_transcript
     from privot.attacks.inversion.transcript_attack import TranscriptAttack
@@ -2459,7 +2470,14 @@ def plain_text(path: Path) -> Any:
 
 @golden("report")
 def _report(folder: Path) -> Values:
-    from specimens import NONE, attack, beside, box, hand, reading
+    from support.factories import (
+        NO_GUARANTEE,
+        internal_folder,
+        make_attack_result,
+        make_metric_result,
+        make_noise_dataset,
+        make_release,
+    )
 
     from privot.privacy.ledger import Ledger
     from privot.privacy.plan import Budget
@@ -2468,41 +2486,43 @@ def _report(folder: Path) -> Values:
     context = importlib.import_module("privot.report.context")
     found: Values = {}
     # The number of the format of releases stands in a report; it is no result.
-    with coarse_prices(), no_weights(), mock.patch.object(context, "RELEASE_FORMAT", 1):
+    with coarse_accounting(), no_weights(), mock.patch.object(context, "RELEASE_FORMAT", 1):
         book = Ledger(folder / "book.jsonl")
         book.set_limit(Budget(20.0))
         book.reserve(plans()["gaussian"], "some")
         releases = {
-            "proved": hand(),
-            "none": hand(claim=NONE),
-            "sampled": hand(plans()["poisson"], each=2),
+            "proved": make_release(),
+            "none": make_release(claim=NO_GUARANTEE),
+            "sampled": make_release(plans()["poisson"], each=2),
         }
         for name, release in releases.items():
             more = {
                 "results": [
-                    reading(),
-                    reading("fid", 30.0, better="lower"),
-                    reading("is", 8.0, publishable=False),
+                    make_metric_result(),
+                    make_metric_result("fid", 30.0, better="lower"),
+                    make_metric_result("is", 8.0, publishable=False),
                 ],
-                "attacks": [attack(), attack("other", publishable=False)],
-                "owner_inputs": OwnerInputs(box(1), book),
+                "attacks": [make_attack_result(), make_attack_result("other", publishable=False)],
+                "owner_inputs": OwnerInputs(make_noise_dataset(1), book),
             }
             out = folder / name
             written = write_report(release, out, name=name, **more)
             found[name] = numbers(plain_text(out / "report.json"))
             found[f"{name} page"] = list(shown(out / "report.html").values())
-            found[f"{name} inside"] = numbers(plain_text(beside(out) / "internal.json"))
-            found[f"{name} owner's page"] = list(shown(beside(out) / "internal.html").values())
+            found[f"{name} inside"] = numbers(plain_text(internal_folder(out) / "internal.json"))
+            found[f"{name} owner's page"] = list(
+                shown(internal_folder(out) / "internal.html").values()
+            )
             found[f"{name} written"] = [
                 len(written.paths),
                 written.guarantee_refuted,
                 written.num_left_out,
             ]
         above = write_report(
-            hand(),
+            make_release(),
             folder / "above",
             name="above",
-            attacks=[attack(tpr=(0.9, 0.95), lower=(0.8, 0.9))],
+            attacks=[make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))],
         )
         found["above"] = [
             above.guarantee_refuted,
@@ -2513,23 +2533,23 @@ def _report(folder: Path) -> Values:
 
 @golden("report/compare")
 def _compare(folder: Path) -> Values:
-    from specimens import NONE, hand, reading
+    from support.factories import NO_GUARANTEE, make_metric_result, make_release
 
     from privot.measures import Samples
     from privot.report.comparison import compare
 
     subjects = [
         (
-            Samples.from_release(hand(), "one", 12),
-            [reading(), reading("fid", 20.0, better="lower")],
+            Samples.from_release(make_release(), "one", 12),
+            [make_metric_result(), make_metric_result("fid", 20.0, better="lower")],
         ),
         (
-            Samples.from_release(hand(claim=NONE), "two", 7, seed=1),
-            [reading(value=0.95), reading("kid", 0.1, num_samples=5)],
+            Samples.from_release(make_release(claim=NO_GUARANTEE), "two", 7, seed=1),
+            [make_metric_result(value=0.95), make_metric_result("kid", 0.1, num_samples=5)],
         ),
         (
             Samples("three", uniform(9, 1, 8, 8), torch.arange(9) % 3, 3),
-            [reading(value=0.5, publishable=False)],
+            [make_metric_result(value=0.5, publishable=False)],
         ),
     ]
     page = compare(subjects, folder / "out")
@@ -2563,7 +2583,7 @@ def _statement(folder: Path) -> Values:
 @golden("federated/run")
 def _federated(folder: Path) -> Values:
     """Three owners and a server in one process: what is sent, released and charged."""
-    from federation import play, serving, terms, wards
+    from support.federation import play, serving, terms, wards
 
     from privot.federated import Answer, Request, unpack_message
     from privot.federated.transcript import read_transcript
@@ -2589,7 +2609,7 @@ def _federated(folder: Path) -> Values:
 @golden("federated/dropout")
 def _dropout(folder: Path) -> Values:
     """Rounds ask two owners of three, and one of them never answers."""
-    from federation import consent, serving, terms, wards
+    from support.federation import consent, serving, terms, wards
 
     agreed = terms(rounds=4, clients_per_round=2)
     everyone = wards(folder)
@@ -2611,7 +2631,7 @@ def _dropout(folder: Path) -> Values:
 @golden("federated/messages")
 def _messages(folder: Path) -> Values:
     """The tensors in packed messages to the byte, and whether each comes back as it was."""
-    from federation import RUN, images, plausible, terms
+    from support.federation import RUN, images, plausible, terms
 
     from privot.federated import Refusal, Request, pack_message, unpack_message
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import runs
+from golden import runs
 
 STORED = json.loads(runs.STORED.read_text())
 

@@ -13,8 +13,8 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from quick import quick
-from watch import Hangs, hurried, watched
+from support.syscall_watch import Hangs, hurried, watched
+from support.tiny_settings import choose_tiny_settings
 
 from privot.cli import app
 from privot.cli.parsing import parse_settings
@@ -23,7 +23,7 @@ from privot.errors import PrivotError
 from privot.methods import list_methods, make_method
 from privot.synthesis import synthesize
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
 ANY = {"suppress_health_check": list(HealthCheck)}
 SPEC = Spec((1, 8, 8), 3, 60, (20, 20, 20))
 GIB = 1 << 20  # in the system's units of 1,024 bytes
@@ -57,7 +57,7 @@ def test_a_hang_is_a_failure():
 
 # Settings
 
-KEYS = sorted({field for name in list_methods() for field in quick(name)})
+KEYS = sorted({field for name in list_methods() for field in choose_tiny_settings(name)})
 numbers = st.one_of(
     st.integers(),
     st.floats(),

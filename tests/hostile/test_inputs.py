@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from mutations import mutated
 from PIL import Image
 from pyarrow import parquet
-from watch import hurried, watched
+from support.corrupt_bytes import corrupt_bytes
+from support.syscall_watch import hurried, watched
 
 from privot.data import load_dataset
 from privot.errors import DataError
@@ -1122,7 +1122,7 @@ def test_a_mutated_file_is_read_or_refused(name, count, tmp_path, trust):
     whole = file.read_bytes()
     refused = 0
     for _ in range(count):
-        file.write_bytes(mutated(whole, generator))
+        file.write_bytes(corrupt_bytes(whole, generator))
         with watched(tmp_path / "nowhere") as seen, hurried():
             try:
                 load_dataset(source)

@@ -4,8 +4,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from injections import HOSTILE
-from specimens import GAUSSIAN, attack, hand, reading
+from support.factories import GAUSSIAN, make_attack_result, make_metric_result, make_release
+from support.html_payloads import HTML_PAYLOADS
 
 from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Plan, Stage
@@ -62,7 +62,7 @@ def pages(folder, name):
         ),
         GAUSSIAN.neighbours,
     )
-    odd = hand(
+    odd = make_release(
         plan,
         Guarantee.from_plan(plan, 1e-5),
         names=(name + "0", name + "1", name + "2"),
@@ -74,8 +74,8 @@ def pages(folder, name):
         ledger={"head": name, "spent_epsilon": 3.0},
     )
     numbers = {
-        "results": [reading(name, protocol=name, reference=name, warning=name)],
-        "attacks": [attack(name)],
+        "results": [make_metric_result(name, protocol=name, reference=name, warning=name)],
+        "attacks": [make_attack_result(name)],
     }
     write_report(odd, folder / "out", name=name, **numbers, owner_inputs=OwnerInputs())
     return [
@@ -88,9 +88,9 @@ def harmless(tmp_path_factory):
     return [Skeleton(page) for page in pages(tmp_path_factory.mktemp("harmless"), "plain")]
 
 
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
+@pytest.mark.parametrize("number", range(len(HTML_PAYLOADS)))
 def test_a_name_is_shown_and_not_obeyed(number, harmless, tmp_path, trust):
-    for text, sound in zip(pages(tmp_path, HOSTILE[number]), harmless, strict=True):
+    for text, sound in zip(pages(tmp_path, HTML_PAYLOADS[number]), harmless, strict=True):
         page = Skeleton(text)
         assert page.found == [], "something in the page could run, or be fetched"
         assert page.elements == sound.elements, "the name has become an element or an attribute"
@@ -103,5 +103,5 @@ def test_a_name_is_shown_and_not_obeyed(number, harmless, tmp_path, trust):
 def test_the_check_sees_what_is_obeyed(harmless, tmp_path):
     """The control: the same pages, with the name left as it is."""
     for text in pages(tmp_path, "plain"):
-        for name in HOSTILE[:2]:
+        for name in HTML_PAYLOADS[:2]:
             assert Skeleton(text.replace("plain", name)).found

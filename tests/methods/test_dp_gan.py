@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import beta
+from support.fakes import FreePlan, NullLedger, planted_clip
 from torch.nn.functional import conv2d
-from unwritten import Unpriced, Unwritten, clipping
 
 from privot.components.dp_sgd import (
     compute_per_example_gradient,
@@ -35,7 +35,7 @@ from privot.privacy.sampling import Poisson
 from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis import synthesize
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
 
 SHAPE = (1, 8, 8)
 CLASSES = 3
@@ -70,12 +70,12 @@ def parts(net, images, labels, also=None):
 
 
 def gate_for(images, labels, noise, rate):
-    plan = Unpriced((Stage("critic", "sum", noise, 10**6, Poisson(rate)),), Neighbours.ADD_REMOVE)
+    plan = FreePlan((Stage("critic", "sum", noise, 10**6, Poisson(rate)),), Neighbours.ADD_REMOVE)
     return Gate(
         Sensitive(images, labels, SPEC),
         plan,
-        Unwritten(),
-        Unwritten(),
+        NullLedger(),
+        NullLedger(),
         runtime=Runtime("cpu", microbatch_size=16),
     )
 
@@ -276,7 +276,7 @@ def test_the_audit_catches_a_planted_bug(monkeypatch, bug, threshold):
             lambda total, noise_std, *more: honest(total, noise_std / 3, *more),
         )
     else:
-        monkeypatch.setattr(clipping_module, "clip_rows", clipping())
+        monkeypatch.setattr(clipping_module, "clip_rows", planted_clip())
     tpr, fpr = spied_on(threshold)
     assert tpr > claimed(fpr)
 
@@ -309,14 +309,14 @@ def test_samples_follow_their_label_under_noise():
         ema_decay=0.9,
     )
     spec = Spec((1, 8, 8), 2)
-    plan = Unpriced(
+    plan = FreePlan(
         (Stage("critic", "sum", 0.5, method.steps, Poisson(0.2)),), Neighbours.ADD_REMOVE
     )
     gate = Gate(
         Sensitive(*blobs(), spec),
         plan,
-        Unwritten(),
-        Unwritten(),
+        NullLedger(),
+        NullLedger(),
         runtime=Runtime("cpu", microbatch_size=100),
     )
     images, labels = method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress).sample(spec, 200)

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import beta, norm
 from sklearn.linear_model import LogisticRegression
-from unwritten import Unwritten, clipping
+from support.fakes import NullLedger, planted_clip
 
 from privot.components.dct import dct_basis
 from privot.components.sinkhorn_queries import project_low_frequencies
@@ -63,8 +63,8 @@ def gate_for(images, labels, plan, spec=None, seed=None):
         return Gate(
             box,
             plan,
-            Unwritten(),
-            Unwritten(),
+            NullLedger(),
+            NullLedger(),
             runtime=Runtime("cpu", microbatch_size=160),
             insecure_seed=seed,
         )
@@ -204,7 +204,7 @@ def test_an_audit_sees_planted_bugs_and_lets_the_honest_gate_pass(monkeypatch):
         )
         assert advantage(noise) > most
     with monkeypatch.context() as planted:
-        planted.setattr(clipping_module, "clip_rows", clipping())
+        planted.setattr(clipping_module, "clip_rows", planted_clip())
         assert advantage(noise) > most
 
 
@@ -463,7 +463,7 @@ def test_images_drawn_as_the_records_are_stay_where_they_are():
         assert (pulled - pushed).mean(0).norm() < 2 * error
 
 
-@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.usefixtures("coarse_accounting")
 def test_a_run_that_was_killed_goes_on_where_the_ledger_says(tmp_path, monkeypatch):
     """It is charged once, asks no answer twice, and takes up the generator that it had."""
     box = Sensitive(

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from quick import records, sealed, spec_for
 from scipy.optimize import linear_sum_assignment
+from support.tiny_settings import choose_spec, make_records, seal_records
 
 from privot.data.spec import Spec
 from privot.errors import PrivotError, SettingError
@@ -177,8 +177,8 @@ def test_mixed_records_keep_what_hangs_together():
 
 @pytest.mark.parametrize(("net", "name"), [("conv", "laplace"), ("dense", "gaussian")])
 def test_pictures_from_a_file_to_a_certificate(tmp_path, net, name):
-    images, labels = records()
-    box = sealed(images, labels, Spec((1, 8, 8), 3, len(labels)))
+    images, labels = make_records()
+    box = seal_records(images, labels, Spec((1, 8, 8), 3, len(labels)))
     channel = build_image_channel(
         box.spec, name, 50.0, labels_epsilon=4.0, projection_kind="pooled", projection_side=2
     )
@@ -217,8 +217,8 @@ def test_pictures_from_a_file_to_a_certificate(tmp_path, net, name):
     [("pooled", 4, None, 2), ("dct", 3, None, 3), ("identity", 0, None, 8), ("pooled", 4, 5, 5)],
 )
 def test_the_dense_net_draws_no_finer_than_what_was_sent(tmp_path, kind, size, given, waves):
-    images, labels = records()
-    box = sealed(images, labels, Spec((1, 8, 8), 3, len(labels)))
+    images, labels = make_records()
+    box = seal_records(images, labels, Spec((1, 8, 8), 3, len(labels)))
     answers = privatize(
         box,
         build_image_channel(box.spec, "gaussian", 20.0, projection_kind=kind, projection_side=size),
@@ -241,7 +241,11 @@ def test_the_dense_net_draws_no_finer_than_what_was_sent(tmp_path, kind, size, g
 def test_a_box_of_records_is_refused(tmp_path):
     method = make_method("entropic-gan", {"steps": 2, "batch_size": 4})
     with pytest.raises(PrivotError, match="privot privatize"):
-        synthesize(sealed(*records(), spec_for(method)), method, ledger=tmp_path / "book.jsonl")
+        synthesize(
+            seal_records(*make_records(), choose_spec(method)),
+            method,
+            ledger=tmp_path / "book.jsonl",
+        )
 
 
 def test_points_are_not_taken_for_pictures():

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from quick import quick
+from support.tiny_settings import choose_tiny_settings
 
 from privot.components import critic_training
 from privot.components.critic_gradients import compute_clipped_gradients, input_gradient
@@ -245,7 +245,9 @@ def test_nothing_is_moved_by_more_than_a_fourteenth_of_a_side(
     monkeypatch.setattr(ShardedCritics, "initialize", begin)
     spec = Spec((1, side, side), 2, num_clients=2 if name.startswith("federated") else None)
     box = Sensitive(np.zeros((8, 1, side, side), np.uint8), np.arange(8) % 2, spec, name="black")
-    method = make_method(name, {**quick(name), "noise_multiplier": 9.0, "max_shift": asked})
+    method = make_method(
+        name, {**choose_tiny_settings(name), "noise_multiplier": 9.0, "max_shift": asked}
+    )
     with pytest.raises(Seen, match=f"^{got}$"):
         synthesize(box, method, ledger=tmp_path / "x.jsonl", runtime=Runtime("cpu"))
 
@@ -385,7 +387,7 @@ def test_all_queries_run_on_public_images_so_that_their_errors_can_be_read():
 # A run
 
 
-@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.usefixtures("coarse_accounting")
 @pytest.mark.parametrize("name", ["gs-wgan", "g-pate"])
 def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
     box, method, ways = long_run(tmp_path, name)
@@ -419,7 +421,7 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(tmp_path, name):
     assert release.sample(4)[0].shape == (4, *SHAPE)
 
 
-@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.usefixtures("coarse_accounting")
 @pytest.mark.parametrize("name", ["gs-wgan", "g-pate"])
 def test_killed_before_its_critics_were_kept_it_warms_them_up_again(tmp_path, name):
     """A generator that goes on with critics who know nothing would spend the rest on noise."""
@@ -470,7 +472,7 @@ def test_bad_settings_are_errors(name, key, value):
 # What the generator knows before it asks
 
 
-@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.usefixtures("coarse_accounting")
 def test_a_generator_may_begin_with_public_characters(tmp_path):
     """Steps that go nowhere leave what was practised; the ledger and the price are those of a start from nothing."""
     still = {

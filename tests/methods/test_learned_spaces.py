@@ -5,10 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from quick import sealed
+from methods.test_sliced_flow import (
+    CLASSES,
+    SHAPE,
+    TINY,
+    blobs,
+    block_sums,
+    gate_for,
+    seeded,
+    spec_of,
+)
 from scipy.stats import beta, norm
-from test_sliced_flow import CLASSES, SHAPE, TINY, blobs, block_sums, gate_for, seeded, spec_of
-from unwritten import clipping
+from support.fakes import planted_clip
+from support.tiny_settings import seal_records
 
 from privot.components.dp_sgd import compute_per_example_gradient, detach_weights
 from privot.components.flow_snapshots import SNAPSHOTS_KEY
@@ -89,7 +98,7 @@ def test_the_ball_is_the_gates_not_the_encoders():
 
 
 def test_an_encoder_that_is_believed_is_seen(monkeypatch):
-    monkeypatch.setattr(clipping_module, "clip_rows", clipping())
+    monkeypatch.setattr(clipping_module, "clip_rows", planted_clip())
     frame = draw_tight_frame(loud(), 1, 3, 0, seeded())
     images = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(20)])
     labels = np.repeat([0, 1], 10)
@@ -341,7 +350,7 @@ def test_a_release_keeps_the_decoder_and_says_what_was_public(tmp_path):
         "space": "public",
         "public_data": str(tmp_path / "open.npz"),
     }
-    box = sealed(images, labels, spec_of(labels))
+    box = seal_records(images, labels, spec_of(labels))
     book = {"ledger": tmp_path / "book.jsonl", "runtime": Runtime("cpu")}
     release = synthesize(box, SlicedFlow(**given), **book)
     assert release.metadata["public_data"]["count"] == 100
@@ -397,7 +406,7 @@ def test_a_run_that_was_killed_goes_on_with_its_encoder(tmp_path, monkeypatch, s
         autoencoder_batch_size=20,
         noise_multiplier=2.0,
     )
-    box = sealed(images, labels, spec_of(labels))
+    box = seal_records(images, labels, spec_of(labels))
     given = {"out": tmp_path / "out", "ledger": tmp_path / "book.jsonl", "runtime": Runtime("cpu")}
 
     def kill(stage, step, of, **facts):

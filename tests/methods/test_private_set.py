@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.stats import kstest, norm
 from sklearn.linear_model import LogisticRegression
+from support.fakes import NullLedger, planted_clip
 from torch.nn.functional import avg_pool2d, conv2d, group_norm, pad
-from unwritten import Unwritten, clipping
 
 from privot.audit import clopper_pearson_lower, clopper_pearson_upper
 from privot.components import private_set_nets, private_set_queries, private_set_settings
@@ -79,8 +79,8 @@ def gate_for(method, spec, images=None, labels=LABELS, plan=None, seed=None):
     return Gate(
         box,
         plan or method.plan(spec),
-        Unwritten(),
-        Unwritten(),
+        NullLedger(),
+        NullLedger(),
         runtime=runtime,
         insecure_seed=seed,
     )
@@ -920,8 +920,8 @@ def statistic(method, there, seed):
     gate = Gate(
         Sensitive(images, labels, AUDITED),
         plan,
-        Unwritten(),
-        Unwritten(),
+        NullLedger(),
+        NullLedger(),
         runtime=runtime,
         insecure_seed=seed,
     )
@@ -1069,7 +1069,7 @@ def test_planted_bugs_are_caught_by_the_audit(audit, monkeypatch):
         assert not holds(*audit(LOUD, 30), 1 / LOUD)
     for name, query in doubled.items():
         monkeypatch.setattr(private_set_queries, name, query)
-    monkeypatch.setattr(clipping_module, "clip_rows", clipping())
+    monkeypatch.setattr(clipping_module, "clip_rows", planted_clip())
     assert not holds(*audit(LOUD, 30), 1 / LOUD)
 
 

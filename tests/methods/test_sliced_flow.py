@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from quick import sealed
 from scipy.stats import beta, norm
-from unwritten import Unpriced, Unwritten, clipping
+from support.fakes import FreePlan, NullLedger, planted_clip
+from support.tiny_settings import seal_records
 
 from privot.components import block_quantiles, sliced_statistics
 from privot.components.noisy_projections import compute_block_quantiles, encode_record
@@ -75,12 +75,12 @@ def spec_of(labels):
 def gate_for(method, images, labels, spec=None):
     spec = spec or spec_of(labels)
     plan = method.plan(spec)
-    plan = Unpriced(plan.stages, plan.neighbours)
+    plan = FreePlan(plan.stages, plan.neighbours)
     return Gate(
         Sensitive(images, labels, spec),
         plan,
-        Unwritten(),
-        Unwritten(),
+        NullLedger(),
+        NullLedger(),
         runtime=Runtime("cpu", microbatch_size=64),
     )
 
@@ -192,7 +192,7 @@ def test_random_neighbours_stay_within_the_bound(turns):
 def test_a_clip_that_is_gone_is_seen(monkeypatch):
     here = (known := build_image_transform("cosines", SHAPE, 4, gray_level=0.5))
     frame = draw_tight_frame(known, 1, 2, 2, seeded())
-    monkeypatch.setattr(clipping_module, "clip_rows", clipping())
+    monkeypatch.setattr(clipping_module, "clip_rows", planted_clip())
     images = np.stack([np.full(SHAPE, turn % 2, np.float32) for turn in range(12)])
     labels = np.repeat([0, 1], 6)
     other = images.copy()
@@ -423,7 +423,7 @@ def test_another_size_costs_nothing_and_asks_nothing(tmp_path):
     images, labels = blobs(60)
     method = SlicedFlow(**TINY, noise_multiplier=1.0)
     release = synthesize(
-        sealed(images, labels, spec_of(labels)),
+        seal_records(images, labels, spec_of(labels)),
         method,
         ledger=tmp_path / "book.jsonl",
         runtime=Runtime("cpu"),
@@ -436,7 +436,7 @@ def test_another_size_costs_nothing_and_asks_nothing(tmp_path):
         same.artifact.tensors["images"], release.artifact.tensors["images"], atol=1e-4, rtol=0
     )
     bare = synthesize(
-        sealed(images, labels, spec_of(labels)),
+        seal_records(images, labels, spec_of(labels)),
         SlicedFlow(**TINY, noise_multiplier=1.0, keep_answers=False),
         ledger=tmp_path / "book.jsonl",
         runtime=Runtime("cpu"),
@@ -533,7 +533,7 @@ def test_gaps_vanish_where_particles_have_the_quantiles():
 @pytest.mark.parametrize("steps", [40, 80])
 def test_a_resampled_run_that_was_killed_goes_on(tmp_path, monkeypatch, steps):
     images, labels = blobs(60)
-    box = sealed(images, labels, Spec(SHAPE, 2, 60))
+    box = seal_records(images, labels, Spec(SHAPE, 2, 60))
     ledger = Ledger(tmp_path / "blobs.jsonl")
     fresh = []
     real = secret_side_module.add_noise

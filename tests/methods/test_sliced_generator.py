@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from quick import sealed
-from test_sliced_flow import SHAPE, blobs, gate_for, spec_of
+from methods.test_sliced_flow import SHAPE, blobs, gate_for, spec_of
+from support.tiny_settings import seal_records
 
 from privot.components.transforms import build_image_transform
 from privot.data.spec import Spec
@@ -156,7 +156,7 @@ def test_a_crash_costs_no_answer_twice(tmp_path, monkeypatch, net, mode, answers
             raise KeyboardInterrupt
 
     given = {"out": tmp_path / "out", "ledger": tmp_path / "book.jsonl", "runtime": Runtime("cpu")}
-    box = sealed(images, labels, spec_of(labels))
+    box = seal_records(images, labels, spec_of(labels))
     with pytest.raises(KeyboardInterrupt):
         synthesize(box, method, **given, progress=kill)
     release = synthesize(

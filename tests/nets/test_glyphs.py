@@ -111,8 +111,8 @@ def test_real_digits_are_read_by_their_likeness_to_drawn_ones():
     assert (read(real.images, 10) == real.labels).double().mean() > 0.4  # 0.52; by chance 0.1
 
 
-def test_femnist_has_this_order(at_hand):
-    at_hand("femnist")
+def test_femnist_has_this_order(data_file):
+    data_file("femnist")
     real = load_dataset("femnist", "test", public=True).records()
     some = torch.randperm(len(real.labels), generator=torch.Generator().manual_seed(0))[:1500]
     labels = real.labels[some]

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def path(at_hand):
-    return at_hand("weights", INCEPTION_WEIGHTS)
+def path(data_file):
+    return data_file("weights", INCEPTION_WEIGHTS)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_ensemble import alone
+from nets.test_ensemble import alone
 from torch import nn
 
 from privot.nets import LeNet, training

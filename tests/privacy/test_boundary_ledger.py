@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from in_process import SETS, serve_here, simulate_here
-from quick import quick
+from support.in_process_federation import TINY_ARGUMENTS, serve_here, simulate_here
+from support.tiny_settings import choose_tiny_settings
 
 from privot.attacks.shadows.config import ShadowConfig
 from privot.attacks.shadows.runner import prepare_shadows
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 SPEC = Spec((1, 8, 8), 3, 47)
 CPU = Runtime("cpu")
-MERF = quick("merf") | {"noise_multiplier": None}
+MERF = choose_tiny_settings("merf") | {"noise_multiplier": None}
 
 
 @pytest.fixture(autouse=True)
@@ -354,7 +354,17 @@ def test_parts_keep_to_the_limit(tmp_path):
     assert spent(parts[0]) == pytest.approx(one)
 
 
-SIMULATE = ("federate", "simulate", "--data", "scans.npz", "--clients", 3, *SETS, "--device", "cpu")
+SIMULATE = (
+    "federate",
+    "simulate",
+    "--data",
+    "scans.npz",
+    "--clients",
+    3,
+    *TINY_ARGUMENTS,
+    "--device",
+    "cpu",
+)
 
 
 @pytest.fixture
@@ -672,7 +682,7 @@ def test_a_local_run_beside_others_is_a_replaced_record(ledger):
     assert both.epsilon(1e-5) == pytest.approx(2.0 + float(plan().cost().epsilon(1e-5)))
 
 
-@pytest.mark.usefixtures("coarse_prices")
+@pytest.mark.usefixtures("coarse_accounting")
 def test_the_ledger_verb_names_the_relation_of_each_run_and_of_the_sum(privot, scans):
     book = Ledger(ledger_path(scans))
     book.reserve(plan(2.0, ADD_REMOVE, sampling=Poisson(0.1), steps=5), "one")

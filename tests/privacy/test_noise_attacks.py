@@ -11,8 +11,14 @@ import re
 import numpy as np
 import pytest
 import torch
-from quick import asked, given, quick, records, spec_for
-from unwritten import Unwritten
+from support.fakes import NullLedger
+from support.tiny_settings import (
+    choose_epsilon,
+    choose_spec,
+    choose_tiny_settings,
+    make_method_input,
+    make_records,
+)
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -69,7 +75,7 @@ def door(side, insecure_seed=None):
     return Gate(
         Sensitive(image, np.zeros(1, int), Spec((1, 1, 1), 1)),
         LOUD,
-        Unwritten(),
+        NullLedger(),
         Budget(math.inf),
         insecure_seed=insecure_seed,
     )
@@ -176,7 +182,7 @@ def through_the_gate(truth, trials):
     size = trials * DIM
     bound = SHIFT * math.sqrt(size) * (1 + 1e-6)  # not clipped
     plan = Plan((Stage("it", "sum", 1 / (2 * bound)),), Neighbours.REPLACE)
-    gate = Gate(box, plan, Unwritten(), Budget(math.inf))
+    gate = Gate(box, plan, NullLedger(), Budget(math.inf))
     return gate.sum("it", lambda image, label: image.flatten().expand(size), clip_norm=bound).view(
         trials, DIM
     )
@@ -308,9 +314,9 @@ class Stopped(Exception):
 
 def scanned(name, folder, tap):
     """(words drawn, bytes on disk, words found there) of a run that was stopped in the middle, and then of the whole one."""
-    method = make_method(name, quick(name))
-    data = given(method, *records(), spec_for(method))
-    way = {"budget": asked(method), "out": folder / "out", "ledger": folder / "book.jsonl"}
+    method = make_method(name, choose_tiny_settings(name))
+    data = make_method_input(method, *make_records(), choose_spec(method))
+    way = {"budget": choose_epsilon(method), "out": folder / "out", "ledger": folder / "book.jsonl"}
     seen = {}
 
     def stop(stage, step, of, **facts):
@@ -333,7 +339,7 @@ def scanned(name, folder, tap):
     return len(words), sum(map(len, files)), sum(held(words, data) for data in files)
 
 
-@pytest.mark.usefixtures("one_thread", "coarse_prices")
+@pytest.mark.usefixtures("one_thread", "coarse_accounting")
 @pytest.mark.parametrize(
     "name",
     [

@@ -5,8 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from quick import asked, given, quick, records, spec_for
-from unwritten import Unwritten
+from support.fakes import NullLedger
+from support.tiny_settings import (
+    choose_epsilon,
+    choose_spec,
+    choose_tiny_settings,
+    make_method_input,
+    make_records,
+)
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -42,7 +48,7 @@ def box(**facts):
 
 def door(verb, relation, noise=1.3, sampling=None, **facts):
     stage = Stage("it", verb, noise, 8, sampling or Full())
-    return Gate(box(**facts), Plan((stage,), relation), Unwritten(), Budget(math.inf), method="m")
+    return Gate(box(**facts), Plan((stage,), relation), NullLedger(), Budget(math.inf), method="m")
 
 
 def part(image, label):
@@ -142,7 +148,7 @@ def test_block_means_are_whole_steps_over_a_public_count(blocks, trust):
     ids=["laplace", "gaussian"],
 )
 def test_channels_send_points_of_their_grid(channel, trust):
-    gate = Gate(box(), channel.plan(), Unwritten(), Budget(math.inf), method="m")
+    gate = Gate(box(), channel.plan(), NullLedger(), Budget(math.inf), method="m")
     # its law is about half a step
     values = gate.privatize(channel)
     shift = 0.5 if channel.name == "laplace" else 0.0
@@ -184,13 +190,18 @@ def answers(monkeypatch):
 
 def ran(name, folder, answers):
     """A quick run of a method; how many values it was given, and how many lie on their grid."""
-    method = make_method(name, quick(name))
-    spec = spec_for(method)
-    synthesize(given(method, *records(), spec), method, asked(method), ledger=folder / "book.jsonl")
+    method = make_method(name, choose_tiny_settings(name))
+    spec = choose_spec(method)
+    synthesize(
+        make_method_input(method, *make_records(), spec),
+        method,
+        choose_epsilon(method),
+        ledger=folder / "book.jsonl",
+    )
     return sum(multiples(*each) for each in answers), sum(values.numel() for values, _ in answers)
 
 
-@pytest.mark.usefixtures("one_thread", "coarse_prices")
+@pytest.mark.usefixtures("one_thread", "coarse_accounting")
 @pytest.mark.parametrize(
     "name",
     [

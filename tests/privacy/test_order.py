@@ -7,7 +7,7 @@ import stat
 import numpy as np
 import pytest
 import torch
-from unwritten import Unpriced, Unwritten
+from support.fakes import FreePlan, NullLedger
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -243,8 +243,8 @@ def test_a_record_meets_one_shape_of_a_portion(relation, sampling, shapes, monke
             secretly(gate, query, images, *more),
         )[1],
     )
-    plan = Unpriced((Stage("it", "sum", 0.0, 5, sampling),), relation)
-    gate = Gate(box_of(), plan, Unwritten(), Unwritten(), runtime=Runtime("cpu", 16))
+    plan = FreePlan((Stage("it", "sum", 0.0, 5, sampling),), relation)
+    gate = Gate(box_of(), plan, NullLedger(), NullLedger(), runtime=Runtime("cpu", 16))
     for _ in range(5):
         gate.sum("it", pixels, clip_norm=9.0)
     assert seen == shapes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from unwritten import Unwritten
+from support.fakes import NullLedger
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -249,8 +249,8 @@ def test_the_gate_draws_afresh_for_every_answer(sampler):
     gate = Gate(
         box,
         Plan((Stage("it", "sum", 0.0, 10**6, sampler),), relation),
-        Unwritten(),
-        Unwritten(),
+        NullLedger(),
+        NullLedger(),
         runtime=Runtime("cpu", 16),
     )
     chosen = (
@@ -271,7 +271,7 @@ def test_the_gate_draws_a_shard_for_every_row(learning):
     """Each state is its shard's own number, so an answer without noise tells who was drawn; learning in between changes no draw."""
     box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1))
     plan = Plan((Stage("it", "query_random_shards", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
-    gate = Gate(box, plan, Unwritten(), Unwritten())
+    gate = Gate(box, plan, NullLedger(), NullLedger())
     seen = []
     gate.split_into_shards(4, {"own": torch.arange(4.0)})
     for _ in range(1500):

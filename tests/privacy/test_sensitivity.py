@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from unwritten import Unwritten, clipping
+from support.fakes import NullLedger, planted_clip
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -20,7 +20,7 @@ from privot.privacy.sampling import Full, Poisson, Shards
 from privot.privacy.sensitivity import SENSITIVITY
 from privot.runtime import Runtime
 
-pytestmark = pytest.mark.usefixtures("one_thread", "coarse_prices", "array_order")
+pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting", "array_order")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 # 7 kinds of pairs x 11 scales, four times or once
@@ -198,7 +198,7 @@ def pairs(rng, count, relation, move_label=True):
 
 def worst(monkeypatch, verb, relation, per_class=False, count=PAIRS, query=spread, seed=1):
     """The largest distance of two neighbours' answers, in units of the declared sensitivity; NaN counts as infinite."""
-    ledger = Unwritten()
+    ledger = NullLedger()
     rng = np.random.default_rng(seed)
     rig = Rig(ledger, verb, relation, per_class, query=query)
     largest = 0.0
@@ -347,7 +347,7 @@ def zero_divides(parts, bound):
     ],
 )
 def test_planted_clips_are_caught(monkeypatch, trust, planted, verb, relation):
-    monkeypatch.setattr(clipping_module, "clip_rows", clipping(planted))
+    monkeypatch.setattr(clipping_module, "clip_rows", planted_clip(planted))
     assert worst(monkeypatch, verb, relation, count=FEW) > 1 + 1e-6
     trust("G2", "planted clips and entries of the table caught", 1, of=1)
 
@@ -364,7 +364,7 @@ def test_planted_table_entries_are_caught(monkeypatch, trust, verb, relation, pe
 
 def test_planted_feature_norm_is_caught(monkeypatch):
     assert worst(monkeypatch, "sum", REPLACE, count=FEW, query=features) <= 1 + 1e-6
-    monkeypatch.setattr(clipping_module, "clip_rows", clipping(unclipped))
+    monkeypatch.setattr(clipping_module, "clip_rows", planted_clip(unclipped))
     assert worst(monkeypatch, "sum", REPLACE, count=FEW, query=features) > 1 + 1e-6
 
 
@@ -416,7 +416,7 @@ QUERIES = [linear, normalised, softened, gradient]
 def others_moved(query, trials=100):
     """Whether any row but that of the changed record ever moved."""
     rng = np.random.default_rng(2)
-    rig = Rig(Unwritten(), "rows", REPLACE, query=query)
+    rig = Rig(NullLedger(), "rows", REPLACE, query=query)
     weights = torch.from_numpy(rng.normal(size=(10, DIM))).float()
     for _ in range(trials):
         images = rng.random((COUNT, *SHAPE), np.float32)
@@ -586,9 +586,9 @@ def test_forty_kinds_of_records_keep_shape_and_finiteness(fill, places):
         (Stage("query_random_shards", "query_random_shards", 0.0, 10**5, Shards(SHARDS)),), REPLACE
     )  # no noise: a sampled plan takes seconds to price
     for box, classes in ((each, CLASSES), (single, 1)):
-        gate = Gate(box, plan, Unwritten(), Budget(1e9), runtime=Runtime("cpu"))
+        gate = Gate(box, plan, NullLedger(), Budget(1e9), runtime=Runtime("cpu"))
         frame = torch.eye(DIM)
-        router = Gate(box, routes, Unwritten(), Budget(math.inf), runtime=Runtime("cpu"))
+        router = Gate(box, routes, NullLedger(), Budget(math.inf), runtime=Runtime("cpu"))
         for query in NASTY:
             for door in (gate, router):
                 door.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, DIM)})

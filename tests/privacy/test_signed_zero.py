@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from unwritten import Unwritten
+from support.fakes import NullLedger
 
 from privot.components.client_critics import masked_gradient
 from privot.data.dataset import Sensitive
@@ -46,7 +46,7 @@ def test_a_class_that_an_owner_has_no_record_of_leaves_no_sign(known):
     gate = Gate(
         box,
         Plan((Stage("slopes", "query_clients", 1.0, 9),), Neighbours.CLIENT),
-        Unwritten(),
+        NullLedger(),
         Budget(math.inf),
     )
     gate.split_into_shards(

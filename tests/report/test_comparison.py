@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from specimens import GAUSSIAN, NONE, hand, reading
+from support.factories import GAUSSIAN, NO_GUARANTEE, make_metric_result, make_release
 
 from privot.errors import ReleaseError
 from privot.measures import Samples
@@ -35,11 +35,19 @@ def bests(page):
 
 def test_the_best_is_bold_by_the_reading_s_own_word(tmp_path):
     low = {"better": "lower"}
-    one = subject("one", hand(), [reading(value=0.8), reading("fid", 20.0, **low)])
+    one = subject(
+        "one",
+        make_release(),
+        [make_metric_result(value=0.8), make_metric_result("fid", 20.0, **low)],
+    )
     two = subject(
         "two",
-        hand(claim=NONE),
-        [reading(value=0.9), reading("fid", 30.0, **low), reading("is", 3.0)],
+        make_release(claim=NO_GUARANTEE),
+        [
+            make_metric_result(value=0.9),
+            make_metric_result("fid", 30.0, **low),
+            make_metric_result("is", 3.0),
+        ],
     )
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {
@@ -52,7 +60,9 @@ def test_the_best_is_bold_by_the_reading_s_own_word(tmp_path):
 
 @pytest.mark.parametrize("public", [True, False])
 def test_what_may_not_be_published_is_the_user_s_alone(tmp_path, public):
-    page = compare([subject("one", hand(), [reading(publishable=public)])], tmp_path / "out")
+    page = compare(
+        [subject("one", make_release(), [make_metric_result(publishable=public)])], tmp_path / "out"
+    )
     assert (page.stat().st_mode & 0o777 == 0o600, page.parent.stat().st_mode & 0o777 == 0o700) == (
         not public,
         not public,
@@ -60,22 +70,22 @@ def test_what_may_not_be_published_is_the_user_s_alone(tmp_path, public):
 
 
 def test_different_rulers_are_flagged_and_have_no_best(tmp_path):
-    one = subject("one", None, [reading(value=0.8)])
-    two = subject("two", None, [reading(value=0.9, protocol="another")])
+    one = subject("one", None, [make_metric_result(value=0.8)])
+    two = subject("two", None, [make_metric_result(value=0.9, protocol="another")])
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {"cnn_accuracy": [False, False]}
     assert "different protocols" in page.read_text()
     assert "another" in page.read_text()
-    page = compare([one, (two[0], (reading(value=0.9),))], tmp_path / "out")
+    page = compare([one, (two[0], (make_metric_result(value=0.9),))], tmp_path / "out")
     assert "different protocols" not in page.read_text()
 
 
 def test_each_says_what_it_promises(tmp_path):
-    sound = hand()
+    sound = make_release()
     page = compare(
         [
             subject("one", sound),
-            subject("two", hand(claim=NoGuarantee("seeded"))),
+            subject("two", make_release(claim=NoGuarantee("seeded"))),
             subject("three"),
         ],
         tmp_path / "out",
@@ -85,10 +95,10 @@ def test_each_says_what_it_promises(tmp_path):
         "foreign: no certificate",
     ]
     assert facts(page)["outputs"][0]["epsilon"] == sound.guarantee.epsilon
-    other = hand(replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE))
+    other = make_release(replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE))
     for two, words in (
         (other, "different neighbours (add-remove, replace)"),
-        (hand(delta=1e-6), "different delta (1e-6, 1e-5)"),
+        (make_release(delta=1e-6), "different delta (1e-6, 1e-5)"),
     ):
         mixed = compare([subject("one", sound), subject("two", two)], tmp_path / "out").read_text()
         assert mixed.count("not directly comparable") == 1
@@ -100,7 +110,7 @@ def test_each_says_what_it_promises(tmp_path):
 
 
 def test_a_promise_that_nothing_proves_is_not_compared(tmp_path):
-    sound = hand()
+    sound = make_release()
     false = replace(sound, guarantee=replace(sound.guarantee, epsilon=0.01))
     for release in (
         false,
@@ -114,8 +124,8 @@ def test_a_promise_that_nothing_proves_is_not_compared(tmp_path):
 
 @pytest.mark.parametrize("other", [{"num_samples": 100}, {"reference_size": 9999}])
 def test_readings_of_different_numbers_have_no_best(tmp_path, other):
-    one = subject("one", None, [reading(value=0.8)])
-    two = subject("two", None, [reading(value=0.9, **other)])
+    one = subject("one", None, [make_metric_result(value=0.8)])
+    two = subject("two", None, [make_metric_result(value=0.9, **other)])
     page = compare([one, two], tmp_path / "out")
     assert bests(page) == {"cnn_accuracy": [False, False]}
     assert "different numbers of images or records: not comparable" in page.read_text()
@@ -129,7 +139,11 @@ def test_warnings_prices_and_odd_characters_of_readings(tmp_path):
             subject(
                 "one",
                 None,
-                [reading(warning="few samples", protocol=ruler, reference="scans\ud800")],
+                [
+                    make_metric_result(
+                        warning="few samples", protocol=ruler, reference="scans\ud800"
+                    )
+                ],
             )
         ],
         tmp_path / "out",
@@ -140,11 +154,11 @@ def test_warnings_prices_and_odd_characters_of_readings(tmp_path):
 
 
 def test_the_chart_holds_those_with_epsilon_and_accuracy(tmp_path):
-    sound = hand()
-    accuracy = [reading()]
+    sound = make_release()
+    accuracy = [make_metric_result()]
     known = [
         subject("one", sound, accuracy),
-        subject("two", hand(GAUSSIAN.scale_noise(0.2)), accuracy),
+        subject("two", make_release(GAUSSIAN.scale_noise(0.2)), accuracy),
     ]
     page = compare(
         [*known, subject("no accuracy", sound), subject("foreign", None, accuracy)],
@@ -159,12 +173,12 @@ def test_internal_numbers_mark_the_page(tmp_path):
     assert (
         "not for publication"
         in compare(
-            [subject("one", None, [reading(publishable=False)])], tmp_path / "out"
+            [subject("one", None, [make_metric_result(publishable=False)])], tmp_path / "out"
         ).read_text()
     )
     assert (
         "not for publication"
-        not in compare([subject("one", None, [reading()])], tmp_path / "out").read_text()
+        not in compare([subject("one", None, [make_metric_result()])], tmp_path / "out").read_text()
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from specimens import GAUSSIAN, facts, hand, text
+from support.factories import GAUSSIAN, make_release, read_json, read_visible_text
 
 from privot.attacks.membership import control_data
 from privot.data.dataset import Public, Sensitive
@@ -178,7 +178,7 @@ def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(
 
 
 def test_a_near_copy_is_not_called_a_copy(eyes):
-    release = hand()
+    release = make_release()
     images = release.artifact.tensors["images"].clone()
     images[:, 0, 0, 0] = (images[:, 0, 0, 0] - 3e-6).clamp(min=0)
     data = Public(images.numpy(), release.artifact.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
@@ -188,7 +188,7 @@ def test_a_near_copy_is_not_called_a_copy(eyes):
 
 
 def test_a_copy_in_another_layout_of_memory_is_one(eyes):
-    release = hand(shape=(3, 32, 32))
+    release = make_release(shape=(3, 32, 32))
     images = np.ascontiguousarray(
         release.artifact.tensors["images"].numpy().transpose(0, 2, 3, 1)
     ).transpose(0, 3, 1, 2)
@@ -204,7 +204,7 @@ def test_a_copy_in_another_layout_of_memory_is_one(eyes):
 
 def test_one_record_has_no_second_and_no_neighbour(eyes):
     data = Public(np.zeros((1, 1, 8, 8), np.uint8), np.array([0]), Spec((1, 8, 8), 1))
-    found = nearest_records.compare_nearest_records(hand(), data)[0]
+    found = nearest_records.compare_nearest_records(make_release(), data)[0]
     assert found["real to real"] == []
     assert [each["caption"] for each in found["shown"][0]["real"]] == [
         "nearest by L2",
@@ -214,7 +214,7 @@ def test_one_record_has_no_second_and_no_neighbour(eyes):
 
 def test_records_of_another_shape_are_refused(planted):
     with pytest.raises(ReleaseError, match=r"real records are \[1, 8, 8\]"):
-        nearest_records.compare_nearest_records(hand(shape=(1, 4, 4)), planted[1])
+        nearest_records.compare_nearest_records(make_release(shape=(1, 4, 4)), planted[1])
 
 
 # The page
@@ -229,7 +229,7 @@ def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
     write_report(release, tmp_path / "out", name="toy", owner_inputs=OwnerInputs(data))
     inside = tmp_path / "out-internal"
     public = tmp_path / "out"
-    shown = facts(inside, "internal.json")["nearest"]["shown"]
+    shown = read_json(inside, "internal.json")["nearest"]["shown"]
     records = {record["record"] for each in shown for record in each["real"]}
     pictures = {
         encode_data_uri(image)
@@ -241,7 +241,7 @@ def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
     page = (inside / "internal.html").read_text()
     for label in ("sample", "nearest by L2", "second", "nearest by LPIPS"):
         assert page.count(f"<b>{label}</b>") == 20
-    seen = text(inside, "internal.html")
+    seen = read_visible_text(inside, "internal.html")
     for words in (
         "100 of 200 samples are exact copies",
         "a copy: L2 0",
@@ -250,7 +250,9 @@ def test_the_figure_stands_on_the_internal_face_alone(planted, eyes, tmp_path):
     ):
         assert words in seen
     for path in public.iterdir():
-        assert not re.search("LPIPS|nearest|copies|real record", text(public, path.name)), path.name
+        assert not re.search(
+            "LPIPS|nearest|copies|real record", read_visible_text(public, path.name)
+        ), path.name
 
 
 def test_the_page_says_how_far_lpips_looked(planted, eyes, tmp_path, monkeypatch):
@@ -258,20 +260,24 @@ def test_the_page_says_how_far_lpips_looked(planted, eyes, tmp_path, monkeypatch
     monkeypatch.setattr(nearest_records, "LPIPS_SHORTLIST_SIZE", 7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     write_report(planted[0], tmp_path / "out", name="toy", owner_inputs=OwnerInputs(planted[1]))
-    seen = text(tmp_path / "out-internal", "internal.html")
-    count = facts(tmp_path / "out-internal", "internal.json")["nearest"]["lpips"]["searched"]
+    seen = read_visible_text(tmp_path / "out-internal", "internal.html")
+    count = read_json(tmp_path / "out-internal", "internal.json")["nearest"]["lpips"]["searched"]
     assert 7 < count <= 70
     assert f"searched among {count} records, the 7 nearest in pixels to each" in seen
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_without_weights_the_page_has_no_such_column_and_says_why(planted, nowhere, damaged):
+def test_without_weights_the_page_has_no_such_column_and_says_why(
+    planted, empty_data_folders, damaged
+):
     if damaged:
-        (nowhere / "data" / "weights").mkdir(parents=True)
+        (empty_data_folders / "data" / "weights").mkdir(parents=True)
         for name in image_similarity.LPIPS_WEIGHTS:
-            (nowhere / "data" / "weights" / name).write_bytes(b"no tensors")
-    write_report(planted[0], nowhere / "out", name="toy", owner_inputs=OwnerInputs(planted[1]))
-    found = facts(inside := nowhere / "out-internal", "internal.json")["nearest"]
+            (empty_data_folders / "data" / "weights" / name).write_bytes(b"no tensors")
+    write_report(
+        planted[0], empty_data_folders / "out", name="toy", owner_inputs=OwnerInputs(planted[1])
+    )
+    found = read_json(inside := empty_data_folders / "out-internal", "internal.json")["nearest"]
     assert found["lpips"]["searched"] == 0
     assert all(
         [record["caption"] for record in each["real"]] == ["nearest by L2", "second"]
@@ -287,5 +293,6 @@ def test_without_weights_the_page_has_no_such_column_and_says_why(planted, nowhe
         else f"LPIPS needs the weights {' and '.join(image_similarity.LPIPS_WEIGHTS)}"
     )
     assert re.search(
-        f"The nearest records by LPIPS are not shown. {why}", text(inside, "internal.html")
+        f"The nearest records by LPIPS are not shown. {why}",
+        read_visible_text(inside, "internal.html"),
     )

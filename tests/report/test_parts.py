@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specimens import GAUSSIAN, attack, hand
+from support.factories import GAUSSIAN, make_attack_result, make_release
 
 from privot.audit.result import AttackResult, load_attack_results
 from privot.data.spec import Spec
@@ -211,8 +211,8 @@ TOLD = {
 
 
 def test_an_attack_comes_back_from_json(tmp_path):
-    plain = attack()
-    whole = replace(attack(), **TOLD)
+    plain = make_attack_result()
+    whole = replace(make_attack_result(), **TOLD)
     (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(plain), asdict(whole)]}))
     assert load_attack_results(tmp_path / "attacks.json") == [plain, whole]
     short = {key: each for key, each in asdict(plain).items() if key not in TOLD}
@@ -231,7 +231,7 @@ def test_an_attack_comes_back_from_json(tmp_path):
     ],
 )
 def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, other):
-    release = hand(settings={"noise_multiplier": None})
+    release = make_release(settings={"noise_multiplier": None})
     audited = {
         "method": "handmade",
         "settings": {"noise_multiplier": None},
@@ -281,9 +281,9 @@ def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, othe
     ],
 )
 def test_an_attack_of_the_wrong_kind_is_refused(wrong):
-    assert AttackResult.from_json(asdict(attack())) == attack()
+    assert AttackResult.from_json(asdict(make_attack_result())) == make_attack_result()
     with pytest.raises(ReleaseError, match="attack"):
-        AttackResult.from_json({**asdict(attack()), **wrong})
+        AttackResult.from_json({**asdict(make_attack_result()), **wrong})
 
 
 @pytest.mark.parametrize("inside", ["", "[]", '{"attacks": 3}', '{"attacks": [{}]}', "\x00"])
@@ -295,8 +295,10 @@ def test_a_file_that_holds_no_attacks_is_refused(tmp_path, inside):
 
 def test_a_measured_rate_of_zero_accuses_nobody():
     with pytest.raises(ReleaseError, match="Give an upper bound of the false-positive rate"):
-        attack(fpr=(0.0, 0.1))
-    assert attack(fpr=(0.0, 0.1), lower=(0.0, 0.08)).exceeds_bound(lambda rate: rate) == (
+        make_attack_result(fpr=(0.0, 0.1))
+    assert make_attack_result(fpr=(0.0, 0.1), lower=(0.0, 0.08)).exceeds_bound(
+        lambda rate: rate
+    ) == (
         False,
         False,
     )
@@ -304,7 +306,7 @@ def test_a_measured_rate_of_zero_accuses_nobody():
 
 def test_rates_of_zero_are_drawn_on_the_edge():
     found = {
-        **asdict(attack(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))),
+        **asdict(make_attack_result(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))),
         "exceeds_max_tpr": [False, False],
     }
     assert "nan" not in str(attack_power_chart(None, [found]))

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from specimens import GAUSSIAN, NONE, attack, box, facts, hand, reading, text, yaml
+from support.factories import (
+    GAUSSIAN,
+    NO_GUARANTEE,
+    make_attack_result,
+    make_metric_result,
+    make_noise_dataset,
+    make_release,
+    parse_data_card,
+    read_json,
+    read_visible_text,
+)
 
 from privot.errors import ReleaseError
 from privot.privacy.ledger import Ledger
@@ -43,9 +53,9 @@ def saved(tmp_path_factory):
 
 def test_the_facts_are_those_of_the_release(saved, tmp_path):
     release = Release.load(saved / "release")
-    write_report(release, tmp_path / "out", name="digits", results=[reading()])
+    write_report(release, tmp_path / "out", name="digits", results=[make_metric_result()])
     manifest = json.loads((saved / "release" / "manifest.json").read_text())
-    said = facts(tmp_path / "out")
+    said = read_json(tmp_path / "out")
     assert said["guarantee"] == {
         key: value for key, value in manifest["guarantee"].items() if key != "kind"
     }
@@ -77,8 +87,14 @@ def test_the_facts_are_those_of_the_release(saved, tmp_path):
 
 
 def test_the_page_tells_its_story_in_order(saved, tmp_path):
-    owner = OwnerInputs(box(0), Ledger(saved / "digits.jsonl"))
-    write_report(hand(), tmp_path / "out", name="toy", results=[reading()], owner_inputs=owner)
+    owner = OwnerInputs(make_noise_dataset(0), Ledger(saved / "digits.jsonl"))
+    write_report(
+        make_release(),
+        tmp_path / "out",
+        name="toy",
+        results=[make_metric_result()],
+        owner_inputs=owner,
+    )
     heads = [
         re.findall(r"<h2>(.*?)(?:<small>.*)?</h2>", path.read_text())
         for path in (tmp_path / "out" / "report.html", tmp_path / "out-internal" / "internal.html")
@@ -95,7 +111,7 @@ def test_the_page_tells_its_story_in_order(saved, tmp_path):
     ]
     assert heads[0] == story
     assert heads[1] == [*story[:5], "Nearest real records", *story[5:]]
-    seen = text(tmp_path / "out")
+    seen = read_visible_text(tmp_path / "out")
     for words in (
         "one record of the first is replaced",
         "Accountant: analytic Gaussian",
@@ -115,30 +131,32 @@ def test_every_relation_is_explained(tmp_path):
         ("local", "on its own"),
     ):
         plan = Plan((Stage("means", "sum", 4.0),), Neighbours(relation))
-        write_report(hand(plan), tmp_path / relation, name="toy")
-        assert words in text(tmp_path / relation)
-        model = yaml((tmp_path / relation / "registry.yaml").read_text())["deployment"][
+        write_report(make_release(plan), tmp_path / relation, name="toy")
+        assert words in read_visible_text(tmp_path / relation)
+        model = parse_data_card((tmp_path / relation / "registry.yaml").read_text())["deployment"][
             "deployment_model"
         ]["model_name"]
         assert model == ("Local" if relation == "local" else "Central")
 
 
 def test_no_guarantee_prints_no_promise(tmp_path):
-    release = hand(claim=NONE, ledger={"head": "00", "spent_epsilon": 3.0})
+    release = make_release(claim=NO_GUARANTEE, ledger={"head": "00", "spent_epsilon": 3.0})
     write_report(
         release,
         tmp_path / "out",
         name="toy",
-        results=[reading(), reading("fid", 50.0)],
-        attacks=[attack(lower=(0.01, 0.12))],
+        results=[make_metric_result(), make_metric_result("fid", 50.0)],
+        attacks=[make_attack_result(lower=(0.01, 0.12))],
     )
-    assert facts(tmp_path / "out")["max_tpr_curve"] is None
-    assert not facts(tmp_path / "out")["guarantee_refuted"]
-    assert "No guarantee: no noise was added" in text(tmp_path / "out")
-    assert "This release carries no proof" in text(tmp_path / "out")
+    assert read_json(tmp_path / "out")["max_tpr_curve"] is None
+    assert not read_json(tmp_path / "out")["guarantee_refuted"]
+    assert "No guarantee: no noise was added" in read_visible_text(tmp_path / "out")
+    assert "This release carries no proof" in read_visible_text(tmp_path / "out")
     for name in ("report.html", "README.md", "registry.yaml"):
-        assert not re.search(r"epsilon[^a-z]{0,4}\d|Certified", text(tmp_path / "out", name))
-    record = yaml((tmp_path / "out" / "registry.yaml").read_text())
+        assert not re.search(
+            r"epsilon[^a-z]{0,4}\d|Certified", read_visible_text(tmp_path / "out", name)
+        )
+    record = parse_data_card((tmp_path / "out" / "registry.yaml").read_text())
     assert record["deployment"].keys() == {"basic", "administrative"}
     assert "differential-privacy" not in (tmp_path / "out" / "README.md").read_text()
 
@@ -155,7 +173,7 @@ def test_no_guarantee_prints_no_promise(tmp_path):
     ],
 )
 def test_a_claim_that_the_events_do_not_prove_gets_no_page(tmp_path, claim):
-    release = hand()
+    release = make_release()
     with pytest.raises(ReleaseError, match=r"toy: (claims|its guarantee is not valid)"):
         write_report(
             replace(release, guarantee=replace(release.guarantee, **claim)),
@@ -167,58 +185,63 @@ def test_a_claim_that_the_events_do_not_prove_gets_no_page(tmp_path, claim):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
+@pytest.mark.parametrize("claim", [None, NO_GUARANTEE], ids=["proved", "none"])
 @pytest.mark.parametrize("event", [None, "GaussianDpEvent(noise_multiplier=1.0)", 3])
 def test_events_that_are_not_those_of_the_plan_get_no_page(tmp_path, claim, event):
     with pytest.raises(ReleaseError, match="toy: the recorded event"):
-        write_report(hand(claim=claim, event=event), tmp_path / "out", name="toy")
+        write_report(make_release(claim=claim, event=event), tmp_path / "out", name="toy")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_infinite_epsilon_is_no_guarantee(tmp_path):
     with pytest.raises(ReleaseError, match=r"toy: .*infinite"):
         write_report(
-            hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE)),
+            make_release(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE)),
             tmp_path / "out",
             name="toy",
         )
 
 
 def test_without_a_plan_nothing_is_said_of_noise(tmp_path):
-    bare = replace(hand(claim=NONE), metadata={"data": "mnist"})
-    write_report(bare, tmp_path / "bare", name="toy", results=[reading()])
-    assert facts(tmp_path / "bare")["utility"]["published"] == []
+    bare = replace(make_release(claim=NO_GUARANTEE), metadata={"data": "mnist"})
+    write_report(bare, tmp_path / "bare", name="toy", results=[make_metric_result()])
+    assert read_json(tmp_path / "bare")["utility"]["published"] == []
     write_report(
-        hand(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE), NONE),
+        make_release(Plan((Stage("means", "sum", 0.0),), Neighbours.REPLACE), NO_GUARANTEE),
         tmp_path / "free",
         name="toy",
-        results=[reading()],
+        results=[make_metric_result()],
     )
-    assert "without noise" in text(tmp_path / "free")
+    assert "without noise" in read_visible_text(tmp_path / "free")
 
 
-@pytest.mark.parametrize("claim", [None, NONE], ids=["proved", "none"])
+@pytest.mark.parametrize("claim", [None, NO_GUARANTEE], ids=["proved", "none"])
 def test_a_hostile_release_gets_a_page_or_one_line(tmp_path, claim):
     huge = 10**400
     plan = Plan(
         (Stage("a\ud800", "sum\udfff", 8.0), Stage("b\ud800", "sum", 20.0, 40)), Neighbours.REPLACE
     )
-    release = hand(plan, claim, ledger={"head": "\ud800", "spent_epsilon": huge}, seed=huge)
+    release = make_release(plan, claim, ledger={"head": "\ud800", "spent_epsilon": huge}, seed=huge)
     release = replace(release, spec=replace(release.spec, size=huge))
     write_report(
         release,
         tmp_path / "out",
         name="a\ud800",
-        results=[reading(num_samples=huge, reference_size=huge)],
+        results=[make_metric_result(num_samples=huge, reference_size=huge)],
         owner_inputs=OwnerInputs(),
     )
-    assert "more than 1e300" in text(tmp_path / "out")
-    assert [each["name"] for each in facts(tmp_path / "out")["plan"]["stages"]] == ["a", "b"]
+    assert "more than 1e300" in read_visible_text(tmp_path / "out")
+    assert [each["name"] for each in read_json(tmp_path / "out")["plan"]["stages"]] == ["a", "b"]
     sampled = Stage("steps", "sum", 0.0, huge, Fixed(5, huge))
-    write_report(hand(Plan((sampled,), Neighbours.REPLACE), NONE), tmp_path / "long", name="toy")
-    assert "5 of more than 1e300" in text(tmp_path / "long")
-    lie = hand(
-        Plan((replace(sampled, noise_multiplier=1.0),), Neighbours.REPLACE), hand().guarantee
+    write_report(
+        make_release(Plan((sampled,), Neighbours.REPLACE), NO_GUARANTEE),
+        tmp_path / "long",
+        name="toy",
+    )
+    assert "5 of more than 1e300" in read_visible_text(tmp_path / "long")
+    lie = make_release(
+        Plan((replace(sampled, noise_multiplier=1.0),), Neighbours.REPLACE),
+        make_release().guarantee,
     )
     with pytest.raises(ReleaseError, match="toy: "):
         write_report(lie, tmp_path / "lie", name="toy")
@@ -227,12 +250,12 @@ def test_a_hostile_release_gets_a_page_or_one_line(tmp_path, claim):
 def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
     price = "through the gate at epsilon 0.1, delta 1e-05, replace neighbours"
     found = [
-        reading(protocol=f"LeNet, {'many words, ' * 20}; {price}"),
-        reading("fid", 50.0, protocol="2015 | network", warning="few samples"),
+        make_metric_result(protocol=f"LeNet, {'many words, ' * 20}; {price}"),
+        make_metric_result("fid", 50.0, protocol="2015 | network", warning="few samples"),
     ]
-    write_report(hand(), tmp_path / "out", name="toy", results=found)
+    write_report(make_release(), tmp_path / "out", name="toy", results=found)
     for name in ("report.html", "README.md"):
-        seen = text(tmp_path / "out", name)
+        seen = read_visible_text(tmp_path / "out", name)
         assert (
             seen.count("measured privately, with an epsilon of its own on the test data")
             == seen.count(price)
@@ -244,7 +267,7 @@ def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
         in (tmp_path / "out" / "README.md").read_text()
     )
     assert [
-        each["privately_measured"] for each in facts(tmp_path / "out")["utility"]["results"]
+        each["privately_measured"] for each in read_json(tmp_path / "out")["utility"]["results"]
     ] == [
         True,
         False,
@@ -252,7 +275,7 @@ def test_paid_readings_rulers_and_warnings_stand_beside(tmp_path):
 
 
 def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
-    write_report(hand(), tmp_path / "out", name="toy")
+    write_report(make_release(), tmp_path / "out", name="toy")
     for words in (
         "memory use and power",
         "ledger and its backups",
@@ -264,15 +287,15 @@ def test_the_page_leaves_out_nothing_that_the_promise_leaves_out(tmp_path):
         "under another name or path",
         "Whether the public data of a method contains sensitive records",
     ):
-        assert words in text(tmp_path / "out")
-        assert words in text(tmp_path / "out", "README.md")
+        assert words in read_visible_text(tmp_path / "out")
+        assert words in read_visible_text(tmp_path / "out", "README.md")
 
 
 def test_measured_numbers_are_not_flattered(tmp_path):
-    release = hand(delta=1.00001e-5, ledger={"head": "00", "spent_epsilon": 3.0})
-    found = attack(fpr=(0.5,), tpr=(0.50049,), lower=(0.49999,), confidence=0.9999)
+    release = make_release(delta=1.00001e-5, ledger={"head": "00", "spent_epsilon": 3.0})
+    found = make_attack_result(fpr=(0.5,), tpr=(0.50049,), lower=(0.49999,), confidence=0.9999)
     write_report(release, tmp_path / "out", name="toy", attacks=[found])
-    seen = text(tmp_path / "out")
+    seen = read_visible_text(tmp_path / "out")
     assert "at 99.9 % confidence" in seen
     assert re.search(r"50 %\s*50 %\s*49\.9 %", seen)
     assert "delta 1.001e-5)-differential" in seen
@@ -291,9 +314,9 @@ def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
     }
     for own in (True, False):
         write_report(
-            hand(ledger={**said, "is_dataset_ledger": own}), tmp_path / f"{own}", name="toy"
+            make_release(ledger={**said, "is_dataset_ledger": own}), tmp_path / f"{own}", name="toy"
         )
-        seen = text(tmp_path / f"{own}")
+        seen = read_visible_text(tmp_path / f"{own}")
         assert "for one record under replace neighbours" in seen
         assert ("Spent in all" in seen, "not the dataset's own ledger" in seen) == (own, not own)
 
@@ -303,26 +326,34 @@ def test_a_sum_is_of_the_data_set_only_where_its_own_ledger_made_it(tmp_path):
 )
 def test_junk_in_a_manifest_is_shown_or_left_out(tmp_path, junk):
     known = dict.fromkeys(("method", "settings", "data", "seed", "ledger", "versions"), junk)
-    write_report(hand(**known), tmp_path / "out", name="toy")
-    assert "Provenance" in text(tmp_path / "out")
+    write_report(make_release(**known), tmp_path / "out", name="toy")
+    assert "Provenance" in read_visible_text(tmp_path / "out")
     write_report(
-        replace(hand(claim=NONE), metadata=dict.fromkeys((*known, "plan", "event"), junk)),
+        replace(
+            make_release(claim=NO_GUARANTEE),
+            metadata=dict.fromkeys((*known, "plan", "event"), junk),
+        ),
         tmp_path / "out",
         name="toy",
     )
-    assert "No guarantee" in text(tmp_path / "out")
+    assert "No guarantee" in read_visible_text(tmp_path / "out")
 
 
 def test_published_figures_of_the_same_data_stand_beside(tmp_path):
-    write_report(hand(), tmp_path / "a", name="toy", results=[reading(), reading("is", 5.0)])
-    assert facts(tmp_path / "a")["utility"]["results"][0]["real_data"] == pytest.approx(
+    write_report(
+        make_release(),
+        tmp_path / "a",
+        name="toy",
+        results=[make_metric_result(), make_metric_result("is", 5.0)],
+    )
+    assert read_json(tmp_path / "a")["utility"]["results"][0]["real_data"] == pytest.approx(
         0.99, abs=0.005
     )
-    assert "Published results on the same data, at epsilon 1" in text(tmp_path / "a")
-    assert "SoK: Privacy-Preserving Data Synthesis" in text(tmp_path / "a")
-    assert "not strictly comparable" in text(tmp_path / "a")
-    write_report(hand(data=""), tmp_path / "b", name="toy", results=[reading()])
-    assert "Published results" not in text(tmp_path / "b")
+    assert "Published results on the same data, at epsilon 1" in read_visible_text(tmp_path / "a")
+    assert "SoK: Privacy-Preserving Data Synthesis" in read_visible_text(tmp_path / "a")
+    assert "not strictly comparable" in read_visible_text(tmp_path / "a")
+    write_report(make_release(data=""), tmp_path / "b", name="toy", results=[make_metric_result()])
+    assert "Published results" not in read_visible_text(tmp_path / "b")
 
 
 # The two faces
@@ -330,25 +361,25 @@ def test_published_figures_of_the_same_data_stand_beside(tmp_path):
 
 def test_the_public_face_is_the_same_for_any_data(tmp_path):
     """privacy: two owners, two sets of records, other internal numbers, another ledger: not a byte of the public face differs."""
-    release = hand()
+    release = make_release()
     faces = []
     for turn, seed in enumerate((None, 1, 2)):
         book = Ledger(tmp_path / f"{seed}.jsonl")
         book.set_limit(Budget(10.0 + turn))
-        owner = None if seed is None else OwnerInputs(box(seed, 40 + seed), book)
+        owner = None if seed is None else OwnerInputs(make_noise_dataset(seed, 40 + seed), book)
         secret = (
             []
             if seed is None
             else [
-                reading("fid", 10.0 * seed, publishable=False),
-                reading("recall", seed / 7, publishable=False),
+                make_metric_result("fid", 10.0 * seed, publishable=False),
+                make_metric_result("recall", seed / 7, publishable=False),
             ]
         )
         leaks = (
             []
             if seed is None
             else [
-                attack(
+                make_attack_result(
                     f"secret {seed}",
                     lower=(0.01, 0.12) if seed == 1 else (0.0, 0.0),
                     publishable=False,
@@ -359,8 +390,8 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
             release,
             tmp_path / f"out{turn}",
             name="toy",
-            results=[*secret, reading()],
-            attacks=[*leaks, attack()],
+            results=[*secret, make_metric_result()],
+            attacks=[*leaks, make_attack_result()],
             owner_inputs=owner,
         )
         faces.append([(tmp_path / f"out{turn}" / name).read_bytes() for name in PUBLIC])
@@ -373,21 +404,25 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
 
 def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
     book = Ledger(tmp_path / "box.jsonl")
-    data = box(3)
+    data = make_noise_dataset(3)
     book.set_limit(Budget(10.0))
     book.reserve(GAUSSIAN, "by hand")
     numbers = {
-        "results": [reading("secret_fid", 12.5, publishable=False)],
-        "attacks": [attack("secret attack", publishable=False)],
+        "results": [make_metric_result("secret_fid", 12.5, publishable=False)],
+        "attacks": [make_attack_result("secret attack", publishable=False)],
     }
     done = write_report(
-        hand(), tmp_path / "out", name="toy", **numbers, owner_inputs=OwnerInputs(data, book)
+        make_release(),
+        tmp_path / "out",
+        name="toy",
+        **numbers,
+        owner_inputs=OwnerInputs(data, book),
     )
     assert [path.name for path in done.paths] == [*PUBLIC, *INTERNAL]
     assert done.num_left_out == 0
     assert [path.parent.name for path in done.paths] == ["out"] * 4 + ["out-internal"] * 2
     public, internal = (
-        "".join(text(path.parent, path.name) for path in paths)
+        "".join(read_visible_text(path.parent, path.name) for path in paths)
         for paths in (done.paths[:4], done.paths[4:])
     )
     for words in (
@@ -406,19 +441,19 @@ def test_the_internal_face_has_what_the_public_one_has_not(tmp_path):
     ]
     assert not real & shown[0]
     assert real & shown[1]
-    assert write_report(hand(), tmp_path / "out", name="toy", **numbers).num_left_out == 2
+    assert write_report(make_release(), tmp_path / "out", name="toy", **numbers).num_left_out == 2
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == sorted(PUBLIC)
 
 
 def test_the_public_face_knows_no_place_and_no_time(tmp_path):
-    numbers = [reading(reference=str(tmp_path / "test.npz"), seconds=12.345)]
-    write_report(hand(), tmp_path / "out", name="toy", results=numbers)
+    numbers = [make_metric_result(reference=str(tmp_path / "test.npz"), seconds=12.345)]
+    write_report(make_release(), tmp_path / "out", name="toy", results=numbers)
     for name in PUBLIC:
         found = (tmp_path / "out" / name).read_text()
         assert str(tmp_path) not in found
         assert str(Path.home()) not in found
         assert not re.search(r"12\.345|20\d\d-\d\d-\d\d", found)
-    assert "test.npz" in text(tmp_path / "out")
+    assert "test.npz" in read_visible_text(tmp_path / "out")
 
 
 def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
@@ -428,9 +463,10 @@ def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
             release, tmp_path / "out", name="toy", owner_inputs=OwnerInputs(ledger=Ledger(name))
         )
         assert (
-            facts(tmp_path / "out-internal", "internal.json")["history"]["contains_head"] is holds
+            read_json(tmp_path / "out-internal", "internal.json")["history"]["contains_head"]
+            is holds
         )
-    assert "charged to another one" in text(tmp_path / "out-internal", "internal.html")
+    assert "charged to another one" in read_visible_text(tmp_path / "out-internal", "internal.html")
 
 
 # The sandwich
@@ -442,22 +478,24 @@ def test_the_ledger_says_whether_the_release_is_in_it(saved, tmp_path):
     ids=["gauss", "pld"],
 )
 def test_a_lower_bound_above_the_certificate_is_seen(tmp_path, plan):
-    release = hand(plan)
+    release = make_release(plan)
     rates = (0.003, 0.2)
     bound = [plan.cost().max_tpr(rate) for rate in rates]
     for factor, broken in ((0.999, False), (1.001, True)):
         lower = (bound[0] * 0.5, bound[1] * factor)
         found = [
-            attack(fpr=rates, tpr=(bound[0] * 2, bound[1] * 1.2), lower=lower)
+            make_attack_result(fpr=rates, tpr=(bound[0] * 2, bound[1] * 1.2), lower=lower)
         ]  # estimates may lie above, their bounds may not
         done = write_report(release, tmp_path / "out", name="toy", attacks=found)
         assert done.guarantee_refuted is broken
-        assert facts(tmp_path / "out")["guarantee_refuted"] is broken
-        assert facts(tmp_path / "out")["attacks"][0]["exceeds_max_tpr"] == [False, broken]
+        assert read_json(tmp_path / "out")["guarantee_refuted"] is broken
+        assert read_json(tmp_path / "out")["attacks"][0]["exceeds_max_tpr"] == [False, broken]
         for name in ("report.html", "README.md", "registry.yaml"):
-            assert ("implementation broken" in text(tmp_path / "out", name).lower()) is broken
+            assert (
+                "implementation broken" in read_visible_text(tmp_path / "out", name).lower()
+            ) is broken
         assert ("- differential-privacy" in _tags(tmp_path / "out")) is not broken
-        record = yaml((tmp_path / "out" / "registry.yaml").read_text())
+        record = parse_data_card((tmp_path / "out" / "registry.yaml").read_text())
         assert ("privacy_loss" in record["deployment"]) is not broken
         assert ("do not submit" in record["deployment"]["administrative"]["notes"]) is broken
         assert (
@@ -472,16 +510,16 @@ def test_what_else_is_known_of_an_attack_is_shown(tmp_path):
         "verdict": "proves a true-positive rate of 0.1",
     }
     found = replace(
-        attack(),
+        make_attack_result(),
         auc=0.531,
         perfect_attack_tpr_lower=(0.77, 0.88),
         roc_curve=((0.01, 0.3, 1.0), (0.011, 0.31, 1.0)),
         **words,
     )
     assert not write_report(
-        hand(), tmp_path / "out", name="toy", attacks=[found, attack("bare")]
+        make_release(), tmp_path / "out", name="toy", attacks=[found, make_attack_result("bare")]
     ).guarantee_refuted
-    seen = text(tmp_path / "out")
+    seen = read_visible_text(tmp_path / "out")
     for each in ("0.531", "88 %", "class shares differ", words["verdict"], "AUC 0.99"):
         assert each in seen
     assert "<b>on" not in (tmp_path / "out" / "report.html").read_text()
@@ -501,11 +539,13 @@ def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
         verdict="proves epsilon of at least 9",
         verdict_refutes_guarantee=True,
     )
-    assert write_report(hand(), tmp_path / "out", name="toy", attacks=[found]).guarantee_refuted
-    assert "Implementation broken" in text(tmp_path / "out")
-    assert "proves epsilon of at least 9" in text(tmp_path / "out")
+    assert write_report(
+        make_release(), tmp_path / "out", name="toy", attacks=[found]
+    ).guarantee_refuted
+    assert "Implementation broken" in read_visible_text(tmp_path / "out")
+    assert "proves epsilon of at least 9" in read_visible_text(tmp_path / "out")
     assert not write_report(
-        hand(),
+        make_release(),
         tmp_path / "out",
         name="toy",
         attacks=[replace(found, verdict_refutes_guarantee=False)],
@@ -514,23 +554,31 @@ def test_an_audit_that_refutes_the_claim_breaks_the_report(tmp_path):
 
 def _tags(folder):
     return [
-        f"- {each}" for each in yaml((folder / "README.md").read_text().split("---\n")[1])["tags"]
+        f"- {each}"
+        for each in parse_data_card((folder / "README.md").read_text().split("---\n")[1])["tags"]
     ]
 
 
 def test_an_internal_attack_lets_no_clean_page_stand(tmp_path):
-    found = [attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False), attack()]
+    found = [
+        make_attack_result(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False),
+        make_attack_result(),
+    ]
     for owner in (OwnerInputs(), None):
-        write_report(hand(), tmp_path / "out", name="toy", attacks=[attack()])
-        done = write_report(hand(), tmp_path / "out", name="toy", attacks=found, owner_inputs=owner)
+        write_report(make_release(), tmp_path / "out", name="toy", attacks=[make_attack_result()])
+        done = write_report(
+            make_release(), tmp_path / "out", name="toy", attacks=found, owner_inputs=owner
+        )
         assert done.guarantee_refuted
         assert [path.name for path in done.paths] == (list(INTERNAL) if owner else [])
         assert done.num_left_out == (0 if owner else 1)
         assert [each.name for each in tmp_path.iterdir()] == ["out-internal"]
-    assert facts(tmp_path / "out-internal", "internal.json")["guarantee_refuted"]
+    assert read_json(tmp_path / "out-internal", "internal.json")["guarantee_refuted"]
     known = [replace(found[0], publishable=True), found[0]]
-    assert write_report(hand(), tmp_path / "out", name="toy", attacks=known).guarantee_refuted
-    assert "Implementation broken" in text(tmp_path / "out")
+    assert write_report(
+        make_release(), tmp_path / "out", name="toy", attacks=known
+    ).guarantee_refuted
+    assert "Implementation broken" in read_visible_text(tmp_path / "out")
 
 
 def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
@@ -538,10 +586,10 @@ def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
     (tmp_path / "out" / "README.md").write_text("mine")
     with pytest.raises(ReleaseError, match="contains other files"):
         write_report(
-            hand(),
+            make_release(),
             tmp_path / "out",
             name="toy",
-            attacks=[attack(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)],
+            attacks=[make_attack_result(tpr=(0.9, 0.9), lower=(0.8, 0.8), publishable=False)],
         )
     assert (tmp_path / "out" / "README.md").read_text() == "mine"
 
@@ -550,7 +598,7 @@ def test_an_internal_attack_takes_no_folder_of_others(tmp_path):
 
 
 def with_strip(strip):
-    made = hand()
+    made = make_release()
     return replace(
         made,
         artifact=Artifact.from_images(
@@ -565,11 +613,11 @@ def test_a_flow_shows_its_particles_on_their_way(tmp_path):
     strip = torch.linspace(0, 1, 8).view(8, 1, 1, 1, 1).expand(8, 2, 1, 8, 8).half()
     write_report(with_strip(strip), tmp_path / "out", name="toy")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Particles of the flow" in text(tmp_path / "out")
+    assert "Particles of the flow" in read_visible_text(tmp_path / "out")
     assert page.count('of the flow">') == 16
     assert encode_data_uri(torch.ones(1, 8, 8)) in page
-    write_report(hand(), tmp_path / "plain", name="toy")
-    assert "Particles of the flow" not in text(tmp_path / "plain")
+    write_report(make_release(), tmp_path / "plain", name="toy")
+    assert "Particles of the flow" not in read_visible_text(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
@@ -585,4 +633,4 @@ def test_a_flow_shows_its_particles_on_their_way(tmp_path):
 )
 def test_what_is_no_strip_is_left_out(tmp_path, shape):
     write_report(with_strip(torch.zeros(shape)), tmp_path / "out", name="toy")
-    assert "Particles of the flow" not in text(tmp_path / "out")
+    assert "Particles of the flow" not in read_visible_text(tmp_path / "out")
