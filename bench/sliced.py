@@ -73,7 +73,6 @@ def compare(n: int, dim: int, slices: int, device: torch.device, rounds: int) ->
     columns = frame.T.contiguous()
     projected = frame @ x.T
     works: dict[str, Callable[[], object]] = {
-        "flow step, 12 bits": lambda: sliced_flow_step(x, frame, targets, bits=12),
         "flow step, 16 bits": lambda: sliced_flow_step(x, frame, targets, bits=16),
         "flow step, 32 bits": lambda: sliced_flow_step(x, frame, targets, bits=32),
         "loss to targets, forward and backward": descent(

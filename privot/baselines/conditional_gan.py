@@ -136,6 +136,16 @@ class ConditionalGAN(MethodBase):
         return {"floating_point_operations": total, "operator_calls": num_calls}
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train a critic and a generator on the records.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         records = gate.read_without_guarantee(NO_GUARANTEE_REASON)

@@ -100,6 +100,16 @@ class DistributionMatching(CondensationMethod):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Match the class means of random embeddings.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The condensed images.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         chunk_size = streams.runtime.chunk_size

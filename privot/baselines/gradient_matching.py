@@ -125,6 +125,16 @@ class GradientMatching(CondensationMethod):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Match the gradients of networks on records and on condensed images.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The condensed images.
+        """
         spec = gate.spec
         records = gate.read_without_guarantee(explain_no_guarantee(self.init))
         images_per_class = count_images_per_class(

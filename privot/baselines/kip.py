@@ -136,6 +136,16 @@ class KernelInducingPoints(CondensationMethod):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Minimize the loss of kernel ridge regression on the records.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The condensed images.
+        """
         spec = gate.spec
         records = gate.read_without_guarantee(explain_no_guarantee(self.init))
         images_per_class = count_images_per_class(

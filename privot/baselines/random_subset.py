@@ -54,6 +54,16 @@ class RandomSubset(CondensationMethod):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Choose random records of each class.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The chosen records, unchanged.
+        """
         progress("choosing records", 0, 1)
         records = gate.read_without_guarantee("these are real records")
         images_per_class = count_images_per_class(

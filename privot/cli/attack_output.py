@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 def write_result_file(path: Path, content: dict[str, Any], publishable: bool) -> None:
-    """Write results as JSON; only the user can read them unless they may be published."""
+    """Write results as JSON; only the user can read them unless they may be published.
+
+    Args:
+        path: The file.
+        content: The results.
+        publishable: Whether other users may read the file.
+    """
     text = json.dumps(to_jsonable(content), indent=1) + "\n"
     write_atomically(path, text.encode(), private=not publishable)
 

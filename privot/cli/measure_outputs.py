@@ -155,10 +155,10 @@ def _reuse_output_declarations(test_data: str, outputs: list[Samples]) -> dict[s
 def _prefix_progress(progress: Progress, prefix: str) -> Progress:
     """Put the name of an output before the stages of a progress."""
 
-    def report_progress(stage: str, step: int, total: int, **facts: Any) -> None:
+    def _report_progress(stage: str, step: int, total: int, **facts: Any) -> None:
         progress(f"{escape_unprintable(prefix)}: {stage}", step, total, **facts)
 
-    return report_progress
+    return _report_progress
 
 
 def results_to_json(samples: Samples, results: Sequence[MetricResult]) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def _report_command(
 ) -> None:
     """Write a page about a release that a data owner can sign.
 
-    The page shows samples, guarantee, proof and utility. Exit code 3 if an attack refutes the certificate.
+    The page shows samples, guarantee, proof and utility. Exit code 3 if an attack refutes the
+    certificate.
     """
     from privot.audit.result import load_attack_results
     from privot.measures.result import load_metric_results

@@ -90,7 +90,16 @@ class LatentSpace(NamedTuple):
 
 
 def reconstruction_loss(autoencoder: Any, image: Tensor, label: Tensor) -> Tensor:
-    """Compute the mean cross-entropy of the reconstructed pixels of a record: []."""
+    """Compute the mean cross-entropy of the reconstructed pixels of a record.
+
+    Args:
+        autoencoder: The autoencoder.
+        image: The record, [channels, height, width].
+        label: Not used; every query of a record gets it.
+
+    Returns:
+        The loss, [].
+    """
     return binary_cross_entropy_with_logits(autoencoder(image), image)
 
 

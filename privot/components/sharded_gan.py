@@ -193,6 +193,16 @@ class ShardedGan(MethodBase, ABC):
         """
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train the generator on the noisy gradients of critics that are trained on shards.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         training = _ShardedGanTraining(self, gate, streams, progress)
         training.run()
         return Artifact.from_generator(

@@ -162,6 +162,16 @@ class DPGAN(MethodBase):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train a critic by DP-SGD, and a generator on the critic.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         config = {

@@ -158,6 +158,16 @@ class DPMERF(MethodBase):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Query the mean embedding of the records, and fit a generator to it.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         # Distances between images grow with their side, and so do the bandwidths.

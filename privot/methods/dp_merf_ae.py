@@ -225,6 +225,16 @@ class DPMERFAutoencoder(MethodBase):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train an autoencoder, query the mean embedding of latent vectors, and fit a generator.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         autoencoder = self._train_autoencoder(gate, streams, progress)

@@ -125,6 +125,16 @@ class DPSinkhorn(SinkhornSettings):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train a generator on noisy transport gradients.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         spec = gate.spec
         config = self.generator_config(spec)
         net = initialize_weights(

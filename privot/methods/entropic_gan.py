@@ -93,6 +93,16 @@ class EntropicGAN(EntropicSettings):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train a generator on records that clients privatized.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         if not isinstance(gate, PrivatizedSource):
             raise PlanError(
                 "entropic-gan needs records that clients privatized, and this data set has clean "

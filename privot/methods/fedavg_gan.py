@@ -169,6 +169,16 @@ class FedAvgGAN(MethodBase):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Train a critic by noisy federated averages, and a generator on the critic.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         training = _FedAvgTraining(self, gate, streams)
         training.train(progress)
         return Artifact.from_generator(

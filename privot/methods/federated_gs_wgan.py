@@ -115,7 +115,16 @@ class FederatedGSWGAN(FederatedSettings):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
-        """Simulate the whole federation in one process: all clients behind one gate."""
+        """Simulate the whole federation in one process: all clients behind one gate.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         num_clients = gate.spec.num_clients or 1
         queries_per_turn = self.batch_per_class * gate.spec.num_classes
         num_groups = self.count_groups(num_clients)

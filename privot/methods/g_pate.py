@@ -124,6 +124,18 @@ class GPATE(ShardedGan):
         labels: Tensor,
         rng: torch.Generator,
     ) -> Tensor:
+        """Query the sum of the critics' gradients, or of their votes.
+
+        Args:
+            gate: Answers the queries.
+            critics: The critics of all shards.
+            images: Generated images, [batch, channels, height, width].
+            labels: Their labels, [batch].
+            rng: Public random numbers.
+
+        Returns:
+            Noisy gradients by the images, of the shape of ``images``.
+        """
         clip_norm = math.sqrt(self.batch_size)
         if not self.votes:
             query = functools.partial(compute_clipped_gradients, **critics.gradient_kwargs)

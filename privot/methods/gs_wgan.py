@@ -107,6 +107,18 @@ class GSWGAN(ShardedGan):
         labels: Tensor,
         rng: torch.Generator,
     ) -> Tensor:
+        """Query the input gradients of critics that are drawn at random.
+
+        Args:
+            gate: Answers the queries.
+            critics: The critics of all shards.
+            images: Generated images, [batch, channels, height, width].
+            labels: Their labels, [batch].
+            rng: Public random numbers.
+
+        Returns:
+            Noisy gradients by the images, of the shape of ``images``.
+        """
         if self.routing == "row":
             query = functools.partial(
                 unit_input_gradient if self.normalize_gradients else input_gradient,

@@ -132,6 +132,16 @@ class PrivateSet(PrivateSetSettings):
         return forecast_private_set(self, spec, plan)
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Query class means and features of the records, and fit a few images per class to them.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The condensed images.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         run_dummy_query(self, spec, streams)

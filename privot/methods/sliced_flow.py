@@ -153,6 +153,16 @@ class SlicedFlow(SlicedMethod):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Query sliced statistics of the records, and move particles to match them.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The particles as images.
+        """
         spec = gate.spec
         space = self.prepare_space(gate, streams, progress)
         if self.mode == "blocks":

@@ -125,6 +125,16 @@ class SlicedGenerator(SlicedMethod):
         }
 
     def fit(self, gate: Gate, streams: Streams, progress: Progress) -> Artifact:
+        """Query sliced statistics of the records, and train a generator to match them.
+
+        Args:
+            gate: Answers the queries of the plan.
+            streams: Public random numbers and checkpoints.
+            progress: Called with public facts of the run.
+
+        Returns:
+            The generator.
+        """
         spec = gate.spec
         device = streams.runtime.torch_device
         space = self.prepare_space(gate, streams, progress)

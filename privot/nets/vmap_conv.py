@@ -124,6 +124,13 @@ class Conv(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what `backward` needs.
+
+        Args:
+            ctx: The context of autograd.
+            inputs: The arguments of `forward`.
+            output: What `forward` returned.
+        """
         ctx.save_for_backward(*inputs[:2])
         ctx.stride_and_padding = inputs[2:]
 
@@ -191,6 +198,13 @@ class ConvInputGrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what `backward` needs.
+
+        Args:
+            ctx: The context of autograd.
+            inputs: The arguments of `forward`.
+            output: What `forward` returned.
+        """
         ctx.save_for_backward(*inputs[:2])
         ctx.stride_and_padding = inputs[4:]
 
@@ -257,6 +271,13 @@ class ConvWeightGrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what `backward` needs.
+
+        Args:
+            ctx: The context of autograd.
+            inputs: The arguments of `forward`.
+            output: What `forward` returned.
+        """
         ctx.save_for_backward(*inputs[:2])
         ctx.stride_and_padding = inputs[3:]
 

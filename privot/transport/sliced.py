@@ -22,13 +22,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from privot.runtime.kernels import kernels_available
 from privot.transport.sliced_distance import abs_power
 from privot.transport.sorting import COARSE_BITS, argsort_rows
 
-# Bits of the keys that rank the points; see also COARSE_BITS.
-BINNED_BITS = 12
-FULL_BITS = 32
+FULL_BITS = 32  # of the keys that rank the points; see also COARSE_BITS
 
 
 def random_orthogonal_frames(dim: int, num_bases: int, generator: torch.Generator) -> Tensor:
@@ -138,7 +135,7 @@ def sliced_flow_step(
         frame: Directions, [k, d].
         targets: Ascending quantiles, [k, m] or [flows, k, m].
         step_size: Fraction of the displacement.
-        bits: Precision of the ranks, see `slice_displacements`.
+        bits: Precision of the ranks, see `slice_targets`.
 
     Returns:
         Moved points of the same shape.
@@ -163,7 +160,7 @@ def sliced_flow_step_with_error(
         frame: Directions, [k, d].
         targets: Ascending quantiles, [k, m] or [flows, k, m].
         step_size: Fraction of the displacement.
-        bits: Precision of the ranks, see `slice_displacements`.
+        bits: Precision of the ranks, see `slice_targets`.
 
     Returns:
         Moved points of the same shape, and the mean squared displacement, [] or [flows].
@@ -187,18 +184,12 @@ def slice_displacements(
         points: Points, [..., n, d].
         frame: Directions, [k, d].
         targets: Ascending quantiles, [..., k, m].
-        bits: Precision of the ranks. With 12, a GPU counts points in 4,096 bins instead of sorting
-            them (`privot.transport.kernels.sliced`); elsewhere 12 means 16.
+        bits: Precision of the ranks, see `slice_targets`.
 
     Returns:
         Displacements, [..., k, n].
     """
     projected = frame.to(points) @ points.mT
-    is_float32_on_gpu = projected.is_cuda and projected.dtype == torch.float32
-    if bits == BINNED_BITS and is_float32_on_gpu and kernels_available():
-        from privot.transport.kernels.sliced import binned_displacements
-
-        return binned_displacements(projected, targets)
     return slice_targets(projected, targets, bits).sub_(projected)
 
 

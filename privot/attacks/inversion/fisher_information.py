@@ -56,7 +56,18 @@ def compute_fisher_information(
         relative_noise_std: TensorDict,
         tangents: Tensor,
     ) -> Tensor:
-        """Compute J^T J v of one victim for each of the tangents v [k, n]."""
+        """Compute J^T J v of one victim for several tangents v.
+
+        Args:
+            weights: Weights of the model.
+            image: The victim's image.
+            label: Its label.
+            relative_noise_std: Standard deviation of the noise by weight.
+            tangents: Tangents v, [k, n].
+
+        Returns:
+            J^T J v, [k, n].
+        """
         compute_update = _build_update_function(exact, weights, label, defense, relative_noise_std)
 
         def multiply_tangent(tangent: Tensor) -> Tensor:

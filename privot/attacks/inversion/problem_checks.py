@@ -113,12 +113,12 @@ def build_gradient_function(
     The function returns the gradient of one client and can be used under a vmap.
     """
 
-    def compute_gradient(weights: TensorDict, images: Tensor, labels: Tensor) -> TensorDict:
+    def _compute_gradient(weights: TensorDict, images: Tensor, labels: Tensor) -> TensorDict:
         return grad(lambda weights: loss_fn(functional_call(model, weights, (images,)), labels))(
             weights
         )
 
-    return compute_gradient
+    return _compute_gradient
 
 
 def _check_second_derivative(

@@ -30,13 +30,13 @@ class TraceRecorder:
         if not self.trace_steps and self.callback is None:
             return None
 
-        def record_step(step: int, indices: Tensor, images: Tensor) -> None:
+        def _record_step(step: int, indices: Tensor, images: Tensor) -> None:
             if step_offset + step in self.trace_steps:
                 self.snapshots[step_offset + step] = (indices, images.clone())
             if self.callback is not None:
                 self.callback(step_offset + step, indices, images)
 
-        return record_step
+        return _record_step
 
     def build_trace(self, final_images: Tensor) -> tuple[tuple[int, Tensor], ...]:
         """Return (evaluation, images [N, ...]); a victim that had stopped shows its final image."""

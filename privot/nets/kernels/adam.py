@@ -83,6 +83,13 @@ class FusedAdamStep(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Mark the results: an Adam step has no gradient.
+
+        Args:
+            ctx: The context of autograd.
+            inputs: The arguments of `forward`.
+            output: What `forward` returned.
+        """
         ctx.mark_non_differentiable(*output)
 
     @staticmethod

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The tile of one program.
+# The tile that one program reads at a time, and the rows that it adds up.
 BLOCK_COLUMNS = 256
 BLOCK_ROWS = 16
+ROWS_PER_PROGRAM = 128
 
 
 @triton.jit
@@ -24,12 +25,13 @@ def _sum_products_kernel(  # type: ignore[no-untyped-def]
     num_columns,
     block_columns: tl.constexpr,
     block_rows: tl.constexpr,
+    rows_per_program: tl.constexpr,
 ):
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     in_columns = column < num_columns
     total = tl.zeros([block_columns], tl.float64)
-    for start in range(0, num_rows, block_rows):
-        row = start + tl.arange(0, block_rows)
+    for start in range(0, rows_per_program, block_rows):
+        row = tl.program_id(1) * rows_per_program + start + tl.arange(0, block_rows)
         in_rows = row < num_rows
         factor = tl.load(factors + row, mask=in_rows, other=0.0)[:, None]
         value = tl.load(
@@ -40,7 +42,7 @@ def _sum_products_kernel(  # type: ignore[no-untyped-def]
         # privacy: nothing may come through of a row that is not finite, whose factor is 0.
         value = tl.where(factor == 0, 0.0, value.to(tl.float64)) * factor
         total += tl.sum(tl.where(value < 0, tl.ceil(value), tl.floor(value)), 0)
-    tl.store(out + column, total, mask=in_columns)
+    tl.atomic_add(out + column, total, mask=in_columns)  # exact, so the order does not matter
 
 
 def sum_truncated_products(rows: Tensor, factors: Tensor) -> Tensor:
@@ -56,8 +58,18 @@ def sum_truncated_products(rows: Tensor, factors: Tensor) -> Tensor:
         float64 [dim].
     """
     rows = rows.contiguous()
-    out = torch.empty(rows.shape[1], dtype=torch.float64, device=rows.device)
-    _sum_products_kernel[(triton.cdiv(rows.shape[1], BLOCK_COLUMNS),)](
-        rows, factors, out, *rows.shape, BLOCK_COLUMNS, BLOCK_ROWS, num_warps=4
+    num_rows, num_columns = rows.shape
+    out = torch.zeros(num_columns, dtype=torch.float64, device=rows.device)
+    programs = triton.cdiv(num_columns, BLOCK_COLUMNS), triton.cdiv(num_rows, ROWS_PER_PROGRAM)
+    _sum_products_kernel[programs](
+        rows,
+        factors,
+        out,
+        num_rows,
+        num_columns,
+        BLOCK_COLUMNS,
+        BLOCK_ROWS,
+        ROWS_PER_PROGRAM,
+        num_warps=4,
     )
     return out
