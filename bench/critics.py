@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 from torch import Tensor, nn
 from torch.func import vmap
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 
 import privot
 from privot.data import Public

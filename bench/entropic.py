@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from surroundings import pot
+from environment import import_pot
 from torch import Tensor
 
 from privot.transport.costs import compute_l1_distances, compute_l1_gradient, l1_cost
@@ -116,7 +116,7 @@ def envelope(ot: Any, temperature: float, cost: Tensor, **given: Any) -> Any:
 
 def solvers(batch: int, dim: int, scale: float, device: str, rounds: int, sweeps: int) -> None:
     """Value and gradient in x; squared distances, at the temperature of noise with this scale."""
-    ot = pot()
+    ot = import_pot()
     (x, y) = points(batch, dim, scale, device)
     temperature = 2 * 2 * scale**2  # twice the variance
 
@@ -153,7 +153,7 @@ def to_the_end(
     batch: int, dim: int, scale: float, device: str, rounds: int, dtype: torch.dtype
 ) -> None:
     """Value and gradient in x where each solver stops by itself, and how far they are apart."""
-    ot = pot()
+    ot = import_pot()
     (x, y) = (each.to(dtype) for each in points(batch, dim, scale, device))
     temperature = 2 * 2 * scale**2
 

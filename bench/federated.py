@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 from torch import Tensor
 
 import privot

@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 from torch.func import vmap
 
 from privot.components.critic_training import init_state, train_critic

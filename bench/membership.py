@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from surroundings import commit, hardware, part
+from environment import commit, hardware, select_records
 
 import privot
 from privot.attacks.membership import lira
@@ -173,7 +173,7 @@ def released(
         return Release.load(kept)
     with tempfile.TemporaryDirectory() as folder:
         made = privot.synthesize(
-            part(Sensitive, box, some, "trained on", sizes=True),
+            select_records(Sensitive, box, some, "trained on", sizes=True),
             method,
             float(epsilon or "inf"),
             settings=given,
@@ -260,8 +260,8 @@ def leaks(asked: argparse.Namespace) -> None:
                 render_image_grid(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
             begin = time.perf_counter()
             sides = (
-                part(Public, box, inside[: asked.candidates], "members"),
-                part(Public, box, outside, "others"),
+                select_records(Public, box, inside[: asked.candidates], "members"),
+                select_records(Public, box, outside, "others"),
             )
             targets = {str(size): AttackTarget(release, runtime, seed=seed)}
             if nobody:

@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 
 import privot
 from privot.measures import measure_downstream

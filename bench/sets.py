@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 
 import privot
 from privot.data.dataset import Public, Sensitive

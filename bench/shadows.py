@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 
 import privot
 from privot.attacks.shadows.config import ShadowConfig

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from surroundings import pot
+from environment import import_pot
 from torch import Tensor
 
 from privot.transport.sliced import (
@@ -30,7 +30,7 @@ from privot.transport.sliced import (
 from privot.transport.sliced_distance import sliced_wasserstein_distance
 from privot.transport.sorting import argsort_rows, isotonic_regression
 
-ot = pot()
+ot = import_pot()
 
 
 def clock(work: Callable[[], object], device: torch.device) -> float:

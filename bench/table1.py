@@ -28,7 +28,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 
 import privot
 from privot.data import Public, Sensitive

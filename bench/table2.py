@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from surroundings import commit, hardware
+from environment import commit, hardware
 from torch.nn.functional import pad
 
 import privot

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from surroundings import commit, hardware, part
+from environment import commit, hardware, select_records
 from table1 import name_of
 
 import privot
@@ -42,9 +42,9 @@ def split(data: str) -> tuple[Sensitive, Public, Public]:
     held = order[: len(order) // APART]
     rest = order[len(order) // APART :]
     return (
-        part(Sensitive, dataset, rest, "trained on"),
-        part(Public, dataset, rest, "the same"),
-        part(Public, dataset, held, "held out"),
+        select_records(Sensitive, dataset, rest, "trained on"),
+        select_records(Public, dataset, rest, "the same"),
+        select_records(Public, dataset, held, "held out"),
     )
 
 

@@ -1,6 +1,6 @@
-"""The movie strip of a sliced flow's release as a picture: a row a particle, from its start to its end.
+"""Draw the particles of a sliced flow from start to end, one row per particle.
 
-python bench/strip.py digits docs/pictures/sliced-flow-mnist-eps10-strip.png
+python bench/flow_frames.py digits docs/pictures/sliced-flow-mnist-eps10-strip.png
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def main() -> None:
     )
     parser.add_argument("release", type=Path)
     parser.add_argument("out", type=Path)
-    asked = parser.parse_args()
-    frames = Release.load(asked.release).artifact.resize_state.get(SNAPSHOTS_KEY)
+    options = parser.parse_args()
+    frames = Release.load(options.release).artifact.resize_state.get(SNAPSHOTS_KEY)
     if frames is None:
         raise SystemExit(
-            f"{asked.release} keeps no strip: it is no sliced flow, or was made with keep=false"
+            f"{options.release} has no frames: it is no sliced flow, or was made with keep_answers=false"
         )
-    render_image_grid(frames.float().transpose(0, 1).flatten(0, 1), len(frames)).save(asked.out)
+    render_image_grid(frames.float().transpose(0, 1).flatten(0, 1), len(frames)).save(options.out)
 
 
 if __name__ == "__main__":
