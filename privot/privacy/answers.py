@@ -79,7 +79,7 @@ class PaidQueries:
         self._consumed_steps = dict(zip(self._stages, marked.tolist(), strict=True))
         # Steps whose results this run gave, or that a resumed run cannot give any more.
         self._completed_steps = {
-            name: 0 if _stores_results(stage) else self._consumed_steps[name]
+            name: 0 if stores_results(stage) else self._consumed_steps[name]
             for name, stage in self._stages.items()
         }
         # Steps that are marked in the ledger.
@@ -167,7 +167,7 @@ class PaidQueries:
         self._marked_steps[stage.name] = last + 1
 
     def _result_path(self, stage: Stage, step: int) -> Path | None:
-        if self._folder is None or not _stores_results(stage):
+        if self._folder is None or not stores_results(stage):
             return None
         return self._folder / f"{stage.name}-{step}.safetensors"
 
@@ -183,7 +183,7 @@ class PaidQueries:
         file = self._result_path(stage, step)
         if file:
             write_atomically(file, save({"value": value.contiguous().cpu()}), fsync=False)
-        if _stores_results(stage):
+        if stores_results(stage):
             self._ledger.commit(ticket, stage.name, step, hash_tensor(value))
 
     def _load_result(self, stage: Stage, step: int) -> dict[str, Tensor] | None:
@@ -211,7 +211,7 @@ class PaidQueries:
         return {"value": value}
 
 
-def _stores_results(stage: Stage) -> bool:
+def stores_results(stage: Stage) -> bool:
     """Whether results are stored. Steps of clients that are queried in turn have no own numbers."""
     return stage.steps <= MAX_STORED_RESULTS and stage.operation != "query_clients"
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from contract.record_replay import captured
+from privot.testing.outside_view import capture_output
 
 _tap = None
 
@@ -94,7 +94,7 @@ def tapped(root):
     global _tap
     seen = []
     tap = Tap(root)
-    with captured(seen):
+    with capture_output(seen):
         _tap = tap
         try:
             yield tap

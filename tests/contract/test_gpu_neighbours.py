@@ -5,9 +5,8 @@ Kernels of our own, captured graphs and cuBLAS run here as they do in a long run
 
 import pytest
 import torch
-from contract import record_replay as sidedoor
-from contract.record_replay import file_leaks
 from contract.test_file_neighbours import CASES, Asked, boxes, declared, problems
+from support.file_leaks import find_file_leaks
 from support.neighbour_files import CHANGES, READERS, coupled_orders
 from support.tiny_settings import choose_spec, choose_tiny_settings, has_no_mechanism, make_records
 
@@ -54,15 +53,20 @@ def test_a_gpu_answers_as_a_cpu_does(case, tmp_path):
 
 
 @pytest.mark.parametrize("name", WITH_A_MECHANISM)
-def test_whole_methods_keep_to_their_bounds(name, tmp_path, monkeypatch):
+def test_whole_methods_keep_to_their_bounds(name, tmp_path):
     """What is made of the answers may be rounded in another way at each run of a GPU; the answers themselves may not move too far."""
-    monkeypatch.setattr(sidedoor, "RUNTIME", Runtime("cuda", 16))
     method = make_method(name, choose_tiny_settings(name))
     changes = {kind: CHANGES[kind] for kind in ("one renamed", "one replaced", "one removed")}
-    found = file_leaks(
-        method, make_records(), choose_spec(method), tmp_path / "run", "npz", changes
+    leaks = find_file_leaks(
+        method,
+        make_records(),
+        choose_spec(method),
+        tmp_path / "run",
+        "npz",
+        changes,
+        Runtime("cuda", 16),
     )
-    assert [what for _, what in found if "moves" in str(what)] == []
+    assert [leak for _, leak in leaks if "moves" in str(leak)] == []
 
 
 def wide(image, label, weights):

@@ -93,6 +93,7 @@ INSIDERS = (
     "measures/",
     "attacks/",
     "audit/neighbouring.py",
+    "testing/",
     "report/",
 )
 NAMED_TUPLE = ("_asdict", "_fields", "_make", "_replace")  # public, in spite of their names
