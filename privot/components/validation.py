@@ -117,5 +117,5 @@ def require_choice(settings: Any, setting_name: str, choices: Sequence[str]) -> 
 
 
 def require_noise_multiplier(settings: Any) -> None:
-    """Raise an error unless `noise_multiplier` is None or a finite number of at least 0."""
-    require_range(settings, "noise_multiplier", minimum=0, below=math.inf)
+    """Raise an error unless `noise_multiplier` is None or at least 0 and below 1e30."""
+    require_range(settings, "noise_multiplier", minimum=0, below=1e30)

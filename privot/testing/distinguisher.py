@@ -5,7 +5,9 @@ and the public half of the run. So it knows three true values of each query: wit
 with it, and where the canary was not drawn (which has probability 1 - q). By Neyman and Pearson no
 test is better than the logarithm of the likelihood ratio, summed over the queries:
 
-.. math:: \sum \log\frac{(1-q)\,N(y; f_{out}) + q\,N(y; f_{with})}{(1-q)\,N(y; f_{out}) + q\,N(y; f_{without})}
+.. math::
+    \sum \log\frac{(1-q)\,N(y; f_{out}) + q\,N(y; f_{with})}
+    {(1-q)\,N(y; f_{out}) + q\,N(y; f_{without})}
 
 The true values come from shadow gates, which are queried as the gate is, on their own datasets and
 with the same draws.
@@ -271,6 +273,17 @@ def expose_true_values(noise_share: float = 1.0) -> Iterator[None]:
     """
 
     def add_noise(total: Tensor, noise_std: float, grid: float, rng: Any) -> Tensor:
+        """Add the share of the noise, and expose the true value to a shadow.
+
+        Args:
+            total: The true value in steps of the grid.
+            noise_std: The standard deviation of the noise.
+            grid: The size of a step.
+            rng: The random numbers of the gate, or of a shadow.
+
+        Returns:
+            The result of the query.
+        """
         if isinstance(rng, ShadowRandom):
             rng.true_value = total * grid
             return rng.true_value

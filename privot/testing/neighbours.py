@@ -45,7 +45,8 @@ def _replace_records(
     """
     images = images.copy()
     labels = labels.copy()
-    images[which], labels[which] = new
+    images[which] = new[0]
+    labels[which] = new[1]
     return images, labels
 
 

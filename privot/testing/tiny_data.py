@@ -140,7 +140,7 @@ def choose_epsilon(method: Method) -> float | None:
 def make_method_input(
     method: Method, images: np.ndarray, labels: np.ndarray, spec: Spec
 ) -> Sensitive | PrivatizedDataset:
-    """Make the dataset that a method is given: sensitive records, or privatized ones if it is local.
+    """Make the dataset that a method is given: sensitive records, or privatized ones.
 
     Args:
         method: The method.

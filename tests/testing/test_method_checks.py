@@ -19,7 +19,7 @@ from privot.errors import QueryError, ReleaseError, SettingError
 from privot.methods import list_methods, make_method
 from privot.synthesis.preflight import resolve_plan
 from privot.testing import METHOD_CHECKS, check_method
-from privot.testing.method_checks import HEADINGS
+from privot.testing.declaration_checks import HEADINGS
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 SLOW = ("neighbours", "devices", "resume")  # `test_neighbours.py` has a short form of the first
