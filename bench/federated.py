@@ -2,7 +2,7 @@
 
     python bench/federated.py --epsilon inf 599 59.9 10 --owners 300 3000 --start nothing glyphs --device cuda
     python bench/federated.py --prior --real                   the prior alone, which asks nobody; and the rulers' own check
-    python bench/federated.py --epsilon 59.9 --start glyphs --set rate=1e-4 rounds=400 --tag slow
+    python bench/federated.py --epsilon 59.9 --start glyphs --set learning_rate=1e-4 rounds=400 --tag slow
     python bench/federated.py --noise                          what a user-level epsilon leaves of the slopes; takes no data
     python bench/federated.py --table                          the table and the chart, from the rows at hand
 
