@@ -1,27 +1,23 @@
-"""The secret order of the records: drawn once a run, kept on the secret side while the run can be resumed, and gone at its end."""
+"""The secret order: drawn once a run, stored on the secret side until the run ends."""
 
-import math
 import multiprocessing
 import stat
 
 import numpy as np
 import pytest
 import torch
-from support.fakes import FreePlan, NullLedger
+from support.gates import flatten_image, learn, make_gate
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import PlanError, ReleaseError, SettingError
-from privot.privacy import clipping as clipping_module
+from privot.privacy import clipping, shards
 from privot.privacy import gate as gate_module
-from privot.privacy import shards as shards_module
-from privot.privacy.accounting import Neighbours
 from privot.privacy.client_partition import client_partition, load_client_order
-from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import SecretRandom, add_noise
-from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.sampling import Fixed, Full, Shards
+from privot.privacy.plan import Stage
+from privot.privacy.sampling import Full, Shards
 from privot.privacy.shard_checkpoint import (
     describe_leftover_checkpoints,
     list_shard_checkpoints,
@@ -30,69 +26,64 @@ from privot.privacy.shard_checkpoint import (
 from privot.runtime import Runtime
 from privot.runtime.config import MAX_CHUNK_SIZE
 
-ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 COUNT = 41
 SHARDS = 4
 IMAGES = np.random.default_rng(0).random((COUNT, 1, 2, 2), np.float32)
+STATE = {"it": torch.zeros(SHARDS, 4)}
 
 
-def box_of(count=COUNT):
-    return Sensitive(IMAGES[:count], np.arange(count) % 2, Spec((1, 2, 2), 2, count), name="box")
+def make_dataset(count=COUNT, class_sizes=None, **more):
+    spec = Spec((1, 2, 2), 2, count, class_sizes, num_clients=more.pop("num_clients", None))
+    return Sensitive(IMAGES[:count], np.arange(count) % 2, spec, name="it", **more)
 
 
-def gate_for(ledger, folder, verb="rows", box=None, steps=1, sampling=None):
-    plan = Plan((Stage("it", verb, 0.0, steps, sampling or Full()),), REPLACE)
-    return Gate(
-        box_of() if box is None else box,
-        plan,
+def open_gate(ledger, folder=None, verb="rows", dataset=None, steps=1):
+    sampling = Shards(SHARDS) if verb == "query_random_shards" else Full()
+    stage = Stage("it", verb, 0.0, steps, sampling)
+    return make_gate(
+        make_dataset() if dataset is None else dataset,
         ledger,
-        Budget(math.inf),
-        runtime=Runtime("cpu", 16),
+        stage,
         folder=folder,
+        runtime=Runtime("cpu", 16),
     )
 
 
-def pixels(image, label):
-    return image.flatten()
+def open_shards(ledger, folder=None):
+    return open_gate(ledger, folder, "query_random_shards", steps=100)
 
 
-def learn(images, labels, state):
-    return {"it": state["it"] + images.flatten(1).sum(0)}
+def ask_rows(gate):
+    return gate.rows("it", flatten_image, clip_norm=9.0)
 
 
 def test_rows_come_in_an_order_of_their_own_for_each_run(tmp_path):
-    found = [
-        gate_for(Ledger(tmp_path / f"{run}.jsonl"), None).rows("it", pixels, clip_norm=9.0)
-        for run in range(3)
-    ]
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], torch.from_numpy(IMAGES).flatten(1).double())
-    assert all(torch.equal(each.sort(0).values, found[0].sort(0).values) for each in found)
+    one, two = (ask_rows(open_gate(Ledger(tmp_path / f"{run}.jsonl"))) for run in range(2))
+    records = torch.from_numpy(IMAGES).flatten(1).double()
+    assert not torch.equal(one, two)
+    assert not torch.allclose(one, records, atol=1e-4)
+    assert torch.equal(one.sort(0).values, two.sort(0).values)
+    assert torch.allclose(one.sort(0).values, records.sort(0).values, atol=1e-4)
 
 
-def test_a_resumed_run_sees_the_order_it_began_with(tmp_path, ledger):
-    first = gate_for(
-        ledger, tmp_path / "run", "query_random_shards", steps=100, sampling=Shards(SHARDS)
-    )
-    first.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)})
+def test_a_resumed_run_has_the_order_it_began_with(tmp_path, ledger):
+    """Records must stay in the shards whose states have seen them."""
+    first = open_shards(ledger, tmp_path / "run")
+    first.split_into_shards(SHARDS, STATE)
     first.update_shards(learn)
     first.save_shard_states()
-    again = gate_for(
-        ledger, tmp_path / "run", "query_random_shards", steps=100, sampling=Shards(SHARDS)
-    )
-    again.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)})
-    assert torch.equal(first._shards[0].images, again._shards[0].images), (
-        "records must stay in the shards whose states know them"
-    )
-    assert torch.equal(first._shards[1]["it"], again._shards[1]["it"])
+    again = open_shards(ledger, tmp_path / "run")
+    again.split_into_shards(SHARDS, STATE)
+    assert torch.equal(first._shards.records.images, again._shards.records.images)
+    assert torch.equal(first._shards.states["it"], again._shards.states["it"])
 
 
-def test_it_lies_with_the_ledger_for_the_owner_s_eyes_and_goes_with_the_run(tmp_path, ledger):
-    gate = gate_for(ledger, tmp_path / "run")
-    gate.rows("it", pixels, clip_norm=9.0)
+def test_it_is_beside_the_ledger_for_its_owner_alone_until_the_run_ends(tmp_path, ledger):
+    gate = open_gate(ledger, tmp_path / "run")
+    ask_rows(gate)
     file = secret_order_path(ledger, gate.ticket)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert [each for each in (tmp_path / "run").iterdir() if "order" in each.name] == []
+    assert not list((tmp_path / "run").glob("*order*"))
     assert "secret order of the records" in describe_leftover_checkpoints(ledger)[0]
     assert list_shard_checkpoints(ledger) == {}
     gate.delete_shard_states()
@@ -101,150 +92,110 @@ def test_it_lies_with_the_ledger_for_the_owner_s_eyes_and_goes_with_the_run(tmp_
 
 
 @pytest.mark.parametrize("verb", ["sum", "sorted_blocks"])
-def test_nothing_is_kept_where_positions_do_not_matter(tmp_path, ledger, verb):
-    gate = gate_for(ledger, tmp_path / "run", verb)
-    gate._get_secret_order()
+def test_nothing_is_stored_if_positions_do_not_matter(tmp_path, ledger, verb):
+    open_gate(ledger, tmp_path / "run", verb)._get_secret_order()
     assert list(tmp_path.glob("*order*")) == []
 
 
-@pytest.mark.parametrize("after", ["an answer", "a stored state"])
-def test_a_run_whose_order_is_gone_is_not_resumed(tmp_path, ledger, after):
-    """Records would lie in other shards than those whose states know them: two of them would know one record."""
-    how = {"steps": 100, "sampling": Shards(SHARDS)} if after == "a stored state" else {}
-    verb = "query_random_shards" if how else "rows"
-    gate = gate_for(ledger, tmp_path / "run", verb, **how)
-    if how:
-        gate.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)})
-        gate.save_shard_states()
-    else:
-        gate.rows("it", pixels, clip_norm=9.0)
-        next((tmp_path / "run").glob("it-*")).unlink()
+def test_a_run_whose_order_is_lost_is_not_resumed_after_an_answer(tmp_path, ledger):
+    gate = open_gate(ledger, tmp_path / "run")
+    ask_rows(gate)
+    next((tmp_path / "run").glob("it-*")).unlink()
     secret_order_path(ledger, gate.ticket).unlink()
-    again = gate_for(ledger, tmp_path / "run", verb, **how)
     with pytest.raises(ReleaseError, match="secret order"):
-        again.split_into_shards(SHARDS, {"it": torch.zeros(SHARDS, 4)}) if how else again.rows(
-            "it", pixels, clip_norm=9.0
-        )
+        ask_rows(open_gate(ledger, tmp_path / "run"))
+
+
+def test_a_run_whose_order_is_lost_is_not_resumed_after_a_stored_state(tmp_path, ledger):
+    """Records would be in other shards, and two states would have seen one record."""
+    gate = open_shards(ledger, tmp_path / "run")
+    gate.split_into_shards(SHARDS, STATE)
+    gate.save_shard_states()
+    secret_order_path(ledger, gate.ticket).unlink()
+    with pytest.raises(ReleaseError, match="secret order"):
+        open_shards(ledger, tmp_path / "run").split_into_shards(SHARDS, STATE)
 
 
 def test_an_order_of_another_number_of_records_is_refused(tmp_path, ledger):
-    gate_for(ledger, tmp_path / "run", steps=2).rows("it", pixels, clip_norm=9.0)
-    plan = Plan((Stage("it", "rows", 0.0, 2),), REPLACE)
-    smaller = Sensitive(
-        IMAGES[:-1], np.arange(COUNT - 1) % 2, Spec((1, 2, 2), 2, COUNT - 1), name="box"
-    )
-    again = Gate(
-        smaller, plan, ledger, Budget(math.inf), runtime=Runtime("cpu", 16), folder=tmp_path / "run"
-    )
-    again.rows("it", pixels, clip_norm=9.0)  # kept before
+    ask_rows(open_gate(ledger, tmp_path / "run", steps=2))
+    again = open_gate(ledger, tmp_path / "run", dataset=make_dataset(COUNT - 1), steps=2)
+    ask_rows(again)  # stored before
     with pytest.raises(ReleaseError, match="altered"):
-        again.rows("it", pixels, clip_norm=9.0)
+        ask_rows(again)
 
 
-# The division among simulated clients
+# The partition among simulated clients
 
 
-def _drawn(path):
+def list_order(path):
     return load_client_order(Ledger(path), COUNT).tolist()
 
 
-def test_all_processes_see_one_division(tmp_path):
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = pool.map(_drawn, [tmp_path / "box.jsonl"] * 6)
-    assert all(each == found[0] for each in found)
-    assert sorted(found[0]) == list(range(COUNT))
+def test_all_processes_have_one_partition(tmp_path):
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        orders = pool.map(list_order, [tmp_path / "it.jsonl"] * 8, chunksize=1)
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0]) == list(range(COUNT))
 
 
-def test_clients_hold_disjoint_parts_that_do_not_follow_the_file(ledger):
-    box = Sensitive(
-        IMAGES, np.arange(COUNT) % 2, Spec((1, 2, 2), 2, COUNT, num_clients=3), name="box"
-    )
+def test_clients_have_disjoint_parts_that_do_not_follow_the_file(ledger):
+    dataset = make_dataset(num_clients=3)
     parts = [
-        client_partition(box, client, ledger)._images.reshape(-1, 4).tolist() for client in range(3)
+        client_partition(dataset, client, ledger)._images.reshape(-1, 4).tolist()
+        for client in range(3)
     ]
-    assert sorted(sum(parts, [])) == sorted(IMAGES.reshape(-1, 4).tolist())  # noqa: RUF017 (three lists)
+    assert sorted(parts[0] + parts[1] + parts[2]) == sorted(IMAGES.reshape(-1, 4).tolist())
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert parts[0] != IMAGES[::3].reshape(-1, 4).tolist()
 
 
-def test_a_division_is_drawn_anew_for_another_number_of_records(ledger):
-    one = load_client_order(ledger, COUNT)
-    assert torch.equal(load_client_order(ledger, COUNT), one)
+def test_a_client_has_its_own_records_and_their_number_is_not_declared(ledger):
+    whose = np.array([0, 1, 0, 1, 0])
+    dataset = make_dataset(5, num_clients=2, client_ids=whose)
+    for client in range(2):
+        part = client_partition(dataset, client, ledger)
+        assert np.array_equal(part._images, IMAGES[:5][whose == client])
+        assert (part.spec.size, part.spec.num_clients) == (None, None)
+
+
+def test_a_partition_is_drawn_anew_for_another_number_of_records(ledger):
+    order = load_client_order(ledger, COUNT)
+    assert torch.equal(load_client_order(ledger, COUNT), order)
     assert sorted(load_client_order(ledger, COUNT + 1).tolist()) == list(range(COUNT + 1))
 
 
-# Sums that float64 could not hold, and portions of one shape
+# Sums that float64 could not hold
 
 
-def test_noise_is_added_to_whole_numbers_that_float64_cannot_hold():
+def test_noise_is_added_to_integers_that_float64_cannot_hold():
     total = 2**53 + torch.arange(1, 200, 2)
     noise = (SecretRandom(1).normal((100,)) * 2.0**20).round().long()
-    exact = [int(each) + int(more) for each, more in zip(total, noise, strict=True)]
-    assert add_noise(total, 1.0, 2.0**-20, SecretRandom(1)).tolist() == [
-        float(each) * 2.0**-20 for each in exact
-    ]
-    assert add_noise(total.double(), 1.0, 2.0**-20, SecretRandom(1)).tolist() != [
-        float(each) * 2.0**-20 for each in exact
-    ], "float64 would not do"
+    exact = [int(value + more) * 2.0**-20 for value, more in zip(total, noise, strict=True)]
+    assert add_noise(total, 1.0, 2.0**-20, SecretRandom(1)).tolist() == exact
+    assert add_noise(total.double(), 1.0, 2.0**-20, SecretRandom(1)).tolist() != exact
 
 
-def test_a_large_sum_is_the_small_one(tmp_path, monkeypatch):
-    sums = [
-        gate_for(Ledger(tmp_path / "small.jsonl"), None, "sum").sum(
-            "it", pixels, clip_norm=3.0, per_class=True
-        )
-    ]
-    monkeypatch.setattr(clipping_module, "MAX_EXACT_SUM", 0.0)
-    sums.append(
-        gate_for(Ledger(tmp_path / "large.jsonl"), None, "sum").sum(
-            "it", pixels, clip_norm=3.0, per_class=True
-        )
-    )
+def test_a_large_sum_is_the_small_one(ledger, monkeypatch):
+    sums = []
+    for max_exact in (clipping.MAX_EXACT_SUM, 0.0):
+        monkeypatch.setattr(clipping, "MAX_EXACT_SUM", max_exact)
+        gate = open_gate(ledger, verb="sum")
+        sums.append(gate.sum("it", flatten_image, clip_norm=3.0, per_class=True))
     assert torch.equal(*sums)
     assert sums[1].dtype == torch.float64
 
 
-def test_what_64_bits_cannot_add_up_is_refused(ledger, monkeypatch):
+def test_sums_that_are_not_exact_are_refused(ledger, monkeypatch):
     monkeypatch.setattr(gate_module, "MAX_SUM_RECORDS", COUNT - 1)
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "sum").sum("it", pixels, clip_norm=3.0)
-    monkeypatch.setattr(shards_module, "MAX_SHARDS", SHARDS - 1)
+        open_gate(ledger, verb="sum").sum("it", flatten_image, clip_norm=3.0)
+    monkeypatch.setattr(shards, "MAX_SHARDS", SHARDS - 1)
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "query_random_shards", sampling=Shards(SHARDS)).split_into_shards(
-            SHARDS, {"it": torch.zeros(SHARDS, 4)}
-        )
-    box = Sensitive(IMAGES[:40], np.arange(40) % 2, Spec((1, 2, 2), 2, 40, (20, 20)))
-    monkeypatch.setattr(clipping_module, "MAX_EXACT_SUM", 2.0**20)
+        open_shards(ledger).split_into_shards(SHARDS, STATE)
+    monkeypatch.setattr(clipping, "MAX_EXACT_SUM", 2.0**20)
+    gate = open_gate(ledger, verb="sorted_blocks", dataset=make_dataset(40, (20, 20)))
     with pytest.raises(PlanError, match="not exact"):
-        gate_for(ledger, None, "sorted_blocks", box=box).sorted_blocks(
-            "it", pixels, frame=torch.eye(4), num_blocks=2, clip_norm=1.0
-        )
+        gate.sorted_blocks("it", flatten_image, frame=torch.eye(4), num_blocks=2, clip_norm=1.0)
     assert ledger.entries() == []
     with pytest.raises(SettingError, match="microbatch"):
         Runtime("cpu", MAX_CHUNK_SIZE + 1)
-
-
-@pytest.mark.parametrize(
-    ("relation", "sampling", "shapes"),
-    [
-        (REPLACE, Fixed(20, COUNT), {16}),  # two portions: the second is filled up
-        (REPLACE, Fixed(9, COUNT), {9}),  # one portion, always as large
-        (ADD_REMOVE, Full(), {16}),
-    ],
-)
-def test_a_record_meets_one_shape_of_a_portion(relation, sampling, shapes, monkeypatch):
-    seen = set()
-    secretly = Gate._run_secretly
-    monkeypatch.setattr(
-        Gate,
-        "_run_secretly",
-        lambda gate, query, images, *more: (
-            seen.add(len(images)),
-            secretly(gate, query, images, *more),
-        )[1],
-    )
-    plan = FreePlan((Stage("it", "sum", 0.0, 5, sampling),), relation)
-    gate = Gate(box_of(), plan, NullLedger(), NullLedger(), runtime=Runtime("cpu", 16))
-    for _ in range(5):
-        gate.sum("it", pixels, clip_norm=9.0)
-    assert seen == shapes

@@ -330,13 +330,20 @@ def test_splits_without_a_proof_are_refused(ledger, neighbours, count, shown, me
     assert ledger.entries() == []
 
 
+@pytest.mark.parametrize(
+    ("neighbours", "count", "shown"), [(CLIENT, CLIENTS, 1), (REPLACE, 3, 0), (REPLACE, 1, 0)]
+)
+def test_the_smallest_splits_with_a_proof(ledger, neighbours, count, shown):
+    gate = open_gate(ledger, neighbours=neighbours)
+    gate.split_into_shards(count, make_state(count), shown)
+    assert len(gate._shards.records.images) == count
+
+
 def test_plans_for_other_shards_or_other_noise_are_refused(ledger):
     gate = open_gate(ledger, make_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=1000)
     gate.split_into_shards(CLIENTS * 3, make_state(CLIENTS * 3), SHOWN)
     with pytest.raises(PlanError, match="another number of shards"):
         query_clients(gate)
-    with pytest.raises(PlanError, match="no proof"):  # a draw of shards hides no whole client
-        Plan((Stage("it", "query_clients", 1.0, 1, Shards(10)),), CLIENT)
     with pytest.raises(PlanError, match="no proof"):  # a pure epsilon, though noise is Gaussian
         make_gate(make_black(4), ledger, Stage("it", "sum", 1.0, mechanism="laplace"))
 
