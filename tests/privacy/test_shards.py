@@ -71,6 +71,10 @@ def get_state(gate, name="it"):
     return gate._shards.states[name]
 
 
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
 def add_row(state, row):
     return state["it"] + row
 
@@ -241,30 +245,27 @@ def test_any_two_states_of_one_shard_stay_within_the_bound(ledger, clip_norm):
 
 
 def test_a_poll_adds_up_all_shards(ledger):
-    gate = split_gate(ledger)
-    gate.update_shards(learn)
+    gate = split_gate(ledger, {"it": MEANS, "own": torch.arange(4.0)})
     means = MEANS.double()
     total = poll(gate, 2.0, query=lambda state, factor: state["it"] * factor)
     assert torch.allclose(total, 2 * means.sum(0), atol=1e-4)
     clipped = means * (0.5 / means.norm(dim=1, keepdim=True)).clamp(max=1)
     assert torch.allclose(poll(gate, clip_norm=0.5), clipped.sum(0), atol=1e-5)
+    assert poll(gate, query=lambda state: state["own"]).item() == 6.0
+    assert route(gate, 2, lambda state, row: state["own"].sum()).shape == (2,)
 
 
-def test_rows_and_shapes(ledger):
-    gate = split_gate(ledger, {"own": torch.arange(4.0), "net": torch.ones(SHARDS, 3, DIM)})
+def test_a_row_has_the_values_of_its_arguments(ledger):
+    gate = split_gate(ledger, {"it": torch.ones(SHARDS, 3, DIM)})
     points = torch.rand(7, DIM)
     factors = torch.arange(7.0)
-    rows = gate.query_random_shards(
-        ROUTE,
-        lambda state, point, factor: state["net"] @ point * factor,
-        points,
-        factors,
-        clip_norm=99.0,
-    )
+
+    def query(state, point, factor):
+        return state["it"] @ point * factor
+
+    rows = gate.query_random_shards(ROUTE, query, points, factors, clip_norm=99.0)
     expected = (points.sum(1) * factors)[:, None].expand(7, 3).double()
     assert torch.allclose(rows, expected, atol=1e-4)
-    assert route(gate, 2, lambda state, row: state["own"].sum()).shape == (2,)
-    assert poll(gate, query=lambda state: state["own"]).item() == 6.0
 
 
 # Refused
@@ -313,18 +314,6 @@ def test_queries_that_the_plan_does_not_cover_are_refused(ledger):
     assert list_kinds(ledger) == ["reserve", "reserve"]
 
 
-@pytest.mark.parametrize(("taken", "rows"), [(0, 0), (0, 11), (7, 4), (10, 1), (10, 0)])
-def test_no_more_rows_than_are_left(ledger, taken, rows):
-    gate = split_gate(ledger, steps=10)
-    if taken:
-        route(gate, taken)
-    lines = ledger.entries()
-    with pytest.raises(BudgetError, match="used up"):
-        route(gate, rows)
-    assert ledger.entries() == lines
-    assert count_remaining(gate) == 10 - taken
-
-
 @pytest.mark.parametrize(
     "verb",
     [
@@ -355,10 +344,15 @@ def test_errors_are_hidden_and_close_the_gate(ledger, verb):
 # Counting
 
 
-def test_a_call_uses_up_as_many_queries_as_it_has_rows(ledger):
+def test_a_call_uses_up_as_many_queries_as_it_has_rows_and_no_more_than_are_left(ledger):
     gate = split_gate(ledger, steps=100)
     for rows, left in ((1, 99), (30, 69), (5, 64), (64, 0)):
         assert route(gate, rows).shape == (rows, DIM)
+        lines = ledger.entries()
+        for refused in (0, left + 1):
+            with pytest.raises(BudgetError, match="used up"):
+                route(gate, refused)
+        assert ledger.entries() == lines
         assert count_remaining(gate) == left
     assert gate.count_remaining_queries(POLL) == MAX_STORED_RESULTS
     assert list_marks(ledger, ROUTE) == [(0, 0), (1, 30), (31, 35), (36, 99)]
@@ -387,12 +381,8 @@ def test_marks_cover_the_rows_before_a_state_is_read(ledger, steps):
 def test_a_crash_in_the_query_has_paid_for_its_rows(ledger, tmp_path):
     gate = split_gate(ledger, steps=100, folder=tmp_path / "run")
     route(gate, 10)
-
-    def crash(state, row):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        route(gate, 20, crash)
+        route(gate, 20, interrupt)
     again = split_gate(ledger, steps=100, folder=tmp_path / "run")
     assert count_remaining(again) == 70
     route(again, 70)
@@ -474,12 +464,8 @@ def test_the_last_store_counts_and_a_crash_during_one_leaves_it(resume, stored, 
     )
     gate.save_shard_states()
     gate.update_shards(lambda images, labels, state: {"it": state["it"] * 0, "age": state["age"]})
-
-    def crash(*arguments):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(type(stored[1]), "replace", crash)
+        patch.setattr(type(stored[1]), "replace", interrupt)
         with pytest.raises(KeyboardInterrupt):
             gate.save_shard_states()
     again = resume()

@@ -2,14 +2,24 @@
 
 import math
 
+import numpy as np
 import torch
 
 from privot.data.dataset import Sensitive
+from privot.data.spec import Spec
 from privot.privacy.gate import Gate
 from privot.privacy.plan import Budget, Neighbours, Plan
 
 NO_LIMIT = Budget(math.inf)
 DIM = 4  # of an image of 1 x 2 x 2 pixels
+
+
+def make_records(count, *, num_classes=2, size=None, dtype=np.float32, client_ids=None, **declared):
+    """Images of 1 x 2 x 2 random pixels, in classes in turn."""
+    images = np.random.default_rng(3).integers(0, 256, (count, 1, 2, 2))
+    images = images.astype(np.uint8) if dtype is np.uint8 else (images / 255).astype(dtype)
+    spec = Spec((1, 2, 2), num_classes, size, **declared)
+    return Sensitive(images, np.arange(count) % num_classes, spec, client_ids=client_ids)
 
 
 def make_gate(dataset, ledger, *stages, neighbours=Neighbours.REPLACE, target=NO_LIMIT, **more):
