@@ -67,7 +67,7 @@ def list_lines(ledger, *kinds):
 
 
 def count_charges(ledger):
-    return len(list_lines(ledger, "reserve"))
+    return list_kinds(ledger).count("reserve")
 
 
 def compute_spent(ledger):
@@ -168,7 +168,7 @@ def test_a_side_ledger_is_charged_alone_unless_the_own_one_has_a_limit(own, tmp_
     assert compute_spent(side) == compute_spent(own) == pytest.approx(5.0)
     with pytest.raises(BudgetError):
         make_release(ledger=tmp_path / "other.jsonl")  # twice 5 is more than 6
-    assert [line["kind"] for line in list_lines(own)] == ["budget", "reserve"]
+    assert list_kinds(own, *COUNTED) == ["budget", "reserve"]
     own.set_limit(Budget(60.0))
     assert make_release().metadata["ledger"]["is_dataset_ledger"] is True
     assert count_charges(own) == 2
@@ -329,13 +329,14 @@ def simulate(privot, scans, monkeypatch):
 def test_a_simulation_is_charged_once_before_it_reads_and_keeps_to_the_limit(
     privot, simulate, scans, tmp_path, monkeypatch
 ):
+    run = ["reserve", "part", "part", "part"]
     reads = watch_reads(monkeypatch, lambda indices: count_charges(scans))
     assert privot("ledger", "scans.npz", "--limit", 25)[0] == 0
-    code, out, err = simulate("--out", "release", "--json")
+    assert "stopped" in simulate("--out", "release", rounds=1)[2]
+    code, out, err = simulate("--out", "release", "--resume", "--json")
     assert code == 0, err
     assert json.loads(out)["guarantee"]["epsilon"] == pytest.approx(20.0)
-    run = ["reserve", "part", "part", "part"]
-    assert [line["kind"] for line in list_lines(scans)] == ["budget", *run]
+    assert list_kinds(scans, *COUNTED) == ["budget", *run]
     assert compute_spent(scans) == pytest.approx(20.0)
     assert set(reads) == {1}
     code, _, err = simulate("--out", "second")
@@ -344,17 +345,7 @@ def test_a_simulation_is_charged_once_before_it_reads_and_keeps_to_the_limit(
     assert privot("ledger", "scans.npz", "--limit", 100)[0] == 0
     code, _, err = simulate("--out", "second", "--ledger", "ledgers")
     assert code == 0, err
-    assert [line["kind"] for line in list_lines(scans, "reserve", "part")] == run * 2
-
-
-def test_a_simulation_that_is_resumed_is_charged_once(privot, simulate, scans):
-    assert "stopped" in simulate("--out", "release", rounds=1)[2]
-    assert count_charges(scans) == 1
-    assert privot("ledger", "scans.npz", "--limit", 21)[0] == 0
-    code, _, err = simulate("--out", "release", "--resume")
-    assert code == 0, err
-    kinds = [line["kind"] for line in list_lines(scans, "reserve", "part")]
-    assert kinds == ["reserve", "part", "part", "part"]
+    assert list_kinds(scans, "reserve", "part") == run * 2
 
 
 @pytest.fixture
@@ -373,7 +364,7 @@ def test_parts_of_clients_are_charged_once_to_the_data_set(join, scans, tmp_path
         code, out, err = run("--partition", f"{part}/2", "--ledger", f"h{part}.jsonl")
         assert (code, "in all" in out, "which was charged too" in out) == (0, False, True), err
         assert compute_spent(Ledger(tmp_path / f"h{part}.jsonl")) == pytest.approx(price)
-    assert [line["kind"] for line in list_lines(scans)] == ["reserve", "part", "part"]
+    assert list_kinds(scans, *COUNTED) == ["reserve", "part", "part"]
     assert compute_spent(scans) == pytest.approx(price)
     # The same part under another ledger answers the same rounds anew, which is not free.
     code, _, err = run("--partition", "0/2", "--ledger", "again.jsonl")
@@ -480,9 +471,15 @@ def test_the_runs_of_an_audit_are_listed_and_marked(own, tmp_path, monkeypatch):
         verify(tmp_path / "kept")
 
 
-def test_public_data_is_not_charged_and_data_without_a_name_is_refused(own, tmp_path):
-    run_audit(tmp_path / "public", make_dataset(kind=Public))
-    assert own.entries() == []
+def test_runs_are_listed_before_the_first_one_unless_data_is_public(own, tmp_path, monkeypatch):
+    def interrupt(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "synthesize", interrupt)
+    for kind, lines in ((Public, []), (Sensitive, ["internal"])):
+        with pytest.raises(KeyboardInterrupt):
+            run_audit(tmp_path / kind.__name__, make_dataset(kind=kind))
+        assert list_kinds(own) == lines
     with pytest.raises(SettingError, match="Give it a name"):
         run_audit(tmp_path / "other", make_dataset(""))
 

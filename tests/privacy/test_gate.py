@@ -176,7 +176,7 @@ def test_verbs_give_what_they_say_without_a_graph(dataset, ledger):
 
 
 @pytest.mark.parametrize("neighbours", [REPLACE, ADD_REMOVE])
-def test_chunks_and_orders_change_no_bit(tmp_path, neighbours):
+def test_chunks_and_orders_change_no_bit(ledger, neighbours):
     """Values are multiples of the grid: their sum is the same in any order and grouping."""
 
     def query(image, label):
@@ -187,7 +187,6 @@ def test_chunks_and_orders_change_no_bit(tmp_path, neighbours):
     stages = [Stage(verb, verb, 0.0, 2) for verb in verbs]
     values = []
     for size in (1, 2, 5, 36, 37, 1000):
-        ledger = Ledger(tmp_path / f"{size}.jsonl")
         runtime = Runtime("cpu", size)
         gate = make_gate(dataset, ledger, *stages, neighbours=neighbours, runtime=runtime)
         value = [gate.sum("sum", query, clip_norm=0.4, per_class=way) for way in (False, True)]
@@ -224,7 +223,7 @@ def test_all_chunks_of_a_stage_have_one_shape(neighbours, sampling, size, monkey
     assert seen == {(size, size)}
 
 
-def test_draws_of_few_records(ledger, tmp_path):
+def test_draws_of_few_records(ledger):
     """A query sees no empty sample, of which it could take no maximum, and no chunk of nobody."""
     dataset = make_records(6)
     one = Runtime("cpu", 1)
@@ -233,7 +232,7 @@ def test_draws_of_few_records(ledger, tmp_path):
     assert ask_sample(gate, lambda records: records.images.max()[None]).tolist() == [0.0]
     assert [len(chunk.labels) for chunk in gate._draw_chunks(rare)] == [0]
     stage = Stage("it", "sum", 0.0, 1, Fixed(2, 6))
-    gate = make_gate(dataset, Ledger(tmp_path / "fixed.jsonl"), stage, runtime=one)
+    gate = make_gate(dataset, ledger, stage, runtime=one)
     assert gate.sum("it", lambda image, label: image.new_ones(1), clip_norm=9.0).item() == 2.0
 
 

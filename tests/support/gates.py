@@ -30,8 +30,9 @@ def flatten_image(image, label, *public):
     return image.flatten()
 
 
-def list_kinds(ledger):
-    return [line["kind"] for line in ledger.entries()]
+def list_kinds(ledger, *kinds):
+    """The kinds of all lines, or of those of some kinds."""
+    return [line["kind"] for line in ledger.entries() if not kinds or line["kind"] in kinds]
 
 
 def list_marks(ledger, stage="it"):
