@@ -24,7 +24,7 @@ from privot.local.privatize import privatize
 from privot.privacy.accounting import compute_privacy_cost
 from privot.privacy.plan import Neighbours, Stage
 from privot.privacy.pure_epsilon import randomized_response_event
-from privot.privacy.sampling import Full, Poisson
+from privot.privacy.sampling import Poisson
 from privot.runtime import process_group
 from privot.runtime.cuda_graphs import WARMUP_CALLS, GraphCache
 
@@ -50,18 +50,12 @@ def test_a_pure_epsilon_beside_a_gaussian_costs_what_the_integral_says(pure):
         assert cost.delta(epsilon).item() == pytest.approx(delta, rel=1e-4, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "sampling"),
-    [
-        ("laplace", Poisson(0.5)),
-        ("randomized_response", Poisson(0.5)),
-        ("unheard of", Poisson(0.5)),
-        ("unheard of", Full()),
-    ],
-)
-def test_other_mechanisms_are_for_full_samples_alone(mechanism, sampling):
-    with pytest.raises(PlanError, match=f"{mechanism} has no proof with {type(sampling).__name__}"):
-        Stage("it", "privatize", 1.0, 1, sampling, mechanism)
+@pytest.mark.parametrize("mechanism", ["laplace", "randomized_response", "unheard of"])
+def test_other_mechanisms_are_for_full_samples_alone(mechanism):
+    with pytest.raises(PlanError, match=f"{mechanism} has no proof with Poisson sampling"):
+        Stage("it", "privatize", 1.0, 1, Poisson(0.5), mechanism)
+    with pytest.raises(PlanError, match="unheard of"):
+        Stage("it", "privatize", 1.0, mechanism="unheard of")
 
 
 # What is read
@@ -204,15 +198,13 @@ def torchrun(monkeypatch):
     return monkeypatch
 
 
-def test_words_in_place_of_a_rank_are_refused(torchrun):
+def test_a_rank_that_is_no_integer_is_refused(torchrun):
     torchrun.setenv("RANK", "first")
     with pytest.raises(SettingError, match="Let torchrun set them"):
         process_group.read_torchrun_rank()
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("connection to 10.0.0.1 refused"), ValueError("port")]
-)
+@pytest.mark.parametrize("error", [RuntimeError("10.0.0.1 refused"), ValueError("port")])
 def test_processes_that_cannot_be_reached_are_reported_in_a_line(torchrun, error):
     def fail(*arguments, **more):
         raise error

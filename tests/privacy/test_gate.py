@@ -108,21 +108,10 @@ def test_what_must_be_declared_public(ledger):
 
 @pytest.mark.parametrize(
     ("frame", "num_blocks", "radius", "message"),
-    [
-        (EYE, 0, 1.0, "class sizes"),
-        (EYE, -1, 1.0, "class sizes"),
-        (EYE, 5, 1.0, "class sizes"),
-        (torch.eye(3), 2, 1.0, "frame"),
-        (torch.ones(4), 2, 1.0, "frame"),
-        (torch.ones(2, 2, 4), 2, 1.0, "frame"),
-        (torch.full((2, 4), math.nan), 2, 1.0, None),
-        (torch.full((2, 4), math.inf), 2, 1.0, None),
-        (EYE, 2, 0.0, "radius"),
-        (EYE, 2, -1.0, "radius"),
-        (EYE, 2, math.nan, "radius"),
-        (EYE, 2, math.inf, "radius"),
-        (EYE, 2, 1e-300, "radius"),
-    ],
+    [(EYE, number, 1.0, "class sizes") for number in (0, -1, 5)]
+    + [(frame, 2, 1.0, "frame") for frame in (torch.eye(3), torch.ones(4), torch.ones(2, 2, 4))]
+    + [(torch.full((2, 4), value), 2, 1.0, None) for value in (math.nan, math.inf)]
+    + [(EYE, 2, radius, "radius") for radius in (0.0, -1.0, math.nan, math.inf, 1e-300)],
 )
 def test_sorted_blocks_refuse(dataset, ledger, frame, num_blocks, radius, message):
     gate = make_gate(dataset, ledger, BLOCKS)
@@ -148,26 +137,21 @@ def test_verbs_give_what_they_say_without_a_graph(dataset, ledger):
     by_class = torch.stack([images[labels == label].sum(0) for label in range(2)])
     check(gate.sum("sum", flatten_image, clip_norm=9.0, per_class=True), by_class)
     weights = torch.ones(3, 4, requires_grad=True)
-    value = gate.sum(
-        "sum",
-        lambda image, label, weights, factor: weights @ image.flatten() * factor,
-        weights,
-        0.5,
-        clip_norm=9.0,
-    )
-    check(value, images.sum().expand(3) / 2)
+
+    def weigh(image, label, weights, factor):
+        return weights @ image.flatten() * factor
+
+    check(gate.sum("sum", weigh, weights, 0.5, clip_norm=9.0), images.sum().expand(3) / 2)
     ordered = images[gate._get_secret_order()]
     check(gate.rows("rows", flatten_image, clip_norm=9.0), ordered)
     clipped = ordered * (0.5 / ordered.norm(dim=1, keepdim=True)).clamp(max=1)
     check(gate.rows("rows", flatten_image, clip_norm=0.5), clipped)
-    mean = gate.query_sample(
-        "query_sample",
-        lambda records, weights: records.images.mean(0) * weights.sum(),
-        weights,
-        clip_norm=99.0,
-        shape=(1, 2, 2),
-    )
-    check(mean, 12 * images.mean(0).view(1, 2, 2))
+
+    def mean(records, weights):
+        return records.images.mean(0).flatten() * weights.sum()
+
+    value = gate.query_sample("query_sample", mean, weights, clip_norm=99.0, shape=(4,))
+    check(value, 12 * images.mean(0))
     frame = torch.tensor([[1.0, 0, 0, 0], [0.5, -0.5, 0.5, -0.5], [0, 0, 2, 0]])
     blocks = ask_blocks(gate, frame, clip_norm=9.0, name="sorted_blocks")
     for label in range(2):
@@ -592,9 +576,7 @@ def test_stored_answers_are_replayed_without_a_new_charge(dataset, ledger, tmp_p
         ask(again)
 
 
-def test_a_crash_between_a_stored_answer_and_its_digest_heals(
-    dataset, ledger, tmp_path, monkeypatch
-):
+def test_a_crash_before_the_digest_of_an_answer_heals(dataset, ledger, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -604,19 +586,15 @@ def test_a_crash_between_a_stored_answer_and_its_digest_heals(
     assert list_kinds(ledger) == ["reserve", "ask", "commit"]
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (b"", ReleaseError),
-        (b"not a tensor file", ReleaseError),
-        (save({"value": torch.zeros(4, dtype=torch.float64)}), ReleaseError),
-        (None, BudgetError),
-    ],
-)
-def test_an_altered_or_lost_answer_ends_the_run(dataset, ledger, tmp_path, content, error):
+ZERO_ANSWER = save({"value": torch.zeros(4, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("content", [b"", b"not a tensor file", ZERO_ANSWER, None])
+def test_an_altered_or_lost_answer_ends_the_run(dataset, ledger, tmp_path, content):
     ask(make_gate(dataset, ledger, SUM, folder=tmp_path))
     file = tmp_path / "it-0.safetensors"
     file.unlink() if content is None else file.write_bytes(content)
+    error = BudgetError if content is None else ReleaseError
     with pytest.raises(error, match="Start a new run"):
         ask(make_gate(dataset, ledger, SUM, folder=tmp_path))
 
@@ -644,7 +622,7 @@ def test_a_query_that_was_interrupted_is_not_run_again(dataset, ledger):
 def test_a_long_stage_keeps_nothing_and_goes_on_after_its_marks(dataset, ledger, tmp_path):
     stage = Stage("it", "sum", 0.0, steps := 3 * MARKS_PER_STAGE)
     ask(make_gate(dataset, ledger, stage, folder=tmp_path))
-    assert list((tmp_path).glob("it-*")) == []
+    assert list(tmp_path.glob("it-*")) == []
     again = make_gate(dataset, ledger, stage, folder=tmp_path)
     # A stride of three was marked and one answer of it was given: two are lost for good.
     assert again.count_remaining_queries("it") == steps - 3
@@ -658,14 +636,14 @@ def test_a_ticket_is_for_its_plan_method_and_ledger_alone(dataset, ledger, tmp_p
     """Else a run beside another ledger, or under a dearer plan, would be charged to nobody."""
     stage = Stage("it", "sum", 1.0, 2)
     ask(make_gate(dataset, ledger, stage, folder=tmp_path / "run", method="merf"))
-    for other, book, method in (
+    for other, other_ledger, method in (
         (stage, Ledger(tmp_path / "other.jsonl"), "merf"),
         (Stage("it", "sum", 0.5, 2), ledger, "merf"),
         (Stage("it", "sum", 1.0, 3), ledger, "merf"),
         (stage, ledger, "other"),
     ):
         with pytest.raises(LedgerError, match="charged to another ledger"):
-            make_gate(dataset, book, other, folder=tmp_path / "run", method=method)
+            make_gate(dataset, other_ledger, other, folder=tmp_path / "run", method=method)
     make_gate(dataset, ledger, stage, folder=tmp_path / "run", method="merf")
 
 

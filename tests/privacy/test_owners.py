@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 from support.fakes import NullLedger
-from support.gates import DIM, LEARNERS, learn, list_marks, make_gate, mix_all, view_bits
+from support.gates import (
+    DIM,
+    LEARNERS,
+    learn,
+    list_marks,
+    make_gate,
+    make_records,
+    mix_all,
+    view_bits,
+)
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -26,7 +35,7 @@ SHOWN = 6  # records that a shard shows
 SIZES = (3, 9, 1, 6)  # fewer, more, one, as many
 
 
-def make_records(seed=0, sizes=SIZES):
+def draw_records(seed=0, sizes=SIZES):
     """Images, labels and clients. The number of records of one client moves no other record."""
     images = [
         np.random.default_rng((seed, client)).random((size, *SHAPE), np.float32)
@@ -37,7 +46,7 @@ def make_records(seed=0, sizes=SIZES):
 
 
 def open_gate(ledger, records=None, neighbours=CLIENT, critics=2, steps=10**6, noise=0.0, **more):
-    images, labels, clients = records or make_records()
+    images, labels, clients = records or draw_records()
     dataset = Sensitive(images, labels, Spec(SHAPE, 2, num_clients=CLIENTS), client_ids=clients)
     sampling = Shards(critics) if neighbours is REPLACE else Full()
     stage = Stage("it", "query_clients", noise, steps, sampling)
@@ -78,7 +87,7 @@ def list_rows(images):
 
 
 def test_shards_show_what_their_clients_have_and_no_more(ledger):
-    images, labels, clients = make_records()
+    images, labels, clients = draw_records()
     order = np.random.default_rng(1).permutation(len(labels))
     gate = split_gate(ledger, (images[order], labels[order], clients[order]))
     shown = gate._shards.records.images
@@ -93,7 +102,7 @@ def test_shards_show_what_their_clients_have_and_no_more(ledger):
 
 @pytest.mark.parametrize("critics", [1, 2, 3])
 def test_shards_of_a_client_divide_its_records_and_no_other_s(ledger, critics):
-    images, labels, clients = make_records(sizes=(3, 9, 4, 6))
+    images, labels, clients = draw_records(sizes=(3, 9, 4, 6))
     gate = open_gate(ledger, (images, labels, clients), neighbours=REPLACE, critics=critics)
     gate.split_into_shards(CLIENTS * critics, make_state(CLIENTS * critics), 12)
     seen = set()
@@ -113,45 +122,25 @@ def test_a_client_with_fewer_records_than_shards_does_not_show_it(ledger):
     assert gate._shards.records.images.flatten(1).tolist() == [[1.0] * 3] * 3 + [[0.0] * 3]
 
 
-def make_black(count, **declared):
-    client_ids = declared.pop("client_ids", None)
-    spec = Spec(SHAPE, 1, **declared)
-    return Sensitive(np.zeros((count, *SHAPE)), np.zeros(count, int), spec, client_ids=client_ids)
-
-
 def test_records_without_clients_are_assigned_by_the_order():
     order = np.array([3, 1, 0, 2, 6, 5, 4])
-    assigned = make_black(7, num_clients=3)._assign_clients(order)
+    assigned = make_records(7, num_clients=3)._assign_clients(order)
     assert assigned[order].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert make_black(7)._assign_clients(order).tolist() == [0] * 7
-    with_clients = make_black(3, num_clients=2, client_ids=[1, 1, 0])
+    assert make_records(7)._assign_clients(order).tolist() == [0] * 7
+    with_clients = make_records(3, num_clients=2, client_ids=[1, 1, 0])
     assert with_clients._assign_clients(order[-3:]).tolist() == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "clients",
-    [
-        [0, 1, 2],
-        [0, 1, 1, 0],
-        [0, 1, 2, 3],
-        [0, 1, 2, -1],
-        [0.0, 1, 2, 2],
-        [[0, 1, 2, 2]],
-        ["a", "b", "c", "c"],
-        [0, 0, 2, 2],
-    ],
-)
-def test_clients_that_do_not_fit_are_refused(clients):
-    with pytest.raises(DataError, match="clients"):
-        make_black(4, num_clients=3, client_ids=clients)
-
-
-def test_clients_must_be_declared():
-    with pytest.raises(DataError, match="the number of clients"):
-        make_black(4, client_ids=[0, 0, 0, 0])
-    for wrong in (0, -1, 5):
+def test_clients_must_be_declared_and_fit():
+    wrong = [[0, 1, 2], [0, 1, 1, 0], [0, 0, 2, 2], [0, 1, 2, 3], [0, 1, 2, -1]]
+    for clients in (*wrong, [0.0, 1, 2, 2], [[0, 1, 2, 2]], ["a", "b", "c", "c"]):
         with pytest.raises(DataError, match="clients"):
-            Spec(SHAPE, 1, 4, num_clients=wrong)
+            make_records(4, num_clients=3, client_ids=clients)
+    with pytest.raises(DataError, match="the number of clients"):
+        make_records(4, client_ids=[0, 0, 0, 0])
+    for number in (0, -1, 5):
+        with pytest.raises(DataError, match="clients"):
+            Spec(SHAPE, 1, 4, num_clients=number)
 
 
 # The records of one client are replaced
@@ -163,11 +152,11 @@ def count_moves(query, client=1, seeds=6, choose_shown=lambda clients: SHOWN):
     others = 0
     own = 0
     for seed in range(seeds):
-        images, labels, clients = records = make_records(seed)
+        images, labels, clients = records = draw_records(seed)
         values = []
         for size in (SIZES[client], 1, 2, 9, 40):  # as they were, then others, and as many
             if values:
-                drawn = make_records(seed + 100, [size] * CLIENTS)
+                drawn = draw_records(seed + 100, [size] * CLIENTS)
                 new = drawn[2] == client
                 old = clients != client
                 records = [
@@ -216,7 +205,7 @@ def test_any_two_states_of_a_client_stay_within_the_bound(ledger, clip_norm):
 
 def test_a_record_reaches_only_rows_that_drew_its_critic(ledger):
     """One of three critics of one client changes."""
-    gate = open_gate(ledger, make_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=3)
+    gate = open_gate(ledger, draw_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=3)
     gate.split_into_shards(CLIENTS * 3, make_state(CLIENTS * 3), SHOWN)
     rows = 30
     answers = []
@@ -340,12 +329,12 @@ def test_the_smallest_splits_with_a_proof(ledger, neighbours, count, shown):
 
 
 def test_plans_for_other_shards_or_other_noise_are_refused(ledger):
-    gate = open_gate(ledger, make_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=1000)
+    gate = open_gate(ledger, draw_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=1000)
     gate.split_into_shards(CLIENTS * 3, make_state(CLIENTS * 3), SHOWN)
     with pytest.raises(PlanError, match="another number of shards"):
         query_clients(gate)
     with pytest.raises(PlanError, match="no proof"):  # a pure epsilon, though noise is Gaussian
-        make_gate(make_black(4), ledger, Stage("it", "sum", 1.0, mechanism="laplace"))
+        make_gate(make_records(4), ledger, Stage("it", "sum", 1.0, mechanism="laplace"))
 
 
 def test_a_query_that_fails_closes_the_gate(ledger):
