@@ -30,7 +30,7 @@ from privot.privacy.ledger import Ledger
 from privot.privacy.noise import SecretRandom
 from privot.privacy.plan import Budget, Neighbours, Stage
 from privot.privacy.sampling import Shards
-from privot.privacy.shard_checkpoint import write_shard_checkpoint
+from privot.privacy.shard_checkpoint import list_shard_checkpoints, write_shard_checkpoint
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("array_order")
@@ -448,8 +448,11 @@ def test_states_are_restored_to_the_bit_by_their_run_alone(resume, ledger, tmp_p
     assert get_state(gate, "age").dtype == torch.int64
     assert states["it"].any()
     assert list_kinds(ledger).count("reserve") == 1
-    assert not get_state(split_gate(ledger, make_aged_state())).any()
+    other = split_gate(ledger, make_aged_state())
+    assert not get_state(other).any()
+    other.save_shard_states()  # it cannot be resumed, so nothing is stored
     assert list_kinds(ledger).count("reserve") == 2
+    assert list_shard_checkpoints(ledger) == {0: file}
 
 
 def test_the_last_store_counts_and_a_crash_during_one_leaves_it(resume, stored, monkeypatch):
