@@ -274,12 +274,6 @@ def test_the_command_line_keeps_to_the_own_limit(privot, scans, tmp_path):
 # Parts of one data set
 
 
-def test_all_parts_of_a_run_are_one_charge(ledger):
-    tickets = [ledger.reserve_part(make_plan(), "run", part, 3) for part in range(3)]
-    assert len(set(tickets)) == 1
-    assert compute_spent(ledger) == pytest.approx(float(make_plan().cost().epsilon(1e-5)))
-
-
 @pytest.mark.parametrize(
     ("method", "noise", "part", "num_parts"),
     [("run", 5.0, 0, 3), ("run", 5.0, 1, 4), ("run", 4.0, 1, 3), ("other", 5.0, 1, 3)],
@@ -385,18 +379,11 @@ def test_a_client_keeps_to_the_limit_of_its_data_set(privot, join, scans, tmp_pa
 # Shadows and audits are no releases
 
 
-def make_shadows(tmp_path, method="merf", **more):
-    merf = {"settings": MERF, "epsilon": 5.0}
-    return ShadowConfig(
-        folder=tmp_path / "shadows",
-        dataset=make_dataset(),
-        method=method,
-        num_shadows=2,
-        epochs=1,
-        num_samples=30,
-        **(merf if method == "merf" else {"settings": REAL_SUBSET}),
-        **more,
-    )
+def make_shadows(folder, method, **more):
+    target = {"settings": MERF, "epsilon": 5.0} if method == "merf" else {"settings": REAL_SUBSET}
+    sizes = {"num_shadows": 2, "epochs": 1, "num_samples": 30}
+    data = {"folder": folder / "shadows", "dataset": make_dataset()}
+    return ShadowConfig(**data, method=method, **sizes, **target, **more)
 
 
 @pytest.mark.parametrize(("method", "epsilon"), [("merf", 5.0), ("real-subset", None)])
@@ -462,9 +449,8 @@ def test_the_runs_of_an_audit_are_listed_and_marked(own, tmp_path, monkeypatch):
         run_audit(folder, make_dataset())
         assert len(releases) == 8
         (line,) = list_lines(own)
-        assert (line["kind"], line["purpose"]) == ("internal", "audit")
-        assert (line["method"], line["runs"]) == ("merf", 8)
-        assert line["epsilon"] == pytest.approx(5.0)
+        facts = {"kind": "internal", "purpose": "audit", "method": "merf", "runs": 8}
+        assert line | facts | {"epsilon": pytest.approx(5.0)} == line
     assert folder.stat().st_mode & 0o777 == 0o700
     releases[0].save(tmp_path / "kept")
     with pytest.raises(ReleaseError, match=r"\(audit\) and must stay there"):
@@ -559,25 +545,20 @@ def test_the_ledger_verb_lists_internal_runs_and_names_relations(privot, scans, 
         assert text in out
     facts = read_facts()
     assert [line["runs"] for line in facts["internal"]] == [8, 2]
-    assert (facts["runs"], facts["spent_epsilon"], facts["neighbours"]) == ([], 0.0, None)
+    assert facts | {"runs": [], "spent_epsilon": 0.0, "neighbours": None} == facts
     sampled = make_plan(2.0, ADD_REMOVE, sampling=Poisson(0.1), steps=5)
     scans.reserve(sampled, "one")
     assert compute_spent(scans) == pytest.approx(sampled.cost().epsilon(1e-5))
     facts = read_facts()
-    assert (facts["neighbours"], facts["privacy_unit"]) == ("add-remove", "one record")
+    assert facts | {"neighbours": "add-remove", "privacy_unit": "one record"} == facts
     assert facts["is_dataset_ledger"] is True
     scans.reserve(REPLACED, "two")
     scans.reserve(REPLACED, "three", seeded=True)
     facts = read_facts()
-    assert (facts["neighbours"], facts["spent_epsilon"]) == ("replace", "inf")
-    assert [run["neighbours"] for run in facts["runs"][1:]] == ["replace", "replace"]
-    assert [run["epsilon"] for run in facts["runs"][1:]] == [
-        pytest.approx(0.726, abs=1e-3),
-        "inf",
-    ]
+    assert facts | {"neighbours": "replace", "spent_epsilon": "inf"} == facts
+    runs = [(run["neighbours"], run["epsilon"]) for run in facts["runs"][1:]]
+    assert runs == [("replace", pytest.approx(0.726, abs=1e-3)), ("replace", "inf")]
     out = " ".join(privot("ledger", name)[1].split())
-    assert (
-        "spent in all: epsilon inf at delta 1e-05, no limit set; "
-        "for one record under replace neighbours" in out
-    )
+    assert "spent in all: epsilon inf at delta 1e-05, no limit set; for one record" in out
+    assert "under replace neighbours" in out
     assert "inf (seeded)" in out
