@@ -383,7 +383,7 @@ def list_client_order(path):
 
 def test_all_processes_have_one_partition_among_clients(tmp_path):
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        orders = pool.map(list_client_order, [tmp_path / "it.jsonl"] * 8, chunksize=1)
+        orders = pool.map(list_client_order, [tmp_path / "new" / "it.jsonl"] * 8, chunksize=1)
     assert all(order == orders[0] for order in orders)
     assert sorted(orders[0]) == list(range(41))
 

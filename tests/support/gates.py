@@ -41,7 +41,7 @@ def list_marks(ledger, stage="it"):
     return [(line["first"], line["last"]) for line in lines if line["stage"] == stage]
 
 
-def watch_reads(monkeypatch, note=lambda indices: indices):
+def watch_reads(monkeypatch, note):
     """Call ``note(indices)`` before records are read; gives the list of what it returns."""
     notes = []
     read_records = Sensitive._read_records
