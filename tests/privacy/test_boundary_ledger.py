@@ -1,24 +1,25 @@
-"""What the ledger must see: seeded noise, side ledgers, simulated owners, shadows and audits, and the relation of its sum."""
+"""What ledgers must see: seeded noise, side ledgers, parts of a data set, shadows and audits."""
 
 import json
 import math
 
 import numpy as np
 import pytest
+from support.gates import flatten_image, list_kinds, make_gate, watch_reads
 from support.in_process_federation import TINY_ARGUMENTS, serve_here, simulate_here
 from support.tiny_settings import choose_tiny_settings
 
+from privot.attacks.membership.method_shadows import shadows_for_method, shadows_for_release
 from privot.attacks.shadows.config import ShadowConfig
 from privot.attacks.shadows.runner import prepare_shadows
+from privot.audit import runner
 from privot.audit.runner import EpsilonAudit
 from privot.data import Public, Sensitive, Spec, load_dataset
 from privot.errors import BudgetError, LedgerError, ReleaseError, SettingError
 from privot.local.privatize import build_image_channel, privatize
 from privot.measures import Samples
 from privot.measures.private_accuracy import measure_private_accuracy
-from privot.privacy.accounting import Neighbours
 from privot.privacy.charges import Charge, compute_total_cost
-from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.ledger_lookup import (
     LinkedLedger,
@@ -27,7 +28,7 @@ from privot.privacy.ledger_lookup import (
     open_part_ledger,
     record_internal_runs,
 )
-from privot.privacy.plan import Budget, Plan, Stage
+from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Poisson
 from privot.release import Release
 from privot.release.ledger_summary import describe_spending, summarize_spending
@@ -41,267 +42,229 @@ ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 SPEC = Spec((1, 8, 8), 3, 47)
 CPU = Runtime("cpu")
 MERF = choose_tiny_settings("merf") | {"noise_multiplier": None}
+REAL_SUBSET = {"images_per_class": 2}
+COUNTED = ("budget", "reserve", "part", "internal")
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """Own ledgers of data sets lie in this test's folder."""
+def own(tmp_path, monkeypatch):
+    """The own ledger of the data set, in this test's folder."""
     monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    return Ledger(ledger_path("scans"))
 
 
-def data(name="scans", kind=Sensitive, seed=0):
+def make_dataset(name="scans", kind=Sensitive, seed=0):
     images = np.random.default_rng(seed).random((47, 1, 8, 8), np.float32)
     return kind(images, np.arange(47) % 3, SPEC, name=name)
 
 
-def plan(noise=5.0, relation=REPLACE, verb="sum", **more):
-    return Plan((Stage("it", verb, noise, **more),), relation)
+def make_plan(noise=5.0, neighbours=REPLACE, verb="sum", **more):
+    return Plan((Stage("it", verb, noise, **more),), neighbours)
 
 
-def pixels(image, label):
-    return image.flatten()
+def list_lines(ledger, *kinds):
+    return [line for line in ledger.entries() if line["kind"] in (kinds or COUNTED)]
 
 
-def lines(name="scans", *kinds):
-    """Lines of the own ledger of a data set, but for answers."""
-    kinds = kinds or ("budget", "reserve", "part", "internal")
-    return [each for each in Ledger(ledger_path(name)).entries() if each["kind"] in kinds]
+def count_charges(ledger):
+    return list_kinds(ledger).count("reserve")
 
 
-def spent(ledger, delta=1e-5):
-    return float(ledger.compute_spent_cost().epsilon(delta))
+def compute_spent(ledger):
+    return float(ledger.compute_spent_cost().epsilon(1e-5))
 
 
-def small_release(**more):
-    return synthesize(data(), "merf", 5.0, settings=MERF, runtime=CPU, **more)
+def make_release(**more):
+    return synthesize(make_dataset(), "merf", 5.0, settings=MERF, runtime=CPU, **more)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    release = make_release(ledger=tmp_path_factory.mktemp("samples") / "it.jsonl")
+    return Samples.from_release(release, "it", 30)
+
+
+def run_gate(samples, ledger, **more):
+    gate = make_gate(make_dataset(), ledger, *make_plan().stages, target=Budget(5.0), **more)
+    return gate.sum("it", flatten_image, clip_norm=1.0)
+
+
+def run_synthesis(samples, ledger, **more):
+    make_release(ledger=ledger, **more)
+
+
+def run_channel(samples, ledger, **more):
+    channel = build_image_channel(SPEC, "laplace", 4.0)
+    privatize(make_dataset(), channel, ledger=ledger, **more)
+
+
+def run_measure(samples, ledger, **more):
+    budget = Budget(5.0)
+    measure_private_accuracy(samples, make_dataset(), budget, ledger=ledger, runtime=CPU, **more)
+
+
+def run_without_noise(samples, ledger):
+    synthesize(make_dataset(), "real-subset", settings=REAL_SUBSET, ledger=ledger, runtime=CPU)
 
 
 # Seeded noise is no noise
 
 
-def test_a_seeded_gate_is_charged_as_infinite(ledger):
-    Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum("it", pixels, clip_norm=1.0)
-    assert spent(ledger) == math.inf
-    assert [each["seeded"] for each in ledger.entries() if each["kind"] == "reserve"] == [True]
-
-
-def test_a_seeded_synthesis_is_charged_as_infinite_and_later_releases_say_so(ledger):
-    seeded = small_release(ledger=ledger, insecure_seed=1)
-    assert float(seeded.metadata["ledger"]["spent_epsilon"]) == math.inf
-    honest = small_release(ledger=ledger)
-    assert honest.guarantee.epsilon == pytest.approx(5.0)
-    assert float(honest.metadata["ledger"]["spent_epsilon"]) == math.inf
-
-
-def test_seeded_channels_and_paid_accuracies_are_charged_as_infinite(ledger):
-    privatize(data(), build_image_channel(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1)
-    assert spent(ledger) == math.inf
-    subject = Samples.from_release(small_release(), "it", 30)
-    book = Ledger(ledger.path.with_name("test.jsonl"))
-    measure_private_accuracy(
-        subject, data("tested"), Budget(5.0), ledger=book, insecure_seed=1, runtime=CPU
-    )
-    assert spent(book) == math.inf
-
-
-def test_an_owner_s_limit_refuses_seeded_runs(ledger):
+@pytest.mark.parametrize("run", [run_gate, run_synthesis, run_channel, run_measure])
+def test_a_seeded_run_is_charged_as_infinite_and_refused_by_a_limit(run, samples, ledger):
     ledger.set_limit(Budget(100.0))
-    subject = Samples.from_release(small_release(), "it", 30)
-    for run in (
-        lambda: Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1).sum(
-            "it", pixels, clip_norm=1.0
-        ),
-        lambda: small_release(ledger=ledger, insecure_seed=1),
-        lambda: privatize(
-            data(), build_image_channel(SPEC, "laplace", 4.0), ledger=ledger, insecure_seed=1
-        ),
-        lambda: measure_private_accuracy(
-            subject, data(), Budget(5.0), ledger=ledger, insecure_seed=1, runtime=CPU
-        ),
-    ):
-        with pytest.raises(BudgetError, match="total would come to inf"):
-            run()
-    assert [each["kind"] for each in ledger.entries()] == ["budget"]
-    small_release(ledger=ledger)  # with secret noise it fits
+    with pytest.raises(BudgetError, match="total would come to inf"):
+        run(samples, ledger, insecure_seed=1)
+    assert list_kinds(ledger) == ["budget"]
+    run(samples, ledger)
+    assert compute_spent(ledger) < 6
+    ledger.set_limit(Budget(math.inf))
+    run(samples, ledger, insecure_seed=1)
+    assert compute_spent(ledger) == math.inf
+    assert [line.get("seeded", False) for line in list_lines(ledger, "reserve")] == [False, True]
 
 
-def test_a_seeded_run_resumes_as_a_seeded_run_alone(ledger, tmp_path):
-    run = {"folder": tmp_path / "run", "method": "m"}
-    first = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum(
-        "it", pixels, clip_norm=1.0
-    )
-    again = Gate(data(), plan(), ledger, Budget(5.0), insecure_seed=1, **run).sum(
-        "it", pixels, clip_norm=1.0
-    )
-    assert (first == again).all()
-    assert len([each for each in ledger.entries() if each["kind"] == "reserve"]) == 1
-    with pytest.raises(LedgerError, match="another plan"):
-        Gate(data(), plan(), ledger, Budget(5.0), **run)
-    Gate(data(), plan(), ledger, Budget(5.0), folder=tmp_path / "secret", method="m").sum(
-        "it", pixels, clip_norm=1.0
-    )
-    with pytest.raises(LedgerError, match="another plan"):
-        Gate(
-            data(),
-            plan(),
-            ledger,
-            Budget(5.0),
-            folder=tmp_path / "secret",
-            method="m",
-            insecure_seed=1,
-        )
+def test_releases_state_that_the_ledger_is_infinite(ledger):
+    seeded = make_release(ledger=ledger, insecure_seed=1)
+    later = make_release(ledger=ledger)
+    assert later.guarantee.epsilon == pytest.approx(5.0)
+    for release in (seeded, later):
+        assert float(release.metadata["ledger"]["spent_epsilon"]) == math.inf
+
+
+def test_a_seeded_run_is_resumed_as_a_seeded_run_alone(ledger, tmp_path):
+    for one, other in (({"insecure_seed": 1}, {}), ({}, {"insecure_seed": 1})):
+        run = {"folder": tmp_path / f"run{len(one)}", "method": "m"}
+        first = run_gate(None, ledger, **run, **one)
+        assert (run_gate(None, ledger, **run, **one) == first).all()
+        with pytest.raises(LedgerError, match="another plan"):
+            run_gate(None, ledger, **run, **other)
+    assert count_charges(ledger) == 2
 
 
 # A side ledger does not escape the limit
 
 
-def test_the_own_limit_refuses_a_run_under_a_side_ledger(tmp_path):
-    side = tmp_path / "t.jsonl"
-    subject = Samples.from_release(small_release(ledger=tmp_path / "before.jsonl"), "it", 30)
-    Ledger(ledger_path("scans")).set_limit(Budget(1.0))
-    for run in (
-        lambda: small_release(ledger=side),
-        lambda: privatize(data(), build_image_channel(SPEC, "laplace", 4.0), ledger=side),
-        lambda: measure_private_accuracy(subject, data(), Budget(5.0), ledger=side, runtime=CPU),
-        lambda: synthesize(
-            data(), "real-subset", settings={"images_per_class": 2}, ledger=side, runtime=CPU
-        ),  # opens the gate
-    ):
-        with pytest.raises(BudgetError, match="does not allow"):
-            run()
-    assert not [each for each in Ledger(side).entries() if each["kind"] == "reserve"]
-    assert [each["kind"] for each in lines()] == ["budget"]
-
-
-def test_within_the_own_limit_both_ledgers_are_charged(tmp_path):
-    Ledger(ledger_path("scans")).set_limit(Budget(6.0))
+def test_the_own_limit_refuses_a_run_under_a_side_ledger(samples, own, tmp_path):
     side = Ledger(tmp_path / "t.jsonl")
-    release = small_release(ledger=side)
-    assert (spent(side), spent(Ledger(ledger_path("scans")))) == (
-        pytest.approx(5.0),
-        pytest.approx(5.0),
-    )
-    assert [each["kind"] for each in lines()] == ["budget", "reserve"]
-    assert release.metadata["ledger"]["is_dataset_ledger"] is False
-    with pytest.raises(BudgetError):
-        small_release(ledger=tmp_path / "other.jsonl")  # twice 5 is more than 6
-    assert len(lines("scans", "reserve")) == 1
+    own.set_limit(Budget(1.0))
+    for run in (run_synthesis, run_channel, run_measure, run_without_noise):
+        with pytest.raises(BudgetError, match="does not allow"):
+            run(samples, side.path)
+    assert count_charges(side) == 0
+    assert list_kinds(own) == ["budget"]
 
 
-def test_without_an_own_limit_a_side_ledger_is_charged_alone(tmp_path):
-    release = small_release(ledger=tmp_path / "t.jsonl")
-    assert lines() == []
+def test_a_side_ledger_is_charged_alone_unless_the_own_one_has_a_limit(own, tmp_path):
+    release = make_release(ledger=tmp_path / "alone.jsonl")
     facts = release.metadata["ledger"]
-    assert (facts["is_dataset_ledger"], facts["neighbours"], facts["privacy_unit"]) == (
-        False,
-        release.guarantee.neighbours,
-        "one record",
-    )
-    own = small_release()
-    assert own.metadata["ledger"]["is_dataset_ledger"] is True
-    assert len(lines()) == 1
+    assert facts["is_dataset_ledger"] is False
+    assert facts["neighbours"] == release.guarantee.neighbours
+    assert facts["privacy_unit"] == "one record"
+    assert own.entries() == []
+    own.set_limit(Budget(6.0))
+    side = Ledger(tmp_path / "t.jsonl")
+    assert make_release(ledger=side).metadata["ledger"]["is_dataset_ledger"] is False
+    assert compute_spent(side) == compute_spent(own) == pytest.approx(5.0)
+    with pytest.raises(BudgetError):
+        make_release(ledger=tmp_path / "other.jsonl")  # twice 5 is more than 6
+    assert list_kinds(own, *COUNTED) == ["budget", "reserve"]
+    own.set_limit(Budget(60.0))
+    assert make_release().metadata["ledger"]["is_dataset_ledger"] is True
+    assert count_charges(own) == 2
 
 
-def test_a_limit_of_the_side_ledger_holds_too_and_then_nothing_is_charged(tmp_path):
-    Ledger(ledger_path("scans")).set_limit(Budget(50.0))
+def test_a_limit_of_the_side_ledger_holds_too_and_then_nothing_is_charged(own, tmp_path):
+    own.set_limit(Budget(50.0))
     side = Ledger(tmp_path / "t.jsonl")
     side.set_limit(Budget(1.0))
     with pytest.raises(BudgetError):
-        open_ledger("scans", side).reserve(plan(0.5), "m")
-    assert lines("scans", "reserve") == []
+        open_ledger("scans", side).reserve(make_plan(0.5), "m")
+    assert count_charges(own) == count_charges(side) == 0
 
 
-def test_which_ledger_a_run_is_charged_to(tmp_path, monkeypatch):
-    own = ledger_path("scans")
-    assert open_ledger("scans").path == own
-    assert type(open_ledger("scans", own)) is Ledger
-    given = Ledger(own)
-    assert open_ledger("scans", given) is given
+def test_which_ledger_a_run_is_charged_to(own, tmp_path, monkeypatch):
+    assert open_ledger("scans").path == own.path
+    assert type(open_ledger("scans", own.path)) is Ledger
+    assert open_ledger("scans", own) is own
     linked = open_ledger("scans", tmp_path / "t.jsonl")
     assert isinstance(linked, LinkedLedger)
     assert open_ledger("scans", linked) is linked
     assert type(open_ledger("", tmp_path / "t.jsonl")) is Ledger
-    (tmp_path / "home" / "ledgers").mkdir(parents=True)
-    own.touch()
-    (tmp_path / "link.jsonl").symlink_to(own)
-    assert (
-        open_ledger("scans", tmp_path / "link.jsonl").path == own
-    )  # another name of the same file
+    assert open_ledger(load_dataset("digits").name).path == ledger_path("digits")
+    own.path.parent.mkdir(parents=True)
+    own.path.touch()
+    (tmp_path / "link.jsonl").symlink_to(own.path)
+    assert open_ledger("scans", tmp_path / "link.jsonl").path == own.path
     with pytest.raises(SettingError, match="Give it a name"):
         open_ledger("")
     with pytest.raises(SettingError, match="A part needs another file"):
-        open_part_ledger("scans", (0, 2), own)
+        open_part_ledger("scans", (0, 2), own.path)
+
+    def fail():
+        raise RuntimeError
+
     monkeypatch.delenv("PRIVOT_HOME")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError))
+    monkeypatch.setattr("pathlib.Path.home", fail)
     with pytest.raises(SettingError, match="Set PRIVOT_HOME"):
         ledger_path("scans")
 
 
-def test_a_side_ledger_is_ready_if_every_ledger_that_counts_is(tmp_path, monkeypatch):
+def test_a_side_ledger_is_writable_if_every_ledger_that_counts_is(own, tmp_path, monkeypatch):
     linked = open_ledger("scans", tmp_path / "t.jsonl")
-    asked = []
-    monkeypatch.setattr(Ledger, "require_writable", lambda self: asked.append(self.path.name))
+    checked = []
+    monkeypatch.setattr(Ledger, "require_writable", lambda self: checked.append(self.path))
     linked.require_writable()
-    assert asked == ["t.jsonl"]
-    linked.dataset_ledger.set_limit(Budget(1.0))
+    assert checked == [linked.path]
+    own.set_limit(Budget(1.0))
     linked.require_writable()
-    assert asked == ["t.jsonl", "t.jsonl", linked.dataset_ledger.path.name]
+    assert checked == [linked.path, linked.path, own.path]
 
 
-def test_no_words_call_a_side_ledger_s_sum_that_of_the_data_set(tmp_path):
-    for name, ledger, own in (
+def test_the_sum_of_a_side_ledger_is_not_called_that_of_the_data_set(own, tmp_path):
+    for name, path, is_own in (
         ("scans", None, True),
         ("scans", tmp_path / "t.jsonl", False),
         ("", tmp_path / "u.jsonl", False),
     ):
-        book = open_ledger(name, ledger)
-        book.reserve(plan(), "m")
-        facts = summarize_spending(name, book, 1e-5)
-        said = describe_spending(name, book, facts)
-        assert facts["is_dataset_ledger"] is own
-        assert ("in all" in said) is own
-        assert ("own ledger is" in said) is (name == "scans" and not own)
-        assert "for one record under replace neighbours" in said
-    book = open_ledger("scans", tmp_path / "t.jsonl")
-    book.dataset_ledger.set_limit(Budget(1e3))
-    assert describe_spending("scans", book, facts).endswith("which was charged too")
-    assert "for" not in describe_spending(
-        "empty", open_ledger("empty"), summarize_spending("empty", open_ledger("empty"), 1e-5)
-    )
-    assert str(ledger_path("scans")) in describe_spending(
-        "scans", Ledger(tmp_path / "t.jsonl"), facts
-    )
+        ledger = open_ledger(name, path)
+        ledger.reserve(make_plan(), "m")
+        facts = summarize_spending(name, ledger, 1e-5)
+        text = describe_spending(name, ledger, facts)
+        assert facts["is_dataset_ledger"] is is_own
+        assert ("in all" in text) is is_own
+        assert ("own ledger is" in text) is (name == "scans" and not is_own)
+        assert "for one record under replace neighbours" in text
+    side = Ledger(tmp_path / "t.jsonl")
+    assert str(own.path) in describe_spending("scans", side, facts)
+    own.set_limit(Budget(1e3))
+    linked = open_ledger("scans", side)
+    assert describe_spending("scans", linked, facts).endswith("which was charged too")
+    empty = open_ledger("empty")
+    assert "for" not in describe_spending("empty", empty, summarize_spending("empty", empty, 1e-5))
 
 
-def test_the_command_line_keeps_to_the_own_limit(privot, tmp_path):
-    np.savez(tmp_path / "scans.npz", x=data()._images[:, 0], y=data()._labels)
-    sets = tuple(
-        word
-        for key, value in MERF.items()
-        if value is not None
-        for word in ("--set", f"{key}={value}")
-    )
-    words = (
-        "synthesize",
-        "scans.npz",
-        "--method",
-        "merf",
-        "--epsilon",
-        5,
-        *sets,
-        "--ledger",
-        "t.jsonl",
-    )
+@pytest.fixture
+def scans(tmp_path):
+    """The data set as a file, and its own ledger."""
+    file = tmp_path / "scans.npz"
+    np.savez(file, x=make_dataset()._images[:, 0], y=make_dataset()._labels)
+    return Ledger(ledger_path(str(file)))
+
+
+def test_the_command_line_keeps_to_the_own_limit(privot, scans, tmp_path):
+    settings = [
+        word for key, value in MERF.items() if value for word in ("--set", f"{key}={value}")
+    ]
+    words = ("synthesize", "scans.npz", "--method", "merf", "--epsilon", 5, *settings)
+    words += ("--ledger", "t.jsonl")
     code, out, _ = privot(*words, "--out", "one")
     assert (code, "in all" in out, "the data set's own ledger is" in out) == (0, False, True)
-    code, out, _ = privot("ledger", "scans.npz", "--ledger", "t.jsonl")
-    assert (
-        "spent in all" in out,
-        "this ledger counts: epsilon 5" in out,
-        "own ledger is" in out,
-    ) == (False, True, True)
+    _, out, _ = privot("ledger", "scans.npz", "--ledger", "t.jsonl")
+    assert "spent in all" not in out
+    assert "this ledger counts: epsilon 5" in out
+    assert "own ledger is" in out
     assert privot("ledger", "scans.npz", "--limit", 1)[0] == 0
     code, _, err = privot(*words, "--out", "two")
     assert (code, "does not allow this run" in err) == (2, True)
@@ -311,214 +274,136 @@ def test_the_command_line_keeps_to_the_own_limit(privot, tmp_path):
 # Parts of one data set
 
 
-def test_all_parts_of_a_run_are_one_charge(ledger):
-    tickets = [ledger.reserve_part(plan(), "run", part, 3) for part in range(3)]
-    assert len(set(tickets)) == 1
-    assert spent(ledger) == pytest.approx(float(plan().cost().epsilon(1e-5)))
-
-
 @pytest.mark.parametrize(
-    ("method", "noise", "part", "owners"),
+    ("method", "noise", "part", "num_parts"),
     [("run", 5.0, 0, 3), ("run", 5.0, 1, 4), ("run", 4.0, 1, 3), ("other", 5.0, 1, 3)],
 )
-def test_what_may_overlap_is_charged_anew(ledger, method, noise, part, owners):
+def test_what_may_overlap_is_charged_anew(ledger, method, noise, part, num_parts):
     """The same part again, a part of another division, another plan, another run."""
-    ledger.reserve_part(plan(), "run", 0, 3)
-    ledger.reserve_part(plan(noise), method, part, owners)
-    assert len([each for each in ledger.entries() if each["kind"] == "reserve"]) == 2
-    ledger.reserve_part(plan(noise), method, 2, owners)  # and this one is covered
-    assert len([each for each in ledger.entries() if each["kind"] == "reserve"]) == 2
+    ledger.reserve_part(make_plan(), "run", 0, 3)
+    ledger.reserve_part(make_plan(noise), method, part, num_parts)
+    assert count_charges(ledger) == 2
+    ledger.reserve_part(make_plan(noise), method, 2, num_parts)  # and this one is covered
+    assert count_charges(ledger) == 2
 
 
 def test_a_run_of_the_whole_covers_no_part(ledger):
-    ledger.reserve(plan(), "run")
-    ledger.reserve_part(plan(), "run", 0, 1)
-    assert len([each for each in ledger.entries() if each["kind"] == "reserve"]) == 2
+    ledger.reserve(make_plan(), "run")
+    ledger.reserve_part(make_plan(), "run", 0, 1)
+    assert count_charges(ledger) == 2
 
 
-def test_parts_keep_to_the_limit(tmp_path):
-    one = float(plan().cost().epsilon(1e-5))
-    own = Ledger(ledger_path("scans"))
+def test_parts_keep_to_the_limit(own, tmp_path):
+    one = float(make_plan().cost().epsilon(1e-5))
     own.set_limit(Budget(one * 1.1))
-    parts = [
-        open_part_ledger("scans", (number, 2), tmp_path / f"{number}.jsonl") for number in range(2)
-    ]
+    parts = [open_part_ledger("scans", (part, 2), tmp_path / f"{part}.jsonl") for part in range(2)]
     for part in parts:
-        part.check_limit(plan(), method="run")
-        part.reserve(plan(), "run")
-    assert [spent(each) for each in (own, *parts)] == [pytest.approx(one)] * 3
+        part.check_limit(make_plan(), method="run")
+        part.reserve(make_plan(), "run")
     with pytest.raises(BudgetError):
-        parts[0].check_limit(plan(), method="next")
+        parts[0].check_limit(make_plan(), method="next")
     with pytest.raises(BudgetError):
-        parts[0].reserve(plan(), "next")
-    assert spent(parts[0]) == pytest.approx(one)
-
-
-SIMULATE = (
-    "federate",
-    "simulate",
-    "--data",
-    "scans.npz",
-    "--clients",
-    3,
-    *TINY_ARGUMENTS,
-    "--device",
-    "cpu",
-)
+        parts[0].reserve(make_plan(), "next")
+    assert [compute_spent(ledger) for ledger in (own, *parts)] == [pytest.approx(one)] * 3
 
 
 @pytest.fixture
-def scans(tmp_path):
+def simulate(privot, scans, monkeypatch):
+    """``simulate(*WORDS, rounds=...)`` of three clients at epsilon 20."""
     pytest.importorskip("flwr", reason="the extra federated is not installed")
-    np.savez(tmp_path / "scans.npz", x=data()._images[:, 0], y=data()._labels)
-    return str(tmp_path / "scans.npz")
+    words = ("federate", "simulate", "--data", "scans.npz", "--clients", 3, *TINY_ARGUMENTS)
+
+    def run(*more, rounds=None):
+        simulate_here(monkeypatch, rounds=rounds)
+        return privot(*words, "--device", "cpu", "--epsilon", 20, *more)
+
+    return run
 
 
-@pytest.mark.parametrize("place", [(), ("--ledger", "ledgers")])
-def test_a_simulation_is_charged_once_to_the_data_set(privot, scans, tmp_path, monkeypatch, place):
-    simulate_here(monkeypatch)
-    code, out, err = privot(*SIMULATE, "--epsilon", 20, "--out", "release", *place, "--json")
+def test_a_simulation_is_charged_once_before_it_reads_and_keeps_to_the_limit(
+    privot, simulate, scans, tmp_path, monkeypatch
+):
+    run = ["reserve", "part", "part", "part"]
+    reads = watch_reads(monkeypatch, lambda indices: count_charges(scans))
+    assert privot("ledger", "scans.npz", "--limit", 25)[0] == 0
+    assert "stopped" in simulate("--out", "release", rounds=1)[2]
+    code, out, err = simulate("--out", "release", "--resume", "--json")
     assert code == 0, err
     assert json.loads(out)["guarantee"]["epsilon"] == pytest.approx(20.0)
-    assert [each["kind"] for each in lines(scans)] == ["reserve", "part", "part", "part"]
-    assert spent(Ledger(ledger_path(scans))) == pytest.approx(20.0)
-    code, _, err = privot(*SIMULATE, "--epsilon", 20, "--out", "second", *place)
-    assert code == 0, err
-    assert len(lines(scans, "reserve")) == 2
-
-
-def test_a_simulation_that_is_resumed_is_charged_once(privot, scans, tmp_path, monkeypatch):
-    simulate_here(monkeypatch, rounds=1)
-    assert "stopped" in privot(*SIMULATE, "--epsilon", 20, "--out", "release")[2]
-    assert len(lines(scans, "reserve")) == 1
-    assert privot("ledger", scans, "--limit", 21)[0] == 0
-    simulate_here(monkeypatch)
-    code, _, err = privot(*SIMULATE, "--epsilon", 20, "--out", "release", "--resume")
-    assert code == 0, err
-    assert [each["kind"] for each in lines(scans, "reserve", "part")] == [
-        "reserve",
-        "part",
-        "part",
-        "part",
-    ]
-
-
-def test_the_data_set_is_charged_before_an_owner_reads(privot, scans, monkeypatch):
-    simulate_here(monkeypatch)
-    take = Sensitive._read_records
-    seen = []
-    monkeypatch.setattr(
-        Sensitive,
-        "_read_records",
-        lambda *given: seen.append(len(lines(scans, "reserve"))) or take(*given),
-    )
-    assert privot(*SIMULATE, "--epsilon", 20, "--out", "release")[0] == 0
-    assert set(seen) == {1}
-
-
-def test_a_simulation_keeps_to_the_limit_of_the_data_set(privot, scans, tmp_path, monkeypatch):
-    simulate_here(monkeypatch)
-    assert privot("ledger", scans, "--limit", 25)[0] == 0
-    assert privot(*SIMULATE, "--epsilon", 20, "--out", "release")[0] == 0
-    code, _, err = privot(*SIMULATE, "--epsilon", 20, "--out", "second")
+    assert list_kinds(scans, *COUNTED) == ["budget", *run]
+    assert compute_spent(scans) == pytest.approx(20.0)
+    assert set(reads) == {1}
+    code, _, err = simulate("--out", "second")
     assert (code, "does not allow this run" in err) == (2, True)
     assert not list(tmp_path.glob("second*"))
-    assert len(lines(scans, "reserve")) == 1
-
-
-DECLARED = ("--shape", "1x8x8", "--classes", 3)
-CLIENT_WORDS = (
-    "federate",
-    "client",
-    "--data",
-    "scans.npz",
-    *DECLARED,
-    "--server",
-    "localhost:1",
-    "--ca",
-    "ca",
-    "--key",
-    "key",
-    "--device",
-    "cpu",
-)
-
-
-def test_parts_of_clients_are_charged_once_to_the_data_set(privot, scans, tmp_path, monkeypatch):
-    terms = serve_here(monkeypatch, 2)
-    price = float(terms.plan().cost().epsilon(1e-5))
-    for number in range(2):
-        words = ("--partition", f"{number}/2", "--epsilon", 100, "--ledger", f"h{number}.jsonl")
-        code, out, err = privot(*CLIENT_WORDS, *words)
-        assert (code, "in all" in out, "which was charged too" in out) == (0, False, True), err
-        assert spent(Ledger(tmp_path / f"h{number}.jsonl")) == pytest.approx(price)
-    assert [each["kind"] for each in lines(scans)] == ["reserve", "part", "part"]
-    assert spent(Ledger(ledger_path(scans))) == pytest.approx(price)
-    # The same part once more under another ledger and folder answers the same rounds anew: that is not free.
-    code, _, err = privot(
-        *CLIENT_WORDS, "--partition", "0/2", "--epsilon", 100, "--ledger", "again.jsonl"
-    )
+    assert privot("ledger", "scans.npz", "--limit", 100)[0] == 0
+    code, _, err = simulate("--out", "second", "--ledger", "ledgers")
     assert code == 0, err
-    assert len(lines(scans, "reserve")) == 2
+    assert list_kinds(scans, "reserve", "part") == run * 2
 
 
-def test_a_client_keeps_to_the_limit_of_its_data_set(privot, scans, tmp_path, monkeypatch):
-    serve_here(monkeypatch, 2)
-    assert privot("ledger", scans, "--limit", 0.1)[0] == 0
-    for words in (
-        ("--partition", "0/2"),
-        (),
-        ("--partition", "0/2", "--ledger", "h.jsonl"),
-        ("--ledger", "h.jsonl"),
-    ):
-        code, _, err = privot(
-            *CLIENT_WORDS,
-            "--epsilon",
-            100,
-            *words,
-            "--folder",
-            "-".join(["own", *words]).replace("/", "."),
-        )
-        assert (code, "does not cover the run" in err) == (2, True)
-    assert [each["kind"] for each in lines(scans)] == ["budget"]
-    assert not (tmp_path / "h.jsonl").exists() or not Ledger(tmp_path / "h.jsonl").entries()
+@pytest.fixture
+def join(privot, scans, monkeypatch):
+    """``join(*WORDS)`` as a client, and the price of the run."""
+    pytest.importorskip("flwr", reason="the extra federated is not installed")
+    price = float(serve_here(monkeypatch, 2).plan().cost().epsilon(1e-5))
+    words = ("federate", "client", "--data", "scans.npz", "--shape", "1x8x8", "--classes", 3)
+    words += ("--server", "localhost:1", "--ca", "ca", "--key", "key", "--device", "cpu")
+    return lambda *more: privot(*words, "--epsilon", 100, *more), price
+
+
+def test_parts_of_clients_are_charged_once_to_the_data_set(join, scans, tmp_path):
+    run, price = join
+    for part in range(2):
+        code, out, err = run("--partition", f"{part}/2", "--ledger", f"h{part}.jsonl")
+        assert (code, "in all" in out, "which was charged too" in out) == (0, False, True), err
+        assert compute_spent(Ledger(tmp_path / f"h{part}.jsonl")) == pytest.approx(price)
+    assert list_kinds(scans, *COUNTED) == ["reserve", "part", "part"]
+    assert compute_spent(scans) == pytest.approx(price)
+    # The same part under another ledger answers the same rounds anew, which is not free.
+    code, _, err = run("--partition", "0/2", "--ledger", "again.jsonl")
+    assert code == 0, err
+    assert count_charges(scans) == 2
+
+
+@pytest.mark.parametrize("part", [(), ("--partition", "0/2")])
+@pytest.mark.parametrize("side", [(), ("--ledger", "h.jsonl")])
+def test_a_client_keeps_to_the_limit_of_its_data_set(privot, join, scans, tmp_path, part, side):
+    assert privot("ledger", "scans.npz", "--limit", 0.1)[0] == 0
+    code, _, err = join[0](*part, *side)
+    assert (code, "does not cover the run" in err) == (2, True)
+    assert list_kinds(scans) == ["budget"]
+    assert Ledger(tmp_path / "h.jsonl").entries() == []
 
 
 # Shadows and audits are no releases
 
 
-def shadows(tmp_path, method, **more):
-    settings = MERF if method == "merf" else {"images_per_class": 2}
-    given = {"epsilon": 5.0} if method == "merf" else {}
-    return ShadowConfig(
-        folder=tmp_path / "shadows",
-        dataset=data(),
-        method=method,
-        settings=settings,
-        num_shadows=2,
-        epochs=1,
-        num_samples=30,
-        **given,
-        **more,
-    )
+def make_shadows(folder, method, **more):
+    target = {"settings": MERF, "epsilon": 5.0} if method == "merf" else {"settings": REAL_SUBSET}
+    sizes = {"num_shadows": 2, "epochs": 1, "num_samples": 30}
+    data = {"folder": folder / "shadows", "dataset": make_dataset()}
+    return ShadowConfig(**data, method=method, **sizes, **target, **more)
 
 
-@pytest.mark.parametrize("method", ["merf", "real-subset"])
-def test_a_shadow_does_not_verify_as_a_release(privot, tmp_path, method):
-    prepared = prepare_shadows(shadows(tmp_path, method), CPU)
-    made = prepared.load_release(0)  # the attack itself can load it
-    assert made.metadata["purpose"] == "shadow"
+@pytest.mark.parametrize(("method", "epsilon"), [("merf", 5.0), ("real-subset", None)])
+def test_a_shadow_is_listed_free_of_charge_and_does_not_verify(
+    privot, own, tmp_path, method, epsilon
+):
+    own.set_limit(Budget(0.1))  # which refuses no run whose output stays
+    for _ in range(2):  # the second one has nothing to do
+        prepared = prepare_shadows(make_shadows(tmp_path, method), CPU)
+        (line,) = list_lines(own, "internal")
+        assert (line["purpose"], line["method"], line["runs"]) == ("shadow", method, 2)
+        assert line["epsilon"] == (epsilon and pytest.approx(epsilon))
+    assert compute_spent(own) == 0
+    assert prepared.load_release(0).metadata["purpose"] == "shadow"  # the attack can load it
     folder = prepared.release_path(0)
     for refused in (lambda: verify(folder), lambda: resize(folder, 3)):
         with pytest.raises(ReleaseError, match="made for an attack on the data owner's side"):
             refused()
-    for words in (
-        ("verify", folder),
-        ("report", folder),
-        ("sample", folder),
-        ("compare", folder, "--test", "digits"),
-    ):
-        code, _, err = privot(*words)
+    for words in (("verify",), ("report",), ("sample",), ("compare", "--test", "digits")):
+        code, _, err = privot(*words, folder)
         assert (code, "not a release" in err, err.count("\n")) == (2, True, 1), words
     assert not Samples.from_source(str(folder), 10).publishable
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -528,84 +413,67 @@ def test_a_shadow_does_not_verify_as_a_release(privot, tmp_path, method):
         verify(folder)
 
 
-def test_shadows_are_listed_in_the_ledger_and_add_nothing(tmp_path):
-    Ledger(ledger_path("scans")).set_limit(Budget(0.1))  # which refuses no run whose output stays
-    prepare_shadows(shadows(tmp_path, "merf"), CPU)
-    [line] = lines("scans", "internal")
-    assert (line["purpose"], line["method"], line["runs"], line["epsilon"]) == (
-        "shadow",
-        "merf",
-        2,
-        pytest.approx(5.0),
-    )
-    assert spent(Ledger(ledger_path("scans"))) == 0
-    prepare_shadows(shadows(tmp_path, "merf"), CPU)  # all are there
-    assert len(lines("scans", "internal")) == 1
-
-
-def test_shadows_are_listed_for_every_sensitive_data_set(tmp_path):
-    from privot.attacks.membership.method_shadows import shadows_for_method, shadows_for_release
-
-    release = small_release(ledger=tmp_path / "t.jsonl")
+def test_shadows_are_listed_for_every_sensitive_data_set(own, tmp_path):
+    release = make_release(ledger=tmp_path / "t.jsonl")
+    subset = ("real-subset", {}, None)
     for others, names in (
-        (data("others", seed=1), ("scans", "others")),
-        (data("others", Public, 1), ("scans",)),
+        (make_dataset("others", seed=1), ("scans", "others")),
+        (make_dataset("others", Public, 1), ("scans",)),
     ):
-        assert shadows_for_release(release, data(), others, tmp_path, 2).source_names == names
-        assert (
-            shadows_for_method("real-subset", {}, None, data(), others, tmp_path, 2).source_names
-            == names
-        )
-    prepare_shadows(shadows(tmp_path, "real-subset", source_names=("scans", "others")), CPU)
-    assert [(name, each["epsilon"]) for name in ("scans", "others") for each in lines(name)] == [
-        ("scans", None),
-        ("others", None),
-    ]
+        data = (make_dataset(), others, tmp_path, 2)
+        assert shadows_for_release(release, *data).source_names == names
+        assert shadows_for_method(*subset, *data).source_names == names
+    prepare_shadows(make_shadows(tmp_path, "real-subset", source_names=("scans", "others")), CPU)
+    for name in ("scans", "others"):
+        assert [line["epsilon"] for line in list_lines(Ledger(ledger_path(name)))] == [None]
+    record_internal_runs(["new", "new"], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
+    assert len(list_lines(Ledger(ledger_path("new")))) == 1
 
 
-def audit(tmp_path, **more):
-    given = {"method": "merf", "settings": MERF, "epsilon": 5.0, "runs_per_side": 4, **more}
-    return EpsilonAudit(**{"folder": tmp_path / "audit", "dataset": data(), **given})
+def run_audit(folder, dataset):
+    more = {"settings": MERF, "epsilon": 5.0, "runs_per_side": 4}
+    EpsilonAudit(folder=folder, dataset=dataset, method="merf", **more).run(CPU)
 
 
-def test_the_runs_of_an_audit_are_listed_and_marked(tmp_path, monkeypatch):
-    from privot.audit import runner
+def test_the_runs_of_an_audit_are_listed_and_marked(own, tmp_path, monkeypatch):
+    releases = []
 
-    made = []
-    run = runner.synthesize
-    monkeypatch.setattr(
-        runner, "synthesize", lambda *given, **more: made.append(run(*given, **more)) or made[-1]
-    )
-    (tmp_path / "audit").mkdir(mode=0o755)
-    audit(tmp_path).run(CPU)
-    assert len(made) == 8
-    made[0].save(tmp_path / "kept")
+    def watch(*arguments, **more):
+        releases.append(synthesize(*arguments, **more))
+        return releases[-1]
+
+    monkeypatch.setattr(runner, "synthesize", watch)
+    folder = tmp_path / "audit"
+    folder.mkdir(mode=0o755)
+    for _ in range(2):  # the second one has nothing to do
+        run_audit(folder, make_dataset())
+        assert len(releases) == 8
+        (line,) = list_lines(own)
+        facts = {"kind": "internal", "purpose": "audit", "method": "merf", "runs": 8}
+        assert line | facts | {"epsilon": pytest.approx(5.0)} == line
+    assert folder.stat().st_mode & 0o777 == 0o700
+    releases[0].save(tmp_path / "kept")
     with pytest.raises(ReleaseError, match=r"\(audit\) and must stay there"):
         verify(tmp_path / "kept")
-    [line] = lines()
-    assert (line["kind"], line["purpose"], line["method"], line["runs"]) == (
-        "internal",
-        "audit",
-        "merf",
-        8,
-    )
-    assert line["epsilon"] == pytest.approx(5.0)
-    assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o700
-    audit(tmp_path).run(CPU)
-    assert len(lines()) == 1  # nothing was left to do
 
 
-def test_public_data_is_not_charged_and_data_without_a_name_is_refused(tmp_path):
-    audit(tmp_path, dataset=data(kind=Public)).run(CPU)
-    assert lines() == []
+def test_runs_are_listed_before_the_first_one_unless_data_is_public(own, tmp_path, monkeypatch):
+    def interrupt(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "synthesize", interrupt)
+    for kind, lines in ((Public, []), (Sensitive, ["internal"])):
+        with pytest.raises(KeyboardInterrupt):
+            run_audit(tmp_path / kind.__name__, make_dataset(kind=kind))
+        assert list_kinds(own) == lines
     with pytest.raises(SettingError, match="Give it a name"):
-        audit(tmp_path / "other", dataset=data("")).run(CPU)
+        run_audit(tmp_path / "other", make_dataset(""))
 
 
 def test_only_known_purposes_are_marks(tmp_path):
     with pytest.raises(SettingError, match="shadow or audit"):
-        small_release(ledger=tmp_path / "t.jsonl", purpose="fun")
-    release = small_release(ledger=tmp_path / "t.jsonl", purpose="audit")
+        make_release(ledger=tmp_path / "t.jsonl", purpose="fun")
+    release = make_release(ledger=tmp_path / "t.jsonl", purpose="audit")
     release.metadata["purpose"] = {"strange": "\n"}
     release.save(tmp_path / "odd")
     with pytest.raises(ReleaseError, match=r"\(another purpose\) and must stay there\.$"):
@@ -613,100 +481,84 @@ def test_only_known_purposes_are_marks(tmp_path):
     assert Release.load(tmp_path / "odd").metadata["purpose"] == {"strange": "\n"}
 
 
-def test_a_data_set_that_is_named_twice_is_listed_once():
-    record_internal_runs(["scans", "scans"], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
-    assert len(lines()) == 1
-
-
-def test_the_ledger_verb_lists_internal_runs(privot, scans):
-    record_internal_runs([scans], "audit", "merf", 8, plan(), 1e-5)
-    record_internal_runs([scans], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
-    code, out, _ = privot("ledger", scans)
-    assert (
-        code,
-        "8 runs of merf (audit)" in out,
-        "each would cost no guarantee" in out,
-        "spent in all: epsilon 0" in out,
-    ) == (0, True, True, True)
-    facts = json.loads(privot("ledger", scans, "--json")[1])
-    assert [each["runs"] for each in facts["internal"]] == [8, 2]
-    assert (facts["runs"], facts["spent_epsilon"], facts["neighbours"]) == ([], 0.0, None)
-
-
 # For whom the sum holds
 
-MIXED = [
-    ([plan(relation=ADD_REMOVE)], 1, ADD_REMOVE),
-    ([plan(relation=ADD_REMOVE)] * 2, 1, ADD_REMOVE),
-    ([plan(relation=ADD_REMOVE), plan()], 1, REPLACE),
-    ([plan(relation=LOCAL, verb="rows")] * 2, 1, LOCAL),
-    ([plan(relation=LOCAL, verb="rows"), plan(relation=CLIENT, verb="query_clients")], 1, REPLACE),
-    ([plan(relation=CLIENT, verb="query_clients")], 5, CLIENT),
-    ([plan(relation=CLIENT, verb="query_clients")] * 2, 1, CLIENT),
-    (
-        [plan(relation=CLIENT, verb="query_clients")] * 2,
-        5,
-        REPLACE,
-    ),  # were the owners the same? Nobody knows
-    ([plan(relation=CLIENT, verb="query_clients"), plan()], 5, REPLACE),
-    ([plan(), plan()], 5, REPLACE),
-    ([plan(0.0, ADD_REMOVE), plan()], 1, REPLACE),
-]
+ADDED = make_plan(neighbours=ADD_REMOVE)
+REPLACED = make_plan()
+ROWS = make_plan(neighbours=LOCAL, verb="rows")
+CLIENTS = make_plan(neighbours=CLIENT, verb="query_clients")
 
 
-@pytest.mark.parametrize(("plans", "owners", "relation"), MIXED)
-def test_the_sum_says_for_whom_it_holds(ledger, plans, owners, relation):
-    for each in plans[:-1]:
-        ledger.reserve(each, "m", num_clients=owners)
-    before = ledger.compute_spent_cost(extra_plan=plans[-1], num_clients=owners)
-    ledger.reserve(plans[-1], "m", num_clients=owners)
+@pytest.mark.parametrize(
+    ("plans", "num_clients", "neighbours"),
+    [
+        ([ADDED], 1, ADD_REMOVE),
+        ([ADDED, ADDED], 1, ADD_REMOVE),
+        ([ADDED, REPLACED], 1, REPLACE),
+        ([ROWS, ROWS], 1, LOCAL),
+        ([ROWS, CLIENTS], 1, REPLACE),
+        ([CLIENTS], 5, CLIENT),
+        ([CLIENTS, CLIENTS], 1, CLIENT),
+        ([CLIENTS, CLIENTS], 5, REPLACE),  # nobody can tell whether the clients were the same
+        ([CLIENTS, REPLACED], 5, REPLACE),
+        ([REPLACED, REPLACED], 5, REPLACE),
+        ([make_plan(0.0, ADD_REMOVE), REPLACED], 1, REPLACE),
+    ],
+)
+def test_the_sum_says_for_whom_it_holds(ledger, plans, num_clients, neighbours):
+    for plan in plans[:-1]:
+        ledger.reserve(plan, "m", num_clients=num_clients)
+    before = ledger.compute_spent_cost(extra_plan=plans[-1], num_clients=num_clients)
+    ledger.reserve(plans[-1], "m", num_clients=num_clients)
     after = ledger.compute_spent_cost()
-    assert (before.neighbours, after.neighbours) == (relation, relation)
-    unit = "all records of one client" if relation is CLIENT else "one record"
-    assert (after.neighbours.privacy_unit, before.epsilon(1e-5)) == (unit, after.epsilon(1e-5))
-    alone = [Charge(each, False, owners).cost() for each in plans]
-    assert [each.neighbours for each in alone] == [each.neighbours for each in plans]
-    assert after.epsilon(1e-5) >= max(each.epsilon(1e-5) for each in alone)
-
-
-def test_no_run_no_relation(ledger):
-    assert ledger.compute_spent_cost().neighbours is None
-    assert spent(ledger) == 0
+    assert before.neighbours is after.neighbours is neighbours
+    unit = "all records of one client" if neighbours is CLIENT else "one record"
+    assert after.neighbours.privacy_unit == unit
+    assert before.epsilon(1e-5) == after.epsilon(1e-5)
+    alone = [Charge(plan, False, num_clients).cost() for plan in plans]
+    assert [cost.neighbours for cost in alone] == [plan.neighbours for plan in plans]
+    assert after.epsilon(1e-5) >= max(cost.epsilon(1e-5) for cost in alone)
 
 
 def test_a_local_run_beside_others_is_a_replaced_record(ledger):
-    """A channel's pure epsilon under replace-one is the same: one channel's input changes."""
+    """A channel has the same pure epsilon under replace-one: the input of one channel changes."""
+    assert ledger.compute_spent_cost().neighbours is None
+    assert compute_spent(ledger) == 0
     channel = build_image_channel(SPEC, "laplace", 2.0)
-    both = compute_total_cost([Charge(channel.plan()), Charge(plan())])
+    both = compute_total_cost([Charge(channel.plan()), Charge(REPLACED)])
     assert both.neighbours is REPLACE
-    assert both.epsilon(1e-5) == pytest.approx(2.0 + float(plan().cost().epsilon(1e-5)))
+    assert both.epsilon(1e-5) == pytest.approx(2.0 + float(REPLACED.cost().epsilon(1e-5)))
 
 
 @pytest.mark.usefixtures("coarse_accounting")
-def test_the_ledger_verb_names_the_relation_of_each_run_and_of_the_sum(privot, scans):
-    book = Ledger(ledger_path(scans))
-    book.reserve(plan(2.0, ADD_REMOVE, sampling=Poisson(0.1), steps=5), "one")
-    facts = json.loads(privot("ledger", scans, "--json")[1])
-    assert (facts["neighbours"], facts["privacy_unit"], facts["is_dataset_ledger"]) == (
-        "add-remove",
-        "one record",
-        True,
-    )
-    book.reserve(plan(), "two")
-    book.reserve(plan(), "three", seeded=True)
-    facts = json.loads(privot("ledger", scans, "--json")[1])
-    assert (facts["neighbours"], facts["spent_epsilon"]) == ("replace", "inf")
-    assert [(each["neighbours"], each["epsilon"]) for each in facts["runs"][1:]] == [
-        ("replace", pytest.approx(0.726, abs=1e-3)),
-        ("replace", "inf"),
-    ]
-    out = privot("ledger", scans)[1]
-    assert (
-        "spent in all: epsilon inf at delta 1e-05, no limit set; for one record under replace neighbours"
-        in out
-    )
-    assert "inf (seeded)" in " ".join(out.split())
+def test_the_ledger_verb_lists_internal_runs_and_names_relations(privot, scans, tmp_path):
+    name = str(tmp_path / "scans.npz")
 
+    def read_facts():
+        return json.loads(privot("ledger", name, "--json")[1])
 
-def test_the_digits_have_an_own_ledger_too():
-    assert open_ledger(load_dataset("digits").name).path == ledger_path("digits")
+    record_internal_runs([name], "audit", "merf", 8, REPLACED, 1e-5)
+    record_internal_runs([name], "shadow", "real-subset", 2, Plan((), REPLACE), 1e-5)
+    code, out, _ = privot("ledger", name)
+    assert code == 0
+    for text in ("8 runs of merf (audit)", "each would cost no guarantee", "in all: epsilon 0"):
+        assert text in out
+    facts = read_facts()
+    assert [line["runs"] for line in facts["internal"]] == [8, 2]
+    assert facts | {"runs": [], "spent_epsilon": 0.0, "neighbours": None} == facts
+    sampled = make_plan(2.0, ADD_REMOVE, sampling=Poisson(0.1), steps=5)
+    scans.reserve(sampled, "one")
+    assert compute_spent(scans) == pytest.approx(sampled.cost().epsilon(1e-5))
+    facts = read_facts()
+    assert facts | {"neighbours": "add-remove", "privacy_unit": "one record"} == facts
+    assert facts["is_dataset_ledger"] is True
+    scans.reserve(REPLACED, "two")
+    scans.reserve(REPLACED, "three", seeded=True)
+    facts = read_facts()
+    assert facts | {"neighbours": "replace", "spent_epsilon": "inf"} == facts
+    runs = [(run["neighbours"], run["epsilon"]) for run in facts["runs"][1:]]
+    assert runs == [("replace", pytest.approx(0.726, abs=1e-3)), ("replace", "inf")]
+    out = " ".join(privot("ledger", name)[1].split())
+    assert "spent in all: epsilon inf at delta 1e-05, no limit set; for one record" in out
+    assert "under replace neighbours" in out
+    assert "inf (seeded)" in out

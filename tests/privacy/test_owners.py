@@ -1,440 +1,361 @@
-"""Owners behind one gate: one of them may hold anything, also another number of records, and nothing of any other owner moves."""
+"""Clients behind one gate: what one of them has, and how much, moves nothing of any other."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from support.fakes import NullLedger
+from support.gates import (
+    DIM,
+    LEARNERS,
+    learn,
+    list_marks,
+    make_gate,
+    make_records,
+    mix_all,
+    view_bits,
+)
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.errors import BudgetError, DataError, PlanError, QueryError
-from privot.privacy.accounting import Neighbours
-from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import SecretRandom
-from privot.privacy.plan import Budget, Plan, Stage
+from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Full, Shards
 from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("array_order")
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-OWNERS = 4
+CLIENTS = 4
 SHAPE = (1, 2, 2)
-DIM = 4
-MOST = 6
-SIZES = (3, 9, 1, 6)  # fewer than are laid out, more, one, as many
-SPEC = Spec(SHAPE, 2, num_clients=OWNERS)
+SHOWN = 6  # records that a shard shows
+SIZES = (3, 9, 1, 6)  # fewer, more, one, as many
 
 
-def held(seed=0, sizes=SIZES):
-    """Images, labels and owners: each owner's records come from a stream of its own, so that another's number moves none of them."""
+def draw_records(seed=0, sizes=SIZES):
+    """Images, labels and clients. The number of records of one client moves no other record."""
     images = [
-        np.random.default_rng((seed, owner)).random((size, *SHAPE), np.float32)
-        for owner, size in enumerate(sizes)
+        np.random.default_rng((seed, client)).random((size, *SHAPE), np.float32)
+        for client, size in enumerate(sizes)
     ]
-    labels = [np.arange(size) % 2 for size in sizes]
-    return np.concatenate(images), np.concatenate(labels), np.repeat(np.arange(len(sizes)), sizes)
+    labels = np.concatenate([np.arange(size) % 2 for size in sizes])
+    return np.concatenate(images), labels, np.repeat(np.arange(len(sizes)), sizes)
 
 
-def box_of(images, labels, owners, spec=SPEC):
-    return Sensitive(images, labels, spec, client_ids=owners)
-
-
-def door(box, ledger, noise=0.0, steps=10**6, unit=CLIENT, critics=2, verb="query_clients", **more):
-    stage = Stage(
-        "it",
-        verb,
-        noise,
-        steps,
-        Shards(critics) if unit is REPLACE and verb == "query_clients" else Full(),
-    )
-    return Gate(
-        box,
-        Plan((stage,), unit),
-        ledger,
-        more.pop("wall", Budget(math.inf)),
-        runtime=more.pop("runtime", Runtime("cpu")),
-        **more,
+def open_gate(ledger, records=None, neighbours=CLIENT, critics=2, steps=10**6, noise=0.0, **more):
+    images, labels, clients = records or draw_records()
+    dataset = Sensitive(images, labels, Spec(SHAPE, 2, num_clients=CLIENTS), client_ids=clients)
+    sampling = Shards(critics) if neighbours is REPLACE else Full()
+    stage = Stage("it", "query_clients", noise, steps, sampling)
+    return make_gate(
+        dataset, ledger, stage, neighbours=neighbours, **{"runtime": Runtime("cpu"), **more}
     )
 
 
-def zeros(count=OWNERS):
+def make_state(count=CLIENTS):
     return {"it": torch.zeros(count, DIM)}
 
 
-def learn(images, labels, state):
-    return {"it": state["it"] + images.flatten(1).mean(0)}
+def split_gate(ledger, records=None, **more):
+    gate = open_gate(ledger, records, **more)
+    gate.split_into_shards(CLIENTS, make_state(), SHOWN)
+    return gate
 
 
-def tell(state, row):
-    return state["it"] + row
+def get_state(gate):
+    return gate._shards.states["it"]
 
 
-def ask(gate, rows=1, owners=OWNERS, query=tell, bound=99.0, some=None):
+def query_clients(gate, rows=1, count=CLIENTS, clip_norm=99.0, clients=None):
     return gate.query_clients(
-        "it", query, torch.zeros(owners, rows), clip_norm=bound, client_indices=some
+        "it",
+        lambda state, row: state["it"] + row,
+        torch.zeros(count, rows),
+        clip_norm=clip_norm,
+        client_indices=None if clients is None else torch.tensor(clients, dtype=torch.int64),
     )
 
 
-def states(gate):
-    return gate._shards[1]
+# Which record is in which shard
 
 
-# Which record lies where
+def list_rows(images):
+    return [tuple(row) for row in images.reshape(-1, DIM).tolist()]
 
 
-def test_shards_hold_what_their_owners_hold_and_no_more(ledger):
-    images, labels, owners = held()
-    order = np.random.default_rng(1).permutation(len(labels))  # as they come
-    gate = door(box_of(images[order], labels[order], owners[order]), ledger)
-    gate.split_into_shards(OWNERS, zeros(), MOST)
-    shown = gate._shards[0].images.flatten(2)
-    assert shown.shape == (OWNERS, MOST, DIM)
-    for owner, size in enumerate(SIZES):
-        own = {tuple(each) for each in images[owners == owner].reshape(-1, DIM).tolist()}
-        rows, counts = np.unique(shown[owner].numpy(), axis=0, return_counts=True)
-        assert {tuple(each) for each in rows.tolist()} <= own
-        assert len(rows) == min(size, MOST)
-        assert counts.max() - counts.min() <= 1  # evenly
+def test_shards_show_what_their_clients_have_and_no_more(ledger):
+    images, labels, clients = draw_records()
+    order = np.random.default_rng(1).permutation(len(labels))
+    gate = split_gate(ledger, (images[order], labels[order], clients[order]))
+    shown = gate._shards.records.images
+    assert shown.shape == (CLIENTS, SHOWN, *SHAPE)
+    for client, size in enumerate(SIZES):
+        rows = list_rows(shown[client])
+        assert set(rows) <= set(list_rows(images[clients == client]))
+        assert len(set(rows)) == min(size, SHOWN)
+        counts = [rows.count(row) for row in set(rows)]
+        assert max(counts) - min(counts) <= 1  # evenly
 
 
 @pytest.mark.parametrize("critics", [1, 2, 3])
-def test_parts_of_an_owner_share_its_records_and_no_other_s(ledger, critics):
-    images, labels, owners = held(sizes=(3, 9, 4, 6))
-    gate = door(box_of(images, labels, owners), ledger, unit=REPLACE, critics=critics)
-    gate.split_into_shards(OWNERS * critics, zeros(OWNERS * critics), 12)
-    shown = gate._shards[0].images.flatten(2).numpy()
+def test_shards_of_a_client_divide_its_records_and_no_other_s(ledger, critics):
+    images, labels, clients = draw_records(sizes=(3, 9, 4, 6))
+    gate = open_gate(ledger, (images, labels, clients), neighbours=REPLACE, critics=critics)
+    gate.split_into_shards(CLIENTS * critics, make_state(CLIENTS * critics), 12)
     seen = set()
-    for shard, rows in enumerate(shown):
-        own = images[owners == shard // critics].reshape(-1, DIM)[shard % critics :: critics]
-        assert {tuple(each) for each in rows.tolist()} == {tuple(each) for each in own.tolist()}
-        seen |= {tuple(each) for each in rows.tolist()}
+    for shard, shown in enumerate(gate._shards.records.images):
+        own = images[clients == shard // critics][shard % critics :: critics]
+        assert set(list_rows(shown)) == set(list_rows(own))
+        seen |= set(list_rows(shown))
     assert len(seen) == len(images)
 
 
-def test_records_are_dealt_by_the_order_where_nobody_says_whose_they_are():
-    box = Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1, num_clients=3))
+def test_a_client_with_fewer_records_than_shards_does_not_show_it(ledger):
+    """Its second shard has black images, and no record of another shard."""
+    spec = Spec((1, 1, 1), 1, num_clients=2)
+    dataset = Sensitive(np.ones((5, 1, 1, 1)), np.zeros(5, int), spec, client_ids=[0, 0, 0, 0, 1])
+    gate = make_gate(dataset, ledger, Stage("it", "query_clients", 0.0))
+    gate.split_into_shards(4, {"it": torch.zeros(4)}, 3)
+    assert gate._shards.records.images.flatten(1).tolist() == [[1.0] * 3] * 3 + [[0.0] * 3]
+
+
+def test_records_without_clients_are_assigned_by_the_order():
     order = np.array([3, 1, 0, 2, 6, 5, 4])
-    assert box._assign_clients(order)[order].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert (
-        Sensitive(np.zeros((7, *SHAPE)), np.zeros(7, int), Spec(SHAPE, 1))
-        ._assign_clients(order)
-        .tolist()
-        == [0] * 7
-    )
-    known = Sensitive(
-        np.zeros((3, *SHAPE)), np.zeros(3, int), Spec(SHAPE, 1, num_clients=2), client_ids=[1, 1, 0]
-    )
-    assert known._assign_clients(np.array([2, 0, 1])).tolist() == [1, 1, 0]
+    assigned = make_records(7, num_clients=3)._assign_clients(order)
+    assert assigned[order].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert make_records(7)._assign_clients(order).tolist() == [0] * 7
+    with_clients = make_records(3, num_clients=2, client_ids=[1, 1, 0])
+    assert with_clients._assign_clients(order[-3:]).tolist() == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "owners",
-    [
-        [0, 1, 2],
-        [0, 1, 1, 0],
-        [0, 1, 2, 3],
-        [0, 1, 2, -1],
-        [0.0, 1, 2, 2],
-        [[0, 1, 2, 2]],
-        ["a", "b", "c", "c"],
-        [0, 0, 2, 2],
-    ],
-)
-def test_owners_that_do_not_fit_are_refused(owners):
-    with pytest.raises(DataError, match="clients"):
-        Sensitive(
-            np.zeros((4, *SHAPE)),
-            np.zeros(4, int),
-            Spec(SHAPE, 1, num_clients=3),
-            client_ids=owners,
-        )
-
-
-def test_owners_must_be_declared():
-    with pytest.raises(DataError, match="the number of clients"):
-        Sensitive(np.zeros((4, *SHAPE)), np.zeros(4, int), Spec(SHAPE, 1), client_ids=[0, 0, 0, 0])
-    for wrong in (0, -1, 5):
+def test_clients_must_be_declared_and_fit():
+    wrong = [[0, 1, 2], [0, 1, 1, 0], [0, 0, 2, 2], [0, 1, 2, 3], [0, 1, 2, -1]]
+    for clients in (*wrong, [0.0, 1, 2, 2], [[0, 1, 2, 2]], ["a", "b", "c", "c"]):
         with pytest.raises(DataError, match="clients"):
-            Spec(SHAPE, 1, 4, num_clients=wrong)
+            make_records(4, num_clients=3, client_ids=clients)
+    with pytest.raises(DataError, match="the number of clients"):
+        make_records(4, client_ids=[0, 0, 0, 0])
+    for number in (0, -1, 5):
+        with pytest.raises(DataError, match="clients"):
+            Spec(SHAPE, 1, 4, num_clients=number)
 
 
-# One owner is replaced: what no other may notice
+# The records of one client are replaced
 
 
-def normalised(images, labels, state):
-    """A batch norm, whose batch is all that is shown of this owner."""
-    return {
-        "it": torch.nn.functional.batch_norm(images, None, None, training=True).flatten(1).sum(0)
-    }
-
-
-def all_together(images, labels, state):
-    """Over every axis, with the number of records that are shown."""
-    return {
-        "it": torch.softmax(images.flatten().sort().values, 0)[-DIM:] * images.sum() / len(labels)
-        + labels.sum()
-    }
-
-
-def by_places(images, labels, state):
-    """As critics draw theirs."""
-    return {"it": images[(torch.tensor([0.1, 0.5, 0.99]) * len(labels)).long()].mean(0).flatten()}
-
-
-def exploded(images, labels, state):
-    return {"it": images.flatten(1).sum(0) * 1e37 / images.amin() - state["it"]}
-
-
-LEARNERS = [learn, normalised, all_together, by_places, exploded]
-
-
-def bits(value):
-    return value.contiguous().view(torch.int64 if value.dtype == torch.float64 else torch.int32)
-
-
-def moved(ledger, query, owner=1, seeds=6, most=lambda owners: MOST):
-    """Answers of others that moved when all of one owner's records did, and their number; and whether the owner's own did."""
+def count_moves(query, client=1, seeds=6, choose_shown=lambda clients: SHOWN):
+    """How often values of others moved when all records of a client did, and their number; and how
+    often its own did."""
     others = 0
     own = 0
     for seed in range(seeds):
-        images, labels, owners = held(seed)
-        found = []
-        for size in (
-            SIZES[owner],
-            1,
-            2,
-            9,
-            40,
-        ):  # its own, then other records, and other numbers of them
-            mine = held(seed + 100, [size] * OWNERS)
-            keep = owners != owner
-            at = mine[2] == owner
-            given = (
-                [images, labels, owners]
-                if not found
-                else [
-                    np.concatenate([mine[part][at], each[keep]])
-                    for part, each in enumerate((images, labels, owners))
+        images, labels, clients = records = draw_records(seed)
+        values = []
+        for size in (SIZES[client], 1, 2, 9, 40):  # as they were, then others, and as many
+            if values:
+                drawn = draw_records(seed + 100, [size] * CLIENTS)
+                new = drawn[2] == client
+                old = clients != client
+                records = [
+                    np.concatenate([theirs[new], ours[old]])
+                    for theirs, ours in zip(drawn, (images, labels, clients), strict=True)
                 ]
-            )
-            gate = door(box_of(*given), ledger)
-            gate.split_into_shards(OWNERS, zeros(), most(given[2]))
+            gate = open_gate(NullLedger(), records)
+            gate.split_into_shards(CLIENTS, make_state(), choose_shown(records[2]))
             gate.update_shards(query)
-            gate.update_shards(query, shard_indices=torch.tensor([owner, 2]))
-            found.append((bits(states(gate)["it"]), bits(ask(gate, 3, bound=1.0))))
-        for state, said in found[1:]:
-            changed = (state != found[0][0]).any(1) | (said != found[0][1]).flatten(1).any(1)
-            own += bool(changed[owner])
-            changed[owner] = False
-            others += bool(changed.any())
+            gate.update_shards(query, shard_indices=torch.tensor([client, 2]))
+            answer = query_clients(gate, 3, clip_norm=1.0).flatten(1)
+            values.append(torch.cat([view_bits(get_state(gate)), view_bits(answer)], 1))
+        for value in values[1:]:
+            moved = (value != values[0]).any(1)
+            own += bool(moved[client])
+            moved[client] = False
+            others += bool(moved.any())
     return others, own
 
 
 @pytest.mark.parametrize("query", LEARNERS)
-def test_another_owner_s_records_and_their_number_move_nothing(ledger, query):
-    others, own = moved(ledger, query)
+def test_another_owner_s_records_and_their_number_move_nothing(query):
+    others, own = count_moves(query)
     assert others == 0
     assert own > 10
 
 
-def test_planted_padding_to_the_longest_is_caught(ledger):
-    """Were shards as long as the largest owner's, its number of records would be in everybody's shapes, and in their sums."""
-    assert (
-        moved(ledger, all_together, seeds=2, most=lambda owners: int(np.bincount(owners).max()))[0]
-        > 0
-    )
+def test_planted_padding_to_the_longest_is_caught():
+    """Were shards as long as those of the largest client, its size would be in all shapes."""
+    assert count_moves(mix_all, seeds=2, choose_shown=lambda c: int(np.bincount(c).max()))[0] > 0
 
 
-@pytest.mark.parametrize("bound", [1e-3, 1.0, 50.0])
-def test_any_two_states_of_an_owner_stay_within_the_bound(ledger, bound):
-    gate = door(box_of(*held()), ledger)
-    reached = 0.0
-    gate.split_into_shards(
-        OWNERS, {"it": torch.randn(OWNERS, DIM, generator=torch.Generator().manual_seed(0))}, MOST
-    )
-    ends = [
-        torch.full((DIM,), value) for value in (0.0, 1.0, -1.0, 3e38, -3e38, math.inf, math.nan)
-    ]
-    for one in ends:
-        for other in ends:
-            found = []
-            for state in (one, other):
-                states(gate)["it"][2] = state
-                found.append(ask(gate, 5, bound=bound))
-            gaps = (found[0] - found[1]).norm(dim=2)  # [owners, rows]
-            assert gaps[2].max() <= 2 * bound
-            assert not gaps[[0, 1, 3]].any()
-            reached = max(reached, float(gaps.max()) / (2 * bound))
-    assert reached > 0.999
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 50.0])
+def test_any_two_states_of_a_client_stay_within_the_bound(ledger, clip_norm):
+    gate = split_gate(ledger)
+    get_state(gate).copy_(torch.randn(CLIENTS, DIM, generator=torch.Generator().manual_seed(0)))
+    answers = []
+    for value in (0.0, 1.0, -1.0, 3e38, -3e38, math.inf, math.nan):
+        get_state(gate)[2] = value
+        answers.append(query_clients(gate, 5, clip_norm=clip_norm))
+    answers = torch.stack(answers)
+    distances = (answers[:, None] - answers).norm(dim=4)  # [states, states, clients, rows]
+    assert not distances[:, :, [0, 1, 3]].any()
+    assert 0.999 * 2 * clip_norm < distances.max() <= 2 * clip_norm
 
 
-def test_a_record_reaches_rows_that_drew_its_critic_alone(ledger):
-    """The record unit: one of three critics of one owner changes."""
-    gate = door(box_of(*held(sizes=(3, 9, 4, 6))), ledger, unit=REPLACE, critics=3)
+def test_a_record_reaches_only_rows_that_drew_its_critic(ledger):
+    """One of three critics of one client changes."""
+    gate = open_gate(ledger, draw_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=3)
+    gate.split_into_shards(CLIENTS * 3, make_state(CLIENTS * 3), SHOWN)
     rows = 30
-    gate.split_into_shards(OWNERS * 3, zeros(OWNERS * 3), MOST)
-    found = []
-    for turn in range(2):
-        states(gate)["it"][3 * 1 + 2] = float(turn)  # owner 1's critic 2
+    answers = []
+    for value in (0.0, 1.0):
+        get_state(gate)[3 * 1 + 2] = value  # critic 2 of client 1
         gate._rng = SecretRandom(7)
-        found.append(ask(gate, rows))
-    drew = Shards(3).draw(OWNERS * rows, SecretRandom(7)).view(OWNERS, rows) == 2
+        answers.append(query_clients(gate, rows))
+    drew = Shards(3).draw(CLIENTS * rows, SecretRandom(7)).view(CLIENTS, rows) == 2
     drew[[0, 2, 3]] = False
     assert 0 < drew.sum() < rows
-    assert torch.equal((found[0] != found[1]).any(2), drew)
+    assert torch.equal((answers[0] != answers[1]).any(2), drew)
 
 
-def test_each_row_has_noise_of_its_own(ledger):
-    gate = door(box_of(*held()), ledger, noise=1.0, wall=Budget(1e12))
-    gate.split_into_shards(OWNERS, zeros(), MOST)
-    said = ask(gate, 500, bound=3.0).flatten(0, 1)
-    assert said.std().item() == pytest.approx(6.0, rel=0.1)
-    assert said.flatten().unique().numel() >= 0.999 * said.numel()
-    assert abs(float(torch.corrcoef(said.T).fill_diagonal_(0).abs().max())) < 0.15
+def test_every_row_has_noise_of_its_own(ledger):
+    gate = split_gate(ledger, noise=1.0, target=Budget(1e12))
+    rows = query_clients(gate, 500, clip_norm=3.0).flatten(0, 1)
+    assert rows.std().item() == pytest.approx(6.0, rel=0.1)
+    assert rows.flatten().unique().numel() >= 0.999 * rows.numel()
+    assert torch.corrcoef(rows.T).fill_diagonal_(0).abs().max() < 0.15
 
 
-# Some are asked, and each has an account of its own
+# Some are queried, and the steps of each are counted
 
 
-def test_a_cohort_answers_in_its_order_and_no_other_owner_pays(ledger):
-    gate = door(box_of(*held()), ledger, steps=6)
-    gate.split_into_shards(OWNERS, {"it": torch.arange(4.0)[:, None].expand(4, DIM).clone()}, MOST)
-    said = ask(gate, 3, 2, some=torch.tensor([3, 1]))
-    assert said.shape == (2, 3, DIM)
-    assert said[:, 0, 0].tolist() == [3.0, 1.0]
+def test_a_cohort_answers_in_its_order_and_no_other_client_pays(ledger):
+    gate = split_gate(ledger, steps=6)
+    get_state(gate).copy_(torch.arange(4.0)[:, None])
+    answer = query_clients(gate, 3, 2, clients=[3, 1])
+    assert answer.shape == (2, 3, DIM)
+    assert answer[:, 0, 0].tolist() == [3.0, 1.0]
     assert gate.count_remaining_queries("it") == 3
-    ask(gate, 3, 2, some=torch.tensor([0, 2]))
-    assert gate.count_remaining_queries("it") == 3  # of whoever has least
-    ask(gate, 3)
-    for some in ([0], [1, 2], [3]):
+    query_clients(gate, 3, 2, clients=[0, 2])
+    assert gate.count_remaining_queries("it") == 3  # of the client that has least
+    query_clients(gate, 3)
+    for clients in ([0], [1, 2], [3]):
         with pytest.raises(BudgetError, match="used up"):
-            ask(gate, 1, len(some), some=torch.tensor(some))
-    assert [
-        (each["first"], each["last"]) for each in ledger.entries() if each["kind"] == "ask"
-    ] == [(0, 2), (3, 5)]
+            query_clients(gate, 1, len(clients), clients=clients)
+    assert list_marks(ledger) == [(0, 2), (3, 5)]
 
 
-def test_one_owner_too_many_times_is_refused_though_others_have_answers_left(ledger):
-    gate = door(box_of(*held()), ledger, steps=4)
-    gate.split_into_shards(OWNERS, zeros(), MOST)
-    ask(gate, 4, 1, some=torch.tensor([2]))
+def test_a_client_without_steps_is_refused_though_others_have_some(ledger):
+    gate = split_gate(ledger, steps=4)
+    query_clients(gate, 4, 1, clients=[2])
     lines = ledger.entries()
     with pytest.raises(BudgetError, match="used up"):
-        ask(gate, 1)
+        query_clients(gate)
     assert ledger.entries() == lines
-    ask(gate, 4, 3, some=torch.tensor([0, 1, 3]))
+    query_clients(gate, 4, 3, clients=[0, 1, 3])
 
 
 @pytest.mark.parametrize(
-    ("some", "given"),
+    ("clients", "count"),
     [([0, 0], 2), ([0, 1], 3), ([0, -1], 2), ([-1, 3], 2), ([0, 4], 2), ([], 0), (None, 3)],
 )
-def test_a_cohort_that_is_none_is_refused(ledger, some, given):
-    """Twice the same owner, by whatever name, would be answered twice and counted once."""
-    gate = door(box_of(*held()), ledger)
-    gate.split_into_shards(OWNERS, zeros(), MOST)
+def test_an_impossible_cohort_is_refused(ledger, clients, count):
+    """A client that is named twice would answer twice and be counted once."""
+    gate = split_gate(ledger)
     with pytest.raises(PlanError, match="once each"):
-        ask(gate, 1, given, some=None if some is None else torch.tensor(some, dtype=torch.int64))
+        query_clients(gate, 1, count, clients=clients)
     assert gate.count_remaining_queries("it") == 10**6
 
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_process_that_ends_after_an_answer_goes_on_with_the_next(tmp_path, stop):
-    """Each deal is marked by itself, and no answer is given twice: also where few steps are planned, which other verbs keep."""
+    """Every query is marked by itself, and no answer is stored, as few as the steps may be."""
+    run = {"steps": 2 * stop, "folder": tmp_path / "run"}
     for turn in range(stop):
-        gate = door(
-            box_of(*held()), Ledger(tmp_path / "l"), steps=2 * stop, folder=tmp_path / "run"
-        )
+        gate = split_gate(Ledger(tmp_path / "l"), **run)
         assert gate.count_remaining_queries("it") == 2 * stop - 2 * turn
-        gate.split_into_shards(OWNERS, zeros(), MOST)
-        assert torch.equal(states(gate)["it"], zeros()["it"] + turn)
-        ask(gate, 2)
+        assert (get_state(gate) == turn).all()
+        query_clients(gate, 2)
         gate.update_shards(lambda images, labels, state: {"it": state["it"] + 1})
         gate.save_shard_states()
-    gate = door(box_of(*held()), Ledger(tmp_path / "l"), steps=2 * stop, folder=tmp_path / "run")
-    gate.split_into_shards(OWNERS, zeros(), MOST)
+    gate = split_gate(Ledger(tmp_path / "l"), **run)
     with pytest.raises(BudgetError, match="used up"):
-        ask(gate, 1)
+        query_clients(gate)
     assert not list((tmp_path / "run").glob("*.safetensors"))
-    assert sum(each["kind"] == "reserve" for each in Ledger(tmp_path / "l").entries()) == 1
+    kinds = [line["kind"] for line in Ledger(tmp_path / "l").entries()]
+    assert kinds.count("reserve") == 1
 
 
-def test_portions_change_no_answer(ledger):
-    found = []
-    for portion in (1, 5, 1000):
-        gate = door(box_of(*held()), ledger, runtime=Runtime("cpu", portion))
-        gate.split_into_shards(OWNERS, zeros(), MOST)
+def test_chunks_change_no_answer(ledger):
+    answers = []
+    for chunk_size in (1, 5, 1000):
+        gate = split_gate(ledger, runtime=Runtime("cpu", chunk_size))
         gate.update_shards(learn)
-        found.append(ask(gate, 4))
-    assert torch.allclose(found[0], found[1], atol=1e-6)
-    assert torch.allclose(found[0], found[2], atol=1e-6)
+        answers.append(query_clients(gate, 4))
+    assert torch.allclose(answers[0], answers[1], atol=1e-6)
+    assert torch.allclose(answers[0], answers[2], atol=1e-6)
 
 
 # Refused
 
 
 @pytest.mark.parametrize(
-    ("count", "most"), [(OWNERS, 0), (OWNERS, -1), (2 * OWNERS, MOST), (3, MOST), (1, MOST)]
+    ("neighbours", "count", "shown", "message"),
+    [
+        (CLIENT, CLIENTS, 0, "no proof"),  # a shard must be all that one client has
+        (CLIENT, CLIENTS, -1, "no proof"),
+        (CLIENT, 2 * CLIENTS, SHOWN, "no proof"),
+        (CLIENT, 3, SHOWN, "no proof"),
+        (CLIENT, 1, SHOWN, "no proof"),
+        (REPLACE, 7, SHOWN, "same number"),
+        (REPLACE, CLIENTS, -1, "same number"),
+    ],
 )
-def test_under_client_a_shard_is_all_that_one_owner_holds(ledger, count, most):
-    gate = door(box_of(*held()), ledger)
-    with pytest.raises(PlanError, match="no proof"):
-        gate.split_into_shards(count, zeros(count), most)
+def test_splits_without_a_proof_are_refused(ledger, neighbours, count, shown, message):
+    gate = open_gate(ledger, neighbours=neighbours)
+    with pytest.raises(PlanError, match=message):
+        gate.split_into_shards(count, make_state(count), shown)
     assert ledger.entries() == []
 
 
-def test_owners_have_as_many_shards_each(ledger):
-    gate = door(box_of(*held()), ledger, unit=REPLACE)
-    with pytest.raises(PlanError, match="same number"):
-        gate.split_into_shards(7, zeros(7), MOST)
+@pytest.mark.parametrize(
+    ("neighbours", "count", "shown"), [(CLIENT, CLIENTS, 1), (REPLACE, 3, 0), (REPLACE, 1, 0)]
+)
+def test_the_smallest_splits_with_a_proof(ledger, neighbours, count, shown):
+    gate = open_gate(ledger, neighbours=neighbours)
+    gate.split_into_shards(count, make_state(count), shown)
+    assert len(gate._shards.records.images) == count
 
 
-def test_the_plan_must_be_for_these_shards(ledger):
-    gate = door(box_of(*held(sizes=(3, 9, 4, 6))), ledger, unit=REPLACE, critics=1000)
-    gate.split_into_shards(OWNERS * 3, zeros(OWNERS * 3), MOST)
+def test_plans_for_other_shards_or_other_noise_are_refused(ledger):
+    gate = open_gate(ledger, draw_records(sizes=(3, 9, 4, 6)), neighbours=REPLACE, critics=1000)
+    gate.split_into_shards(CLIENTS * 3, make_state(CLIENTS * 3), SHOWN)
     with pytest.raises(PlanError, match="another number of shards"):
-        ask(gate)
+        query_clients(gate)
+    with pytest.raises(PlanError, match="no proof"):  # a pure epsilon, though noise is Gaussian
+        make_gate(make_records(4), ledger, Stage("it", "sum", 1.0, mechanism="laplace"))
 
 
-def test_draws_of_shards_prove_nothing_for_a_whole_owner():
-    with pytest.raises(PlanError, match="no proof"):
-        Plan((Stage("it", "query_clients", 1.0, 1, Shards(10)),), CLIENT)
-
-
-def test_an_owner_s_query_that_fails_closes_the_gate(ledger):
-    gate = door(box_of(*held()), ledger)
-    gate.split_into_shards(OWNERS, zeros(), MOST)
+def test_a_query_that_fails_closes_the_gate(ledger):
+    gate = split_gate(ledger)
     with pytest.raises(QueryError):
-        ask(gate, query=lambda state, row: state["none"])
-    with pytest.raises(PlanError):
-        ask(gate)
-
-
-def test_noise_of_another_law_than_is_added_has_no_proof(ledger):
-    """The gate's own noise is Gaussian; a plan that says Laplace would claim a pure epsilon for it."""
-    box = box_of(*held())
-    with pytest.raises(PlanError, match="no proof"):
-        Gate(
-            box, Plan((Stage("it", "sum", 1.0, mechanism="laplace"),), REPLACE), ledger, Budget(1e9)
+        gate.query_clients(
+            "it", lambda state, row: state["none"], torch.zeros(CLIENTS, 1), clip_norm=1.0
         )
+    with pytest.raises(PlanError):
+        query_clients(gate)
 
 
 # What it costs
 
 
-def test_an_owner_s_answers_are_one_gaussian():
+def test_answers_of_a_client_are_one_gaussian_and_runs_of_both_units_add_up_for_a_record(ledger):
+    """To replace a record is one way to replace what its client has."""
     cost = Plan((Stage("it", "query_clients", 20.0, 400),), CLIENT).cost()
     assert cost.mu == pytest.approx(1.0)
     assert cost.epsilon(1e-5) == Plan((Stage("it", "sum", 1.0),), REPLACE).cost().epsilon(1e-5)
-
-
-def test_runs_of_both_units_are_added_up_for_a_record(ledger):
-    """To replace a record is one way to replace what its owner holds."""
-    one = Plan((Stage("it", "query_clients", 2.0),), CLIENT)
-    other = Plan((Stage("it", "sum", 2.0),), REPLACE)
-    ledger.reserve(one, "first")
+    ledger.reserve(Plan((Stage("it", "query_clients", 2.0),), CLIENT), "first")
     assert ledger.compute_spent_cost().mu == pytest.approx(0.5)
+    other = Plan((Stage("it", "sum", 2.0),), REPLACE)
     assert ledger.compute_spent_cost(extra_plan=other).mu == pytest.approx(math.sqrt(0.5))
