@@ -1,7 +1,6 @@
 """Inversion by search: many victims as one computation are what each would be alone, and images come back from their gradients."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -165,62 +164,35 @@ def build_lenet_problem(images, labels):
 FLAT = nn.Flatten()
 LAST = nn.Linear(64, 10)
 BAD = {
-    "missing": (
-        lambda: check_update(lenet((1, 8, 8), 10), {"conv1.bias": torch.zeros(1, 12)}),
-        "is missing. Send",
+    "is missing. Send": lambda: check_update(
+        lenet((1, 8, 8), 10), {"conv1.bias": torch.zeros(1, 12)}
     ),
-    "strange": (lambda: check(other=torch.zeros(1, 2)), "no trainable parameter other"),
-    "shape": (
-        lambda: check(**{"dense.bias": torch.zeros(1, 11)}),
-        r"dense.bias has shape \[1, 11\]",
+    "no trainable parameter other": lambda: check(other=torch.zeros(1, 2)),
+    r"dense.bias has shape \[1, 11\]": lambda: check(**{"dense.bias": torch.zeros(1, 11)}),
+    "not finite. Look for an overflow": lambda: check(
+        **{"dense.bias": torch.full((1, 10), torch.nan)}
     ),
-    "not finite": (
-        lambda: check(**{"dense.bias": torch.full((1, 10), torch.nan)}),
-        "not finite. Look for an overflow",
-    ),
-    "batch norm": (
-        lambda: check(FLAT, nn.BatchNorm1d(64), LAST),
-        "batch norm in training mode.*Call model.eval",
-    ),
-    "dropout": (
-        lambda: check(FLAT, nn.Dropout(), LAST),
-        "dropout in training mode.*Call model.eval",
-    ),
-    "steps": (lambda: check(FLAT, Round(), LAST), "does not depend smoothly"),
-    "once": (
-        lambda: check(FLAT, LAST, Double()),
-        "second derivative is wrong: .* Write that layer",
-    ),
-    "frozen": (lambda: check_update(FLAT, {}), "no trainable parameter"),
-    "labels": (lambda: build_lenet_problem(torch.rand(1, 1, 1, 8, 8), [[10]]), "Use 0 to 9"),
-    "rank": (
-        lambda: build_lenet_problem(torch.rand(2, 1, 8, 8), [0, 1]),
-        r"\[N, batch.* are needed",
-    ),
-    "attack": (lambda: invert(make_problem(1)[0], "dgl"), "no attack 'dgl'. Choose one of dlg"),
-    "objective": (lambda: SearchPhase("cubed"), "no objective"),
-    "optimizer": (lambda: SearchPhase("norm", "sgd"), "no optimizer"),
-    "learned": (lambda: SearchPhase("critic", "lbfgs"), "needs adam"),
-    "given": (
-        lambda: invert(make_problem(1)[0], "idlg", labels=torch.tensor([[12]])),
-        "labels: ",
-    ),
-    "no linear": (
-        lambda: recover_one(nn.Sequential(nn.Conv2d(1, 10, 8), FLAT), LOSS, 0),
-        "use the attack dlg",
-    ),
-    "one logit": (
-        lambda: recover_one(cnn6((1, 8, 8)), compute_logistic_loss, 1),
-        "Give the labels",
-    ),
+    "batch norm in training mode.*Call model.eval": lambda: check(FLAT, nn.BatchNorm1d(64), LAST),
+    "dropout in training mode.*Call model.eval": lambda: check(FLAT, nn.Dropout(), LAST),
+    "does not depend smoothly": lambda: check(FLAT, Round(), LAST),
+    "second derivative is wrong: .* Write that layer": lambda: check(FLAT, LAST, Double()),
+    "no trainable parameter": lambda: check_update(FLAT, {}),
+    "Use 0 to 9": lambda: build_lenet_problem(torch.rand(1, 1, 1, 8, 8), [[10]]),
+    r"\[N, batch.* are needed": lambda: build_lenet_problem(torch.rand(2, 1, 8, 8), [0, 1]),
+    "no attack 'dgl'. Choose one of dlg": lambda: invert(make_problem(1)[0], "dgl"),
+    "no objective": lambda: SearchPhase("cubed"),
+    "no optimizer": lambda: SearchPhase("norm", "sgd"),
+    "needs adam": lambda: SearchPhase("critic", "lbfgs"),
+    "labels: ": lambda: invert(make_problem(1)[0], "idlg", labels=torch.tensor([[12]])),
+    "use the attack dlg": lambda: recover_one(nn.Sequential(nn.Conv2d(1, 10, 8), FLAT), LOSS, 0),
+    "Give the labels": lambda: recover_one(cnn6((1, 8, 8)), compute_logistic_loss, 1),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_in_one_line(name):
-    act, words = BAD[name]
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_refused_in_one_line(words):
     with pytest.raises(PrivotError, match=words) as caught:
-        act()
+        BAD[words]()
     assert isinstance(caught.value, (DataError, SettingError))
     assert "\n" not in str(caught.value)
 
@@ -527,9 +499,3 @@ def test_traces_callbacks_and_chunks():
     assert torch.equal(chunked.labels, labels)
     assert (compute_errors(chunked, images) < CLOSE).sum() >= 2
     assert chunked.trace[0][1].shape == images.shape
-
-
-def test_every_attack_has_a_title_and_steps():
-    for attack in INVERSION_ATTACKS.values():
-        assert re.match(r"\w", attack.title)
-        assert attack.phases

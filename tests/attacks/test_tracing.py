@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from privot.attacks.membership.control_data import load_digit_splits
-from privot.attacks.membership.controls import compute_null_p_value
 from privot.attacks.membership.tracing import _compute_moments, trace_members
 from privot.audit import compute_roc
 from privot.errors import SettingError
@@ -62,10 +61,8 @@ def test_a_set_that_only_shares_the_mean_is_traced():
     assert whitened > plain > 0.55
 
 
-def test_nothing_is_traced_in_a_set_of_others():
-    scores = trace_members(*CANDIDATES, *OTHERS, *MORE, **SMALL)
-    assert compute_null_p_value(scores[:100], scores[100:]) > 0.01
-    with pytest.raises(SettingError, match="population"):  # a class is missing
+def test_a_missing_class_is_refused():
+    with pytest.raises(SettingError, match="population"):
         trace_members(*CANDIDATES, *OTHERS, MORE.images, torch.zeros_like(MORE.labels))
 
 
