@@ -89,6 +89,7 @@ def test_the_information_is_that_of_the_jacobian():
     assert bound.rank.tolist() == [64] * COUNT
 
 
+@pytest.mark.slow
 def test_the_best_attack_is_as_good_as_predicted():
     problem, images, labels, bound = build_problem()
     which = torch.arange(COUNT).repeat(4)
@@ -105,7 +106,7 @@ def test_the_best_attack_is_as_good_as_predicted():
         assert (predicted < bound.predict_unbiased_mse(level)).all()  # bounds help
 
 
-@pytest.mark.parametrize("noise_std", [1e-3, 1e-2])
+@pytest.mark.parametrize("noise_std", [pytest.param(1e-3, marks=pytest.mark.slow), 1e-2])
 def test_gauss_newton_reaches_the_bound_from_where_a_search_ends(noise_std):
     """Without the truth, from images that are off by more than the noise will leave."""
     problem, images, labels, bound = build_problem()

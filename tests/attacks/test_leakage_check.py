@@ -54,7 +54,8 @@ def check(net, batch, factor=1.0, noise=0.0, psnrs=(), **more):
     return result, {tier.name: tier for tier in result.tiers}
 
 
-@pytest.mark.parametrize("factor", [1.0, -0.01])  # a gradient, and the step of a client with it
+# a gradient, and the step of a client with it
+@pytest.mark.parametrize("factor", [1.0, pytest.param(-0.01, marks=pytest.mark.slow)])
 def test_an_update_as_it_is_leaks_all(factor):
     batch = load_digits()
     result, tiers = check(build_own(), batch, factor, psnrs=(15,))
@@ -83,6 +84,7 @@ def test_the_noise_that_was_said_to_stop_it_stops_it():
     assert "no proof" in result.summary
 
 
+@pytest.mark.slow
 def test_under_a_little_noise_the_best_attack_is_as_good_as_predicted():
     result, tiers = check(build_own(), load_digits(), noise=1e-5)
     assert result.is_leaking
@@ -90,6 +92,7 @@ def test_under_a_little_noise_the_best_attack_is_as_good_as_predicted():
     assert abs(tiers["Gauss-Newton"].psnr - tiers["cramer_rao_bound"].psnr) < 4
 
 
+@pytest.mark.slow
 def test_a_model_that_is_no_chain_still_gets_its_certificate():
     torch.manual_seed(0)
     layers = (nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))

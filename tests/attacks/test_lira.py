@@ -90,7 +90,11 @@ def test_the_sides_have_separate_pooled_deviations():
 
 @pytest.mark.parametrize(
     ("gap", "offline"),
-    [(2.0, False), (2.0, True), pytest.param(1.0, False, marks=pytest.mark.slow)],
+    [
+        (2.0, False),
+        pytest.param(2.0, True, marks=pytest.mark.slow),
+        pytest.param(1.0, False, marks=pytest.mark.slow),
+    ],
 )
 def test_gaussian_observations_give_the_best_possible_curve(gap, offline):
     # N(0, 1) against N(gap, 1): TPR = Phi(Phi^-1(FPR) + gap). Difficulties differ wildly, so without calibration there is no attack.

@@ -136,7 +136,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bytes(
     monkeypatch.setattr(releases, "synthesize", spy)
     broken = replace(whole, folder=tmp_path / "broken")
     kills = 0
-    for after in range(3, 10 * len(steps), max(1, len(steps) // 6)):
+    for after in range(3, 10 * len(steps), max(1, len(steps) // 4)):
         before = read_shadows(broken.folder)
         stamps = {path: path.stat().st_mtime_ns for path in broken.folder.glob("shadow*.npz")}
         try:
@@ -285,10 +285,11 @@ def test_every_batch_is_sent_to_one_worker(tmp_path, monkeypatch, answer, words)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     monkeypatch.setattr(workers, "_start_worker", lambda *_: subprocess.Popen(command, **pipes))
     steps = []
-    config = make_config(tmp_path)
+    config = make_config(tmp_path, shadows_per_batch=2)
     with pytest.raises(PrivotError, match=words) if words else nullcontext():
-        workers.run_in_processes(config, [0, 1, 2], 2, CPU, kill_after(-1, steps))
-    assert words or sorted(steps) == [("matching", number) for number in range(3)]
+        prepare_shadows(config, CPU, kill_after(-1, steps), num_workers=2)
+    batches = [("matching", number) for number in range(3)]
+    assert words or sorted(steps) == [*batches, ("shadows", 0)]
     assert not (tmp_path / "candidates.safetensors").exists()
 
 
