@@ -19,7 +19,7 @@ def draw_halves(seed, count=700):
 
 
 def test_halves_of_one_set_are_not_separated():
-    """The chance is that of two tests, doubled, so under one in a hundred at most once in a hundred: 4 of 12 have 5e-6."""
+    """At most one in a hundred is below 0.01: 4 of 12 have a chance of 5e-6."""
     results = [run_blind_baseline(*draw_halves(seed), 10, seed) for seed in range(12)]
     assert sum(result.p_value < 0.01 for result in results) < 4
     aucs = [compute_roc(result.members, result.nonmembers).auc for result in results]

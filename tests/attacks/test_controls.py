@@ -1,4 +1,4 @@
-"""Every attack has a leaky and a null control, passes both, and one with a bug anywhere on its way from release to scores does not."""
+"""Every attack passes its leaky and its null control; with a bug on its way it does not."""
 
 from functools import cache
 from itertools import combinations
@@ -93,7 +93,7 @@ def find_members(prepared, images):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "what"), [("lira-offline", "confidence"), ("rmia", "loss")])
 def test_scores_compare_what_was_prepared(name, what):
-    """Their power shows little of that: each takes much the same mean over shadows, whoever was in which."""
+    """Power shows little of it: a mean over shadows hardly depends on who was in which."""
     scores = np.concatenate(CLASSIFIERS.score(name, True, 0))
     prepared = controls._prepare_control_shadows(CLASSIFIERS, 0)
     dataset = concatenate(*map(controls._to_public_dataset, CLASSIFIERS.draw_data(0)[:2]))
@@ -257,7 +257,7 @@ def test_with_a_bug_nothing_is_attacked(monkeypatch):
 
 
 def test_the_p_value_is_exact_and_ties_are_worth_nothing():
-    # All ways to choose 4 members of 8 are equally likely: P(p <= t) = t for each value t that p takes.
+    # All ways to choose 4 members of 8 are equally likely, so P(p <= t) = t for every value of p.
     scores = 8.0 * np.arange(8)
     p_values = np.array(
         [

@@ -1,4 +1,4 @@
-"""The certificate against what it predicts: Jacobians by differences, and attacks that start at the truth, the best they can do."""
+"""The certificate against Jacobians by differences, and attacks that start at the truth."""
 
 from dataclasses import replace
 from functools import cache
@@ -67,7 +67,7 @@ def compute_differences(problem, images, labels):
 
 
 def search_from_truth(problem, labels, update, start, information, steps=120):
-    """Least squares within the bounds, by projected gradients that know the curvature, from the truth."""
+    """Least squares within the bounds, by projected gradients that know the curvature."""
     top = torch.linalg.eigvalsh(information)[:, -1].view(-1, 1, 1, 1, 1) * 1.05
     x = ahead = start.clone()
     for step in range(steps):
@@ -180,7 +180,7 @@ def test_noise_pruning_and_rounding():
 
 
 def test_pixels_that_the_update_does_not_show():
-    """A net that sees means of 2 x 2 pixels shows 16 numbers of 64, and noise cannot make the rest worse than a guess."""
+    """Means of 2 x 2 pixels are 16 numbers of 64; noise makes the rest no worse than a guess."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 10)).double()
     _, images, labels, _ = build_problem()

@@ -1,4 +1,4 @@
-"""Defenses: how far one record moves what is sent, what it costs over a run, and that an attacker who knows of them loses nothing by it."""
+"""Defenses: how far a record moves what is sent, what it costs, what a knowing attacker sees."""
 
 import math
 from functools import cache
@@ -68,7 +68,7 @@ def flatten(update):
 
 
 class ClippedTogether(ClippingDefense):
-    """A planted bug: the mean is clipped, not each record, so that another record changes the share of all."""
+    """A planted bug: the mean is clipped, so that another record changes the share of all."""
 
     def apply_without_noise(self, update):
         total = {name: value.sum(1) for name, value in update.items()}
@@ -77,7 +77,7 @@ class ClippedTogether(ClippingDefense):
 
 
 def measure_sensitivity(defense):
-    """How far what is sent without noise moves when a record goes, in bounds: at most 1 is promised."""
+    """How far what is sent without noise moves when a record goes, in bounds: at most 1."""
     moves = []
     for scale in (1e-3, 1.0, 100.0):
         gradients = {

@@ -1,4 +1,4 @@
-"""Inversion by search: many victims as one computation are what each would be alone, and images come back from their gradients."""
+"""Inversion by search: many victims at once are what one alone is, and images are recovered."""
 
 import copy
 
@@ -199,7 +199,7 @@ def test_bad_input_is_refused_in_one_line(words):
 
 @pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_wrong_second_derivative_is_seen_whatever_the_weights(count):
-    """Along one direction it is right within a hundredth in one net of sixteen; along eight that would be once in 4e9."""
+    """Along one direction one net of sixteen would pass; along eight it is once in 4e9."""
     for _ in range(count):
         with pytest.raises(SettingError, match="second derivative is wrong"):
             check(FLAT, nn.Linear(64, 10), Double())

@@ -1,4 +1,4 @@
-"""One call on a model of one's own: what does not fit is refused, what leaks is found, and a failed attack is never called safe."""
+"""One call on a model of one's own finds what leaks, and never calls a failed attack safe."""
 
 import json
 from functools import cache
@@ -177,7 +177,7 @@ def test_values_out_of_bounds_are_clamped_and_other_bounds_are_normalized():
 
 
 def test_an_exact_copy_leaks_whatever_it_is_matched_with():
-    """The assignment of least total error matches the copy of one image with another where that helps more."""
+    """The assignment of least total error may match the copy of one image with another."""
 
     def paint(*values):
         images = torch.tensor(values).view(1, 2, 1, 1, 1).expand(1, 2, 1, 11, 11).clone()

@@ -76,7 +76,7 @@ def test_lira_is_the_ratio_of_two_gaussians(median):
 
 
 def test_the_sides_have_separate_pooled_deviations():
-    # The reference implementation takes the members' for both: then these scores would not be those of the true laws.
+    # The reference implementation takes the members' for both, which are not the true laws.
     rng = np.random.default_rng(0)
     members = draw_members(4000, 32)
     inside = 3 + 0.5 * rng.normal(size=members.shape)
@@ -97,7 +97,7 @@ def test_the_sides_have_separate_pooled_deviations():
     ],
 )
 def test_gaussian_observations_give_the_best_possible_curve(gap, offline):
-    # N(0, 1) against N(gap, 1): TPR = Phi(Phi^-1(FPR) + gap). Difficulties differ wildly, so without calibration there is no attack.
+    # N(0, 1) against N(gap, 1): TPR = Phi(Phi^-1(FPR) + gap). Difficulties differ wildly.
     rng = np.random.default_rng(0)
     members = draw_members(5000, 256)
     values = rng.normal(size=members.shape) + gap * members + 100 * rng.normal(size=5000)
@@ -105,7 +105,7 @@ def test_gaussian_observations_give_the_best_possible_curve(gap, offline):
     curve = compute_roc(scores[members], scores[~members])
     levels = np.array([1e-3, 1e-2, 1e-1])
     ratio = curve.measured_tpr_at(levels) / norm.cdf(norm.ppf(levels) + gap)
-    # Nobody can do better than 1; laws of 128 shadows a side cost a little: 0.92 at 0.1 % for the smaller gap.
+    # Nobody exceeds 1; laws of 128 shadows a side cost a little: 0.92 at 0.1 % for gap 1.
     assert (ratio > 0.9).all()
     assert (ratio < 1.03).all()
     assert curve.auc == pytest.approx(norm.cdf(gap / np.sqrt(2)), abs=0.005)
@@ -154,7 +154,7 @@ SHADOWS = 64
 
 
 def test_on_a_fully_overfitted_model_lira_finds_ten_times_as_many_as_the_loss_attack(one_thread):
-    # Right and wrong labels differ in hardness: non-members of the easy half look surer than members of the hard one.
+    # Non-members of the easy half look surer than members of the half with wrong labels.
     logits, labels, members = score_digits_with_overfit_nets(COUNT, 200, SHADOWS, 80, wrong=0.5)
     correct = logits[:, :COUNT].argmax(-1) == labels[:COUNT]
     assert correct.numpy()[members].mean() > 0.99  # memorized

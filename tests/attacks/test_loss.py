@@ -28,7 +28,7 @@ def test_confidence_is_the_logit_of_the_probability_and_orders_as_the_loss():
 
 
 def test_a_sure_answer_keeps_its_digits():
-    # Probabilities of single precision are 1 for the first two: by p / (1 - p) they would be infinite.
+    # Single precision has probabilities of 1 for the first two: p / (1 - p) would be infinite.
     logits = torch.tensor([[40.0, 0.0, 0.0], [60.0, 0.0, -5.0], [-60.0, 0.0, 1.0]])
     confidence = logit_scaled_confidence(logits, torch.zeros(3, dtype=torch.int64))
     expected = [40 - math.log(2), 60 - math.log1p(math.exp(-5)), -60 - np.logaddexp(0, 1)]

@@ -1,4 +1,4 @@
-"""One attack on one release: members of what leaks are found, a true certificate stands, a false one is refuted."""
+"""One attack on one release: leaks are found, true certificates hold, false ones are refuted."""
 
 import json
 import math
@@ -209,7 +209,7 @@ def test_a_false_certificate_is_refuted():
 
 
 def test_members_and_others_are_scored_about_one_mean():
-    """With a mean of its own a side of 20 records, two of a class, would differ from one of 600 wherever nobody is."""
+    """With separate means a side of 20 records would differ from one of 600 by its mean alone."""
     images, labels = (part[:1000] for part in load_dataset("digits", public=True).records())
     release = publish(digits(1200, 1300))
     aucs = []
@@ -435,7 +435,7 @@ def test_a_collapsed_generator_is_named(name):
 
 
 def test_sides_that_look_different_refute_nothing(private):
-    """Non-members are negatives: every attack finds the members, and whoever never saw the release does, too."""
+    """Non-members are negatives: whoever never saw the release finds the members, too."""
     images, labels = load_mixed()
     negatives = seal(images.max() - images[600:1400], labels[600:1400])
     result = attack("nearest-pixels", private, (0, 600), negatives)

@@ -1,4 +1,4 @@
-"""Distances to a released set: exact, in batches, by class, calibrated; and the real start that a cosine betrays."""
+"""Distances to a released set: exact, by class, calibrated; and the cosine to a real start."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_classes_are_separate():
 
 
 def test_calibration_removes_what_is_near_every_set():
-    # Sets of faded records of all contrasts: faint ones lie near anything, unless shadows show how near they usually lie.
+    # Faint records lie near any set, unless shadows show how near they usually lie.
     generator = seeded()
     images = torch.cat([CANDIDATES.images, MORE.images])
     images = images * torch.rand(600, 1, 1, 1, generator=generator)

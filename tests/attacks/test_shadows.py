@@ -1,4 +1,4 @@
-"""Shadows: exact halves, the same numbers however they are prepared, and little lost when a run is interrupted."""
+"""Shadows: the same numbers however they are prepared, and little lost by an interruption."""
 
 import fcntl
 import json
@@ -119,7 +119,7 @@ def test_a_run_leaves_what_attacks_need(tmp_path):
 def test_a_run_interrupted_anywhere_ends_with_the_same_bytes(
     tmp_path, method, settings, monkeypatch
 ):
-    """And no shadow that was completed is repeated; of those made one by one, one a kill is restarted."""
+    """No completed shadow is repeated; of those made one by one, one a kill is restarted."""
     counts = {"num_shadows": 4, "shadows_per_batch": 2}
     whole = make_config(tmp_path / "whole", method=method, settings=settings, **counts)
     steps = []
@@ -161,7 +161,7 @@ def test_the_state_of_a_batch_is_saved_after_each_phase(tmp_path):
 
 
 def test_a_folder_has_one_plan_is_private_and_is_swept(tmp_path):
-    """What shadows of sensitive candidates hold is as secret as they are; and a run that was killed leaves its ledgers."""
+    """Shadows are as secret as their candidates; and a killed run leaves its ledgers."""
     folder = tmp_path / "here"
     folder.mkdir(mode=0o755)
     config = make_config(folder, num_shadows=2)
@@ -377,7 +377,7 @@ def make_matching(
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("microbatch", [None, 6])
 def test_parallel_sets_descend_as_the_method_would(augment, microbatch):
-    """On the same draws, the gradient is that of the method's own distance, with the set's own records alone."""
+    """On the same draws the gradient is that of the method, with the set's own records alone."""
     members = torch.cat([draw_members(20, 2, 3), torch.ones(1, 20, dtype=torch.bool)])
     _, sets = make_matching(augment, members, microbatch=microbatch)
     start = sets.pixels.pixels.detach().clone()
@@ -428,7 +428,7 @@ def test_a_record_moves_the_sets_that_it_is_a_member_of_and_no_other():
 
 @needs_gpu
 def test_a_captured_step_draws_what_an_eager_one_does(monkeypatch):
-    """In every phase: its seed reaches the graph that was captured in an earlier one. And a run resumes from any of them."""
+    """In every phase, by its own seed; and a run resumes from any of them."""
     how = {"side": 28, "device": "cuda", "microbatch": 13}
     members = draw_members(20, 4)
     ends = []
@@ -486,7 +486,7 @@ def test_draws_are_of_each_class_without_repetition_and_weights_of_members_alone
 
 
 def test_a_set_with_no_member_in_a_draw_of_a_class_waits():
-    """Of a pair one is drawn; the set that holds the other has nothing to match in this iteration."""
+    """Of a pair one is drawn; the set of the other has nothing to match in this iteration."""
     members = torch.tensor([[True, False, True, False, True, True, True], [True] * 7])
     _, sets = make_matching(False, members, sizes=(4, 3), batch=1)
     sets._seed_phase(0)

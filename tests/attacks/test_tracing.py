@@ -43,7 +43,7 @@ def test_moments_are_those_of_all_at_once():
 
 
 def test_a_set_that_only_shares_the_mean_is_traced():
-    # A released image is the mean of five members of its class: no member is in the set, and all are in its mean.
+    # A released image is the mean of five members of its class, and shows none of them.
     images = []
     labels = []
     for label in range(10):

@@ -1,4 +1,4 @@
-"""What a server's record gives away: as clients send it no more than the mean image, raw gradients the images; missing noise shows."""
+"""What a server's record reveals: answers no more than the mean image, raw gradients the images."""
 
 import json
 import math
@@ -119,7 +119,7 @@ def test_a_record_is_read_as_it_was_sent(record, transcript):
 
 
 def test_raw_gradients_give_images_back(result, trust):
-    """In the weights, as federated learning has it, and before clip and noise: the attack that follows is no weak one."""
+    """Before clip and noise, as in plain federated learning: the attack is no weak one."""
     raw = result.tiers[tiers.RAW_WEIGHT_GRADIENT]
     assert raw["psnr"] >= 20
     assert raw["leak_rate"] == 1
@@ -191,7 +191,7 @@ def test_simulated_clients_augment_as_clients_do(transcript, monkeypatch):
 
 
 def test_simulated_clients_start_where_clients_start(transcript):
-    """The first weights of a critic are public, so a simulation of the same records differs from the client by its draws alone."""
+    """The first weights of a critic are public: a simulation differs by its draws alone."""
     frozen = {"critic_learning_rate": 1e-30, "warmup_rounds": 0, "critic_steps": 1}
     terms = change_settings(transcript.terms, **frozen)
     critic = Critic(SHAPE, CLASSES, TINY["critic_channels"])

@@ -1,4 +1,4 @@
-"""Hostile and wrong inputs to `privot synthesize`: one line that helps, exit code 2, nothing written, nothing charged."""
+"""Hostile inputs to `privot synthesize`: one line that helps, exit code 2, nothing charged."""
 
 import gzip
 import io
@@ -400,7 +400,7 @@ CASES = {words: (words, needles) for words, needles in WORDS.items()} | {
 
 
 def list_files(root):
-    """Every file, link and folder with its content; locks hold nothing and may come and go, as folders of ledgers."""
+    """Every file, link and folder with its content, but for locks and folders of ledgers."""
     files = {}
     for path in root.rglob("*"):
         is_file = path.is_file() and not path.is_symlink()
@@ -411,7 +411,7 @@ def list_files(root):
 
 
 def prepare_case(name):
-    """The whole command and what it must answer; a budget, a quick run and --out are added where the case has none."""
+    """The whole command, with a budget, a quick run and --out, and what it must answer."""
     make, needles = CASES[name]
     words = (make() if callable(make) else make).split()
     needles = needles.split(" & ")
@@ -483,7 +483,7 @@ SOUND = {
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.filterwarnings("ignore")
 def test_a_mutated_file_is_read_or_refused(name, count, tmp_path, monkeypatch, trust):
-    """Mutations of a sound file of each format: a dataset or a DataError, nothing else, no code, no other file."""
+    """A dataset or a DataError, nothing else, no code, no other file."""
     monkeypatch.chdir(tmp_path)
     generator = random.Random(f"{name} {count}")
     source = Path(SOUND[name]())

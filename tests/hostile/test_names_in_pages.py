@@ -1,4 +1,4 @@
-"""A name that is markup changes no page: each page has the elements and attributes of one with a harmless name, and asks for nothing."""
+"""A name that is markup changes no page: neither its elements nor what it asks for."""
 
 import re
 from html.parser import HTMLParser
@@ -17,7 +17,7 @@ FETCHING = ("href", "src", "action", "data", "poster")
 
 
 class Skeleton(HTMLParser):
-    """What a browser would build: elements with the names of their attributes; and all that could be fetched or run."""
+    """What a browser would build: elements, attributes, and all that could be fetched or run."""
 
     def __init__(self, text):
         super().__init__()
@@ -38,7 +38,7 @@ class Skeleton(HTMLParser):
 
 
 def write_pages(folder, name):
-    """The public and the internal page of a release in which this name stands wherever a name can stand."""
+    """The public and the internal page of a release with this name wherever a name can stand."""
     stages = [
         Stage(clean_text(name, 30) + str(number), operation, 50.0, 3)
         for number, operation in enumerate((name, "sum"))
