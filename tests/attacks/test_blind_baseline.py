@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 
 from privot.attacks.membership.blind_baseline import run_blind_baseline
 from privot.audit import compute_roc
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def draw_halves(seed, count=700):
     images, labels = load_dataset("digits", public=True).records()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(labels), generator=seed_generator(seed))
     return [Records(images[which], labels[which]) for which in order[: 2 * count].split(count)]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import hypergeom
+from support.seeding import seed_generator
 
 from privot.attacks.membership import checks, controls, lira, rmia, target
 from privot.attacks.membership.candidates import concatenate
@@ -29,7 +30,7 @@ OBSERVING = [name for name, attack in ATTACKS.items() if {"model", "shadows"} & 
 TWO_SIDED = ["lira", "lira-pixels", "lira-features"]
 
 
-LONG = {"lira", "lira-offline", "rmia", "gan-leaks-white", "gan-leaks-partial"}
+LONG = {*OF_MODELS, "tracing", "gan-leaks-white", "gan-leaks-partial"}
 
 
 def mark_slow(name, *given):
@@ -62,7 +63,7 @@ def run_healthy(name):
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", map(mark_slow, ATTACKS))
+@pytest.mark.parametrize("name", [mark_slow(name) for name in ATTACKS])
 def test_the_attack_reaches_its_power_and_finds_nothing_in_nothing(name):
     result = run_healthy(name)
     assert result.passed, result.summary
@@ -104,7 +105,7 @@ def test_scores_compare_what_was_prepared(name, what):
         expected = lira.lira(own, theirs, members, offline=True)
     else:  # a fifth of the others is its population
         half = NUM_MEMORIZED // 2
-        order = torch.randperm(half, generator=torch.Generator().manual_seed(0)).numpy()
+        order = torch.randperm(half, generator=seed_generator()).numpy()
         aside = half + order[:5]
         population = (own[aside], theirs[:, aside], members[:, aside])
         expected = np.delete(rmia.rmia(own, theirs, members, *population), aside)
@@ -219,6 +220,7 @@ def test_an_attack_with_a_planted_bug_fails_its_controls(bug, name, monkeypatch)
     assert "DO NOT TRUST" in result.summary
 
 
+@pytest.mark.slow
 def test_training_on_shifted_labels_is_seen(monkeypatch):
     rerun_preparation(monkeypatch)
 
@@ -236,7 +238,7 @@ def test_training_on_shifted_labels_is_seen(monkeypatch):
     assert compute_roc(*CLASSIFIERS.score("loss", True, 0)).auc < 0.5
 
 
-@pytest.mark.parametrize("name", map(mark_slow, ["lira", "rmia", "lira-pixels"]))
+@pytest.mark.parametrize("name", [mark_slow(name) for name in ("lira", "rmia", "lira-pixels")])
 def test_exchanged_sides_are_seen(name, monkeypatch):
     run_healthy(name)
     real = target.concatenate

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import lsq_linear
+from support.seeding import seed_generator
 from torch import nn
 from torch.func import vjp
 from torch.nn import functional as F
@@ -31,7 +32,7 @@ COUNT = 6
 
 
 def draw(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=seed_generator(seed), dtype=torch.float64)
 
 
 @cache
@@ -40,7 +41,7 @@ def build_problem():
     images, labels = (part[:COUNT, None] for part in load_dataset("digits", public=True).records())
     images = images.double()
     net = lenet(SHAPE, 10)
-    weights = sample_initial_weights(net, COUNT, torch.Generator().manual_seed(0), 0.5)
+    weights = sample_initial_weights(net, COUNT, seed_generator(), 0.5)
     weights = {name: weight.double() for name, weight in weights.items()}
     problem = Problem.from_images(net, F.cross_entropy, images, labels, weights)
     return problem, images, labels, compute_cramer_rao_bound(problem, images, labels)

@@ -7,6 +7,7 @@ import dp_accounting as dpa
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
+from support.seeding import seed_generator
 from torch import nn
 from torch.nn import functional as F
 
@@ -126,7 +127,7 @@ def test_the_sum_is_what_the_gate_answers(ledger):
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_noise_has_the_size_that_is_declared(seed):
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    generator = None if seed is None else seed_generator(seed)
     zero = {"w": torch.zeros(2, 100, 200)}
     noisy = add_update_noise(zero, 0.3, generator)["w"]
     assert abs(float(noisy.std()) / 0.3 - 1) < 0.03
@@ -219,7 +220,7 @@ def test_defenses_are_chained():
     assert defense == Pipeline(parts)
     assert defense.objective == "cosine"
     assert defense.noise_std == pytest.approx(0.025)
-    sent = defense(compute_gradients(*load_batch()), torch.Generator().manual_seed(0))
+    sent = defense(compute_gradients(*load_batch()), seed_generator())
     for value in sent.values():
         assert float((value == 0).float().mean()) == pytest.approx(0.5, abs=0.3)
     assert build_defense() is None

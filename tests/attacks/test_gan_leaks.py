@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 from torch import nn
 
 from privot.attacks.membership import gan_leaks, latent_search
@@ -32,20 +33,18 @@ SIZES = {"shape": (1, 8, 8), "classes": 10, "latent_dim": 5, "hidden_dim": 64}
 LABELS = torch.arange(COUNT) % 10
 
 
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.fixture(scope="module")
 def artifact():
-    net = initialize_weights(DenseGenerator(**SIZES), seeded()).eval()
+    net = initialize_weights(DenseGenerator(**SIZES), seed_generator()).eval()
     return Artifact.from_generator("DenseGenerator", SIZES, net)
 
 
 @pytest.fixture(scope="module")
 def generated(artifact):
     with torch.no_grad():
-        return artifact.build_generator()(torch.randn(COUNT, 5, generator=seeded(9)), LABELS)
+        return artifact.build_generator()(
+            torch.randn(COUNT, 5, generator=seed_generator(9)), LABELS
+        )
 
 
 def test_white_box_finds_the_code_of_a_generated_image(artifact, generated):
@@ -79,7 +78,7 @@ QUICK = {
 
 @pytest.mark.parametrize("attack", QUICK)
 def test_noise_stays_far_and_a_generator_that_diverged_is_refused(artifact, generated, attack):
-    noise = torch.rand(COUNT, 1, 8, 8, generator=seeded(1))
+    noise = torch.rand(COUNT, 1, 8, 8, generator=seed_generator(1))
     assert attack(artifact, noise, LABELS, **QUICK[attack]).max() < -0.1
     broken = copy.deepcopy(artifact)
     weights = [tensor for tensor in broken.tensors.values() if tensor.is_floating_point()]

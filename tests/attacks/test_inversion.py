@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from support.seeding import seed_generator
 from torch import nn
 from torch.nn import functional
 
@@ -37,10 +38,6 @@ QUICK = INVERSION_ATTACKS["idlg"].replace_optimizer("lbfgs-search", 60)
 CLOSE = 1e-2  # mean squared error of a success
 
 
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def load_records(count, batch=1):
     dataset = load_dataset("digits", "test", public=True)
     images, labels = dataset._read_records(slice(0, count * batch))
@@ -52,7 +49,7 @@ def make_problem(count, batch=1, labels=None, **more):
     images, true_labels = load_records(count, batch)
     labels = true_labels if labels is None else labels
     net = lenet((1, 8, 8), 10)
-    weights = sample_initial_weights(net, count, seeded(3), 0.5)
+    weights = sample_initial_weights(net, count, seed_generator(3), 0.5)
     return Problem.from_images(net, LOSS, images, labels, weights, **more), images, labels
 
 
@@ -76,7 +73,7 @@ def patch_problem(problem, **changes):
 def test_updates_of_all_victims_are_those_of_each_alone(make, batch):
     images, labels = load_records(3, batch)
     net = make((1, 8, 8), 10)
-    weights = sample_initial_weights(net, 3, seeded())
+    weights = sample_initial_weights(net, 3, seed_generator())
     problem = Problem.from_images(net, LOSS, images, labels, weights)
     for victim in range(3):
         net.load_state_dict({name: value[victim] for name, value in weights.items()})
@@ -229,7 +226,7 @@ def test_labels_are_recovered_exactly_of_one_image_and_mostly_of_a_batch():
 
 @pytest.fixture
 def pair():
-    generator = seeded()
+    generator = seed_generator()
 
     def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -243,7 +240,7 @@ def test_the_norm_is_the_dual_of_two_single_points(pair):
     norm = distances.compute_l2_gradient_distance(one, two)
     best = gap / gap.norm()  # a linear critic of gradient norm 1
     assert norm == pytest.approx(float(best @ gap), rel=1e-9)
-    others = torch.randn(1000, len(gap), generator=seeded(1), dtype=torch.float64)
+    others = torch.randn(1000, len(gap), generator=seed_generator(1), dtype=torch.float64)
     assert ((others / others.norm(dim=1, keepdim=True)) @ gap).max() < norm
 
 
@@ -269,7 +266,9 @@ def test_objectives_without_positions_cannot_see_a_permutation(pair):
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     rows = {name: value[order] for name, value in one.items()}
     cells = {
-        name: value.flatten()[torch.randperm(value.numel(), generator=seeded())].view_as(value)
+        name: value.flatten()[torch.randperm(value.numel(), generator=seed_generator())].view_as(
+            value
+        )
         for name, value in one.items()
     }
     blind = {
@@ -286,7 +285,7 @@ def test_objectives_without_positions_cannot_see_a_permutation(pair):
 
 @pytest.mark.parametrize("history", [3, 100])  # full, and with room
 def test_lbfgs_is_torch_s_for_each_problem(history):
-    generator = seeded()
+    generator = seed_generator()
     curvatures = torch.rand(5, 8, generator=generator, dtype=torch.float64) * 3 + 0.2
     start = torch.randn(5, 8, generator=generator, dtype=torch.float64)
 
@@ -328,7 +327,7 @@ def test_backtracking_descends_where_a_full_step_does_not():
 def test_a_victim_does_not_depend_on_the_others():
     """Although some end early and leave the computation."""
     problem, _, labels = make_problem(6)
-    start = torch.randn(6, 64, generator=seeded())
+    start = torch.randn(6, 64, generator=seed_generator())
     phase = SearchPhase("squared", "lbfgs-search", 60)
 
     def search(problem, labels, start):
@@ -381,7 +380,10 @@ def test_images_are_recovered(name, share):
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "steps"),
-    [("wdlg-sorted", "lbfgs-search", 60), ("wdlg-critic", "adam", 5)],
+    [
+        pytest.param("wdlg-sorted", "lbfgs-search", 60, marks=pytest.mark.slow),
+        ("wdlg-critic", "adam", 5),
+    ],
 )
 def test_sorted_entries_and_a_short_critic_do_not_recover_the_image(name, optimizer, steps):
     problem, images, _ = make_problem(2)
@@ -408,6 +410,7 @@ def test_under_adam_the_norm_needs_fewer_steps_than_dlg():
     assert (first["dlg"][both] / first["wdlg"][both]).median() > 1.5
 
 
+@pytest.mark.slow
 def test_a_batch_of_images_is_recovered():
     problem, images, labels = make_problem(3, 2, labels=torch.arange(6).view(3, 2))
     result = invert(problem, INVERSION_ATTACKS["idlg"].replace_optimizer("lbfgs-search", 150))

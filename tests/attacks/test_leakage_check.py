@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from support.seeding import seed_generator
 from torch import nn
 from torch.nn import functional as F
 
@@ -39,7 +40,7 @@ def load_digits(count=1, start=0):
 
 
 def compute_update(net, batch, factor=1.0, noise=0.0):
-    generator = torch.Generator().manual_seed(0)
+    generator = seed_generator()
     gradients = torch.autograd.grad(F.cross_entropy(net(batch[0]), batch[1]), [*net.parameters()])
     return {
         name: factor * gradient + noise * torch.randn(gradient.shape, generator=generator)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import norm
 from support.overfit_nets import score_digits_with_overfit_nets
+from support.seeding import seed_generator
 
 from privot.attacks.membership import gaussian_fit
 from privot.attacks.membership.controls import compute_null_p_value
@@ -16,7 +16,7 @@ from privot.errors import SettingError
 
 
 def draw_members(candidates, shadows, seed=0):
-    return balanced_membership(candidates, shadows, torch.Generator().manual_seed(seed))
+    return balanced_membership(candidates, shadows, seed_generator(seed))
 
 
 def draw_observations(shadows=12, candidates=40, queries=2):

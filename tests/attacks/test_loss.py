@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 from torch.nn.functional import cross_entropy
 
 from privot.attacks.membership.loss import logit_scaled_confidence, negative_loss
 from privot.errors import SettingError
 
-GENERATOR = torch.Generator().manual_seed(0)
+GENERATOR = seed_generator()
 LOGITS = 3 * torch.randn(4, 30, 10, dtype=torch.float64, generator=GENERATOR)
 LABELS = torch.arange(30) % 10
 

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 
 from privot.attacks.membership import attack_report, checks, lira, runner, target
 from privot.attacks.membership.attack_report import apply_blind_baseline, build_attack_report
@@ -39,10 +40,8 @@ CPU = Runtime("cpu")
 SPEC = Spec((1, 8, 8), 10)
 NONE = NoGuarantee("these are real records")
 REAL_SUBSET = {"images_per_class": 4}
-TINY = {"images_per_class": 2, "num_random_nets": 4, "nets_per_round": 2, "net_width": 4} | {
-    "steps": 4,
-    "net_train_epochs": 1,
-}
+TINY = {"images_per_class": 2, "num_random_nets": 4, "nets_per_round": 2}
+TINY |= {"net_width": 4, "steps": 4, "net_train_epochs": 1}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,7 +70,7 @@ def load_mixed():
 
 
 @cache
-def digits(start, end, kind=Sensitive, wrong=0.0, spec=SPEC):
+def load_digits(start, end, kind=Sensitive, wrong=0.0, spec=SPEC):
     """Some of the digits; of a share of any ten the labels are exchanged."""
     images, labels = load_mixed()
     rng = np.random.default_rng(6)
@@ -104,17 +103,19 @@ def claim_noise(multiplier):
 def private(tmp_path_factory):
     """Of the first 600 digits, at epsilon 1."""
     ledger = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
-    return synthesize(digits(0, 600), "private-set", 1.0, settings=TINY, ledger=ledger)
+    return synthesize(load_digits(0, 600), "private-set", 1.0, settings=TINY, ledger=ledger)
 
 
 @pytest.fixture(scope="module")
 def leaky():
     """The first 100 digits."""
-    return publish(digits(0, 100))
+    return publish(load_digits(0, 100))
 
 
 def attack(name, release, members=(0, 100), others=(600, 1000), kind=Sensitive, **more):
-    sides = (digits(*side, kind) if isinstance(side, tuple) else side for side in (members, others))
+    sides = (
+        load_digits(*side, kind) if isinstance(side, tuple) else side for side in (members, others)
+    )
     return run_attack(name, release, *sides, runtime=CPU, **more)
 
 
@@ -180,15 +181,15 @@ def test_some_of_the_candidates_are_enough_and_scores_go_to_the_right_side(leaky
     result = attack("nearest-pixels", leaky, options=AttackOptions(num_candidates=10**6))
     assert result.operating_points.num_nonmembers == 400
     assert result.verdict_points == result.operating_points  # no claim
-    assert attack("nearest-pixels", publish(digits(600, 1000))).auc < 0.01
+    assert attack("nearest-pixels", publish(load_digits(600, 1000))).auc < 0.01
 
 
 def test_the_loss_of_what_was_memorized():
-    members = digits(0, 60, wrong=2 / 3)
-    others = digits(600, 800, wrong=2 / 3)
+    members = load_digits(0, 60, wrong=2 / 3)
+    others = load_digits(600, 800, wrong=2 / 3)
     result, nothing = (
         attack("loss", publish(dataset), members, others, options=AttackOptions(epochs=120))
-        for dataset in (members, digits(1000, 1060, wrong=2 / 3))
+        for dataset in (members, load_digits(1000, 1060, wrong=2 / 3))
     )
     assert result.auc > 0.7
     assert result.advantage.value > 0.3
@@ -199,22 +200,22 @@ def test_the_loss_of_what_was_memorized():
 def test_a_false_certificate_is_refuted():
     claim = claim_noise(37.0)
     assert claim.epsilon < 0.1
-    result = attack("nearest-pixels", publish(digits(0, 100), claim))
+    result = attack("nearest-pixels", publish(load_digits(0, 100), claim))
     assert result.verdict.is_broken
     assert "the claim is broken" in result.verdict.summary
-    honest = attack("nearest-pixels", publish(digits(1000, 1100), claim))  # of nobody here
+    honest = attack("nearest-pixels", publish(load_digits(1000, 1100), claim))  # of nobody here
     assert honest.verdict.status == "holds"
-    few = attack("nearest-pixels", publish(digits(0, 100), claim), others=(600, 630))
+    few = attack("nearest-pixels", publish(load_digits(0, 100), claim), others=(600, 630))
     assert few.verdict.is_inconclusive  # too few to know a rate of 0.1
 
 
 def test_members_and_others_are_scored_about_one_mean():
     """With separate means a side of 20 records would differ from one of 600 by its mean alone."""
     images, labels = (part[:1000] for part in load_dataset("digits", public=True).records())
-    release = publish(digits(1200, 1300))
+    release = publish(load_digits(1200, 1300))
     aucs = []
     for seed in range(8):
-        order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(1000, generator=seed_generator(seed))
         few = torch.cat([order[labels[order] == label][:2] for label in range(10)])
         many = order[~torch.isin(order, few)][:600]
         sides = [seal(images[which].numpy(), labels[which].numpy()) for which in (many, few)]
@@ -225,7 +226,7 @@ def test_members_and_others_are_scored_about_one_mean():
 def test_a_separate_population_leaves_all_others_to_judge(leaky):
     default = attack("tracing", leaky)
     assert default.operating_points.num_nonmembers == 320  # a fifth is set aside
-    separate = attack("tracing", leaky, kind=Public, population=digits(1000, 1400))
+    separate = attack("tracing", leaky, kind=Public, population=load_digits(1000, 1400))
     assert separate.operating_points.num_nonmembers == 400
     assert separate.auc > 0.8
     assert not separate.publishable  # the population is not public
@@ -237,7 +238,7 @@ def test_results_of_public_candidates_alone_may_be_published(leaky):
         parts = (result, result.operating_points, result.advantage, result.verdict)
         assert {part.publishable for part in parts} == {is_public}
         assert result.to_json()["attacks"][0]["publishable"] is is_public
-    assert not attack("nearest-pixels", leaky, digits(0, 100, Public)).publishable
+    assert not attack("nearest-pixels", leaky, load_digits(0, 100, Public)).publishable
 
 
 def test_an_attack_that_fails_its_controls_does_not_run(leaky, monkeypatch):
@@ -260,9 +261,9 @@ SMALL = Sensitive(np.zeros((20, 1, 4, 4)), np.arange(20) % 10, Spec((1, 4, 4), 1
         ("members: images of 1x4x4", "nearest-pixels", {"members": SMALL}),
         ("non-members: images of 1x4x4", "tracing", {"others": SMALL}),
         ("members and non-members share records", "nearest-pixels", {"others": (90, 700)}),
-        ("needs none", "nearest-pixels", {"population": digits(1000, 1100)}),
-        ("the population share", "tracing", {"population": digits(50, 250)}),
-        ("non-members and the population share", "tracing", {"population": digits(900, 1300)}),
+        ("needs none", "nearest-pixels", {"population": load_digits(1000, 1100)}),
+        ("the population share", "tracing", {"population": load_digits(50, 250)}),
+        ("non-members and the population share", "tracing", {"population": load_digits(900, 1300)}),
     ],
 )
 def test_attacks_that_cannot_run_are_refused(leaky, words, name, given):
@@ -271,18 +272,18 @@ def test_attacks_that_cannot_run_are_refused(leaky, words, name, given):
 
 
 def test_bytes_and_floats_are_concatenated():
-    dataset = digits(0, 30)
+    dataset = load_digits(0, 30)
     images = (dataset._images * 255).round().astype(np.uint8)
     coarse = seal(images, dataset._labels)
-    both = concatenate(coarse, digits(30, 60))
-    expected = np.concatenate([dataset._images, digits(30, 60)._images])
+    both = concatenate(coarse, load_digits(30, 60))
+    expected = np.concatenate([dataset._images, load_digits(30, 60)._images])
     assert both._read_records(slice(None)).images.numpy() == pytest.approx(expected, abs=1 / 255)
     assert both._count_records() == both.spec.size == 60
     assert concatenate(coarse, coarse)._images.dtype == np.uint8
     assert isinstance(both, Sensitive)
-    assert isinstance(concatenate(digits(0, 5, Public), digits(5, 9, Public)), Public)
+    assert isinstance(concatenate(load_digits(0, 5, Public), load_digits(5, 9, Public)), Public)
     with pytest.raises(SettingError, match="same classes"):
-        concatenate(digits(0, 10), digits(20, 30, spec=replace(SPEC, num_classes=11)))
+        concatenate(load_digits(0, 10), load_digits(20, 30, spec=replace(SPEC, num_classes=11)))
 
 
 # With shadows
@@ -291,7 +292,7 @@ def test_bytes_and_floats_are_concatenated():
 @pytest.fixture(scope="module")
 def shadowed(tmp_path_factory):
     """A release that repeats its 100 members, and shadows that repeat 40 of theirs."""
-    sides = [digits(*side, wrong=2 / 3) for side in ((0, 100), (600, 700))]
+    sides = [load_digits(*side, wrong=2 / 3) for side in ((0, 100), (600, 700))]
     folder = tmp_path_factory.mktemp("shadows") / "here"
     release = publish(sides[0], method="real-subset", settings=REAL_SUBSET)
     return (
@@ -336,7 +337,7 @@ def test_an_attack_with_shadows(shadowed, name, others):
     assert (points.num_members, points.num_nonmembers) == (100, others)
     assert not result.publishable
     with pytest.raises(SettingError, match=r"population: .* Leave it out"):
-        attack(name, release, *sides, shadow_store=prepared, population=digits(1000, 1100))
+        attack(name, release, *sides, shadow_store=prepared, population=load_digits(1000, 1100))
 
 
 def test_the_victim_trains_as_its_shadows_do(shadowed, monkeypatch):
@@ -356,14 +357,14 @@ def test_the_victim_trains_as_its_shadows_do(shadowed, monkeypatch):
 
 def test_shadows_of_other_candidates_are_refused(shadowed):
     release, (members, others), prepared = shadowed
-    as_many = digits(700, 800, wrong=2 / 3)
-    for sides in ((members, as_many), (members, digits(700, 750)), (others, members)):
+    as_many = load_digits(700, 800, wrong=2 / 3)
+    for sides in ((members, as_many), (members, load_digits(700, 750)), (others, members)):
         with pytest.raises(SettingError, match="other candidates"):
             attack("lira", release, *sides, shadow_store=prepared)
 
 
 def test_without_a_release_every_shadow_is_the_victim_once(tmp_path):
-    sides = digits(0, 100, Public, 1 / 3), digits(600, 700, Public, 1 / 3)
+    sides = load_digits(0, 100, Public, 1 / 3), load_digits(600, 700, Public, 1 / 3)
     config = shadows_for_method(
         "real-subset", REAL_SUBSET, None, *sides, tmp_path / "s", 6, epochs=40
     )
@@ -374,7 +375,7 @@ def test_without_a_release_every_shadow_is_the_victim_once(tmp_path):
     aucs = [compute_roc(row[own], row[~own]).auc for row, own in zip(scores, members, strict=True)]
     assert result.auc == pytest.approx(np.mean(aucs))
     assert len(set(aucs)) > 1
-    victim = int(torch.randint(6, (), generator=torch.Generator().manual_seed(3)))
+    victim = int(torch.randint(6, (), generator=seed_generator(3)))
     points = result.operating_points
     assert points.num_members + points.num_nonmembers == 200  # of one victim, not 6 times as many
     inside = scores[victim, members[victim]]
@@ -404,7 +405,7 @@ def test_a_warning_names_sides_of_other_class_shares_or_looks(private):
 
 
 def test_diversity_is_what_two_images_of_a_class_differ():
-    dataset = digits(0, 200)
+    dataset = load_digits(0, 200)
     images, labels = dataset._read_records(slice(None))
 
     def measure(images, labels, dataset=dataset):
@@ -415,7 +416,7 @@ def test_diversity_is_what_two_images_of_a_class_differ():
     means = torch.stack([images[labels == label].mean(0) for label in range(10)])
     for which in (labels, torch.arange(10)):  # images of a class are equal, or there is one
         assert measure(means[which], which) < 1e-6
-    assert measure(images, labels, digits(600, 610)) == math.inf
+    assert measure(images, labels, load_digits(600, 610)) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -425,7 +426,7 @@ def test_a_collapsed_generator_is_named(name):
     """An AUC of chance means little where a generator draws one image of each class."""
     sizes = {"shape": (1, 8, 8), "classes": 10, "latent_dim": 5, "hidden_dim": 64}
     for spread, words in ((0.01, "collapsed"), (5.0, "")):  # how far codes change its images
-        net = initialize_weights(DenseGenerator(**sizes), torch.Generator().manual_seed(0)).eval()
+        net = initialize_weights(DenseGenerator(**sizes), seed_generator()).eval()
         with torch.no_grad():
             net.layers[0].weight[:, : net.latent_dim] *= spread
             net.layers[-1].weight *= 5
@@ -459,7 +460,7 @@ def test_a_claim_is_broken_only_beyond_what_a_blind_attacker_finds(private):
     others = np.linspace(0, 1, 800)
     full = MembershipScores(np.linspace(1, 2, 600), others)  # what a leak would give
     some = MembershipScores(np.linspace(0.6, 2, 600), others)
-    sides = (digits(*side)._read_records(slice(None)) for side in ((0, 600), (600, 1400)))
+    sides = (load_digits(*side)._read_records(slice(None)) for side in ((0, 600), (600, 1400)))
     alike = run_blind_baseline(*sides, 10)
     assert judge(full, alike, private) == "broken"
     # finds two thirds of the members without the release

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 
 from privot.attacks.membership.control_data import load_digit_splits
 from privot.attacks.membership.lira import balanced_membership
@@ -34,10 +35,6 @@ METRICS = [
     pytest.param(name, marks=[LPIPS, pytest.mark.data] if name == "lpips" else [])
     for name in DISTANCE_METRICS
 ]
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_neighbours_are_those_of_all_pairs(monkeypatch):
@@ -98,7 +95,7 @@ def test_classes_are_separate():
 
 def test_calibration_removes_what_is_near_every_set():
     # Faint records lie near any set, unless shadows show how near they usually lie.
-    generator = seeded()
+    generator = seed_generator()
     images = torch.cat([CANDIDATES.images, MORE.images])
     images = images * torch.rand(600, 1, 1, 1, generator=generator)
     members = balanced_membership(len(images), 10, generator)
@@ -120,7 +117,7 @@ def test_calibration_removes_what_is_near_every_set():
 def test_a_real_start_is_found_although_all_images_moved():
     images, labels = CANDIDATES
     start, rest = images.split(100)
-    moved = start + 0.5 * torch.rand(1, 1, 8, 8, generator=seeded()) - start.mean(0)
+    moved = start + 0.5 * torch.rand(1, 1, 8, 8, generator=seed_generator()) - start.mean(0)
     assert compute_roc(*(score_largest_cosine(side, moved) for side in (start, rest))).auc > 0.99
     by_class = score_largest_cosine(images, moved, labels=labels, released_labels=labels[:100])
     assert compute_roc(by_class[:100], by_class[100:]).auc > 0.9

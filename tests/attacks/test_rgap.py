@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from support.seeding import seed_generator
 from torch import nn
 from torch.nn import functional as F
 
@@ -45,12 +46,12 @@ def make_lenet_problem(count, init_bound=0.5):
     """Digits behind a LeNet each."""
     net = lenet(SHAPE, 10)
     _, images, labels = make_problem(net, count=count)
-    weights = sample_initial_weights(net, count, torch.Generator().manual_seed(0), init_bound)
+    weights = sample_initial_weights(net, count, seed_generator(), init_bound)
     return Problem.from_images(net, F.cross_entropy, images, labels, weights), images, labels
 
 
 def add_noise(problem, std):
-    generator = torch.Generator().manual_seed(1)
+    generator = seed_generator(1)
     for value in problem.update.values():
         value.add_(std * torch.randn(value.shape, generator=generator))
 
@@ -70,7 +71,7 @@ def test_lenet_with_a_net_for_each_victim():
 def test_cnn6_has_no_biases_one_logit_and_one_root_or_two():
     net = cnn6(SHAPE).double()
     images, labels = make_problem(lenet(SHAPE, 10), count=4, dtype=torch.float64, classes=2)[1:]
-    weights = sample_initial_weights(net, 4, torch.Generator().manual_seed(1))
+    weights = sample_initial_weights(net, 4, seed_generator(1))
     weights = {name: weight.double() for name, weight in weights.items()}
     problem = Problem.from_images(net, compute_logistic_loss, images, labels, weights)
     is_right = []
@@ -259,7 +260,7 @@ def test_the_table_of_the_paper(data, architecture):
     net = lenet(shape, 10) if is_lenet else cnn6(shape)
     loss = F.cross_entropy if is_lenet else compute_logistic_loss
     labels = labels if is_lenet else labels % 2
-    seed = torch.Generator().manual_seed(0)
+    seed = seed_generator()
     weights = sample_initial_weights(net, 2, seed, 0.5 if is_lenet else None)
     problem = Problem.from_images(net, loss, images, labels, weights)
     check_solved(problem, images, labels, 1e-6 if is_lenet else 1e-3)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 from support.overfit_nets import score_digits_with_overfit_nets
+from support.seeding import seed_generator
 
 from privot.attacks.membership import rmia as module
 from privot.attacks.membership.lira import balanced_membership
@@ -33,7 +33,7 @@ def compute_slowly(victim, references, members, z, z_references, offline, a, gam
 def observed():
     """Probabilities of 50 candidates and 30 others by 6 models, and who is a member."""
     rng = np.random.default_rng(0)
-    members = balanced_membership(50, 6, torch.Generator().manual_seed(0))
+    members = balanced_membership(50, 6, seed_generator())
     return rng.uniform(0.05, 1, (6, 50)), members, rng.uniform(0.05, 1, (6, 30))
 
 

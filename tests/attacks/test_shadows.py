@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 from torch.nn.functional import cross_entropy
 
 from privot.attacks.membership.lira import balanced_membership
@@ -37,21 +38,15 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU her
 
 CPU = Runtime("cpu")
 SPEC = Spec((1, 8, 8), 3)
-MATCHING = {"images_per_class": 2, "batch_per_class": 8, "net_width": 4, "learning_rate": 1.0}
+SMALL = {"images_per_class": 2, "net_width": 4}
+MATCHING = SMALL | {"batch_per_class": 8, "learning_rate": 1.0}
 SHORT = MATCHING | {"steps": 2}
 LONG = MATCHING | {"steps": NUM_PHASES}
-KERNEL_POINTS = {"images_per_class": 2, "batch_size": 8, "net_width": 4} | {
-    "steps": 2,
-    "num_networks": 2,
-}
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+KERNEL_POINTS = SMALL | {"batch_size": 8, "steps": 2, "num_networks": 2}
 
 
 def draw_members(count, shadows, seed=0):
-    return torch.from_numpy(balanced_membership(count, shadows, seeded(seed)))
+    return torch.from_numpy(balanced_membership(count, shadows, seed_generator(seed)))
 
 
 def make_candidates(count=60, spec=SPEC, kind=Sensitive, seed=0):
@@ -114,7 +109,11 @@ def test_a_run_leaves_what_attacks_need(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [("distribution-matching", LONG), ("kernel-points", KERNEL_POINTS)]
+    ("method", "settings"),
+    [
+        pytest.param("distribution-matching", LONG, marks=pytest.mark.slow),
+        ("kernel-points", KERNEL_POINTS),
+    ],
 )
 def test_a_run_interrupted_anywhere_ends_with_the_same_bytes(
     tmp_path, method, settings, monkeypatch
@@ -152,12 +151,15 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bytes(
 
 
 def test_the_state_of_a_batch_is_saved_after_each_phase(tmp_path):
-    config = make_config(tmp_path, num_shadows=2, settings=LONG)
+    config = make_config(tmp_path / "broken", num_shadows=2, settings=LONG)
     for calls in (12, 2):  # the second call is the phase that was interrupted, and none before it
         steps = []
         with pytest.raises(Killed):
             prepare_shadows(config, CPU, kill_after(calls, steps))
         assert steps[-1] == ("matching the means", 11)
+    prepare_shadows(config, CPU)
+    prepare_shadows(replace(config, folder=tmp_path / "whole"), CPU)
+    assert read_shadows(tmp_path / "broken") == read_shadows(tmp_path / "whole")
 
 
 def test_a_folder_has_one_plan_is_private_and_is_swept(tmp_path):
@@ -364,9 +366,9 @@ def make_matching(
     """Records, and two images a class of each set that is matched to its members."""
     spec = Spec((1, side, side), len(sizes))
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    images = torch.rand(sum(sizes), *spec.shape, generator=seeded(1))
+    images = torch.rand(sum(sizes), *spec.shape, generator=seed_generator(1))
     records = Records(images.to(device), labels.to(device))
-    initial = torch.rand(len(members), 2 * len(sizes), *spec.shape, generator=seeded(2))
+    initial = torch.rand(len(members), 2 * len(sizes), *spec.shape, generator=seed_generator(2))
     streams = Streams(0, Runtime(device, microbatch))
     net = {"net_width": 4, "net_depth": 3, "learning_rate": 0.5, "batch_per_class": batch}
     pool = ClassPool(records, len(sizes))
@@ -512,23 +514,25 @@ def test_a_set_with_no_member_in_a_draw_of_a_class_waits():
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("adam", [False, True])
 def test_classifiers_side_by_side_train_as_alone(adam, soft):
-    images = torch.rand(3, 20, 1, 8, 8, generator=seeded())
+    images = torch.rand(3, 20, 1, 8, 8, generator=seed_generator())
     labels = (torch.arange(60) % 4).view(3, 20)
     if soft:
-        labels = torch.rand(3, 20, 4, generator=seeded(1)).softmax(-1)
+        labels = torch.rand(3, 20, 4, generator=seed_generator(1)).softmax(-1)
     recipe = Recipe(12, 0.02, batch_size=8, even_batches=True, augmentations=AUGMENTATIONS)
     recipe = replace(recipe, weight_decay=1e-3, lr_milestones=(2,))
     if adam:
         recipe = Recipe(3, 0.01, batch_size=7, use_adam=True, max_shift=1, horizontal_flip=True)
         recipe = replace(recipe, ema_decay=0.9)
-    nets = Ensemble(3, (1, 8, 8), 4, width=4, generator=seeded(5))
+    nets = Ensemble(3, (1, 8, 8), 4, width=4, generator=seed_generator(5))
     initial = {name: value.clone() for name, value in nets.state_dict().items()}
-    train_ensemble(nets, images, labels, recipe, [seeded(n) for n in range(3)], signed=False)
+    train_ensemble(
+        nets, images, labels, recipe, [seed_generator(n) for n in range(3)], signed=False
+    )
     for number in range(3):
-        net = Ensemble(1, (1, 8, 8), 4, width=4, generator=seeded(9))
+        net = Ensemble(1, (1, 8, 8), 4, width=4, generator=seed_generator(9))
         net.load_state_dict({name: value[number][None] for name, value in initial.items()})
         own = (net, images[number], labels[number], recipe)
-        train_ensemble(*own, [seeded(number)], signed=False)
+        train_ensemble(*own, [seed_generator(number)], signed=False)
         for name, value in net.named_parameters():
             together = nets.get_parameter(name)[number][None]
             torch.testing.assert_close(together, value, rtol=1e-4, atol=1e-6)
@@ -536,15 +540,15 @@ def test_classifiers_side_by_side_train_as_alone(adam, soft):
 
 def test_images_of_one_net_never_reach_another():
     """With one generator for all: each batch of a net is of its own images, with their labels."""
-    images = torch.rand(3, 12, 1, 1, 1, generator=seeded()) / 20
+    images = torch.rand(3, 12, 1, 1, 1, generator=seed_generator()) / 20
     images = (images + torch.arange(3).view(3, 1, 1, 1, 1) / 10).expand(3, 12, 1, 8, 8)
     labels = (torch.arange(36) % 3).view(3, 12)
     ends = []
     for other in (0.0, 0.5):
-        nets = Ensemble(3, (1, 8, 8), 3, width=4, generator=seeded(5))
+        nets = Ensemble(3, (1, 8, 8), 3, width=4, generator=seed_generator(5))
         changed = images.clone()
         changed[1] += other
-        train_ensemble(nets, changed, labels, Recipe(2, 0.05, batch_size=5), seeded(1))
+        train_ensemble(nets, changed, labels, Recipe(2, 0.05, batch_size=5), seed_generator(1))
         ends.append(nets.head_weight.detach())
     assert [torch.equal(one, two) for one, two in zip(*ends, strict=True)] == [True, False, True]
 
@@ -553,8 +557,10 @@ def test_images_of_one_net_never_reach_another():
 
 
 def make_victims(spec=SPEC, size=9):
-    nets = Ensemble(2, spec.shape, spec.num_classes, 16, generator=seeded()).requires_grad_(False)
-    images = torch.rand(2, size, *spec.shape, generator=seeded(1))
+    nets = Ensemble(2, spec.shape, spec.num_classes, 16, generator=seed_generator()).requires_grad_(
+        False
+    )
+    images = torch.rand(2, size, *spec.shape, generator=seed_generator(1))
     return TrainedModels(nets, images, (torch.arange(size) % spec.num_classes).expand(2, size))
 
 
@@ -587,7 +593,7 @@ def test_observations_are_what_they_say(flips):
 
 
 def test_a_candidate_that_is_in_the_set_has_distance_zero():
-    rows = torch.rand(5, 64, generator=seeded())
+    rows = torch.rand(5, 64, generator=seed_generator())
     distances = compute_nearest_distances(rows, torch.zeros(5), rows.flip(0), torch.zeros(5))
     assert distances.tolist() == [0.0] * 5
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.seeding import seed_generator
 
 from privot.attacks.membership.control_data import load_digit_splits
 from privot.attacks.membership.tracing import _compute_moments, trace_members
@@ -15,7 +16,7 @@ SMALL = {"num_nets": 8, "net_width": 32}
 
 
 def compute_features(width, seed, *parts):
-    net = Ensemble(1, (1, 8, 8), 1, width, generator=torch.Generator().manual_seed(seed))
+    net = Ensemble(1, (1, 8, 8), 1, width, generator=seed_generator(seed))
     with torch.no_grad():
         return net, [net.features(2 * part.images - 1)[0].double() for part in parts]
 

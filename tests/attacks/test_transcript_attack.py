@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.seeding import seed_generator
 
 from privot.attacks.inversion import transcript_result as tiers
 from privot.attacks.inversion.simulated_clients import simulate_clients
@@ -51,10 +52,6 @@ TINY = {
     "latent_dim": 4,
     "records_per_critic": 10,
 }
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def select_one_of_each():
@@ -158,7 +155,7 @@ def simulate(transcript, terms=None, count=1, rounds=1, seed=0):
     images = own.images[None].expand(count, -1, -1, -1, -1)
     labels = own.labels.expand(count, -1)
     terms = terms or transcript.terms
-    return simulate_clients(terms, transcript.images[:rounds], images, labels, seeded(seed))
+    return simulate_clients(terms, transcript.images[:rounds], images, labels, seed_generator(seed))
 
 
 def change_settings(terms, **changes):

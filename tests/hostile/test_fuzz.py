@@ -128,7 +128,7 @@ def settings_cases(draw):
     return name, data, words
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(14_800, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(14_850, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1200)
 def test_any_settings_are_taken_or_refused(count, tmp_path, bounded_memory, trust):
     """From a file or from words, of any method, and then planned: nothing is written."""
@@ -232,7 +232,7 @@ def command_lines(draw):
     return [word.replace("\0", "") for word in words]  # no system hands one over
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(6_920, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(6_940, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("no_work", "bounded_memory")

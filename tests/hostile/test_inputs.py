@@ -52,39 +52,44 @@ def link_to(target, link=os.symlink):
     return lambda path: link(Path(target).absolute(), path)
 
 
-def png(value=100, size=(8, 8), mode="L", form="PNG"):
+def make_png(value=100, size=(8, 8), mode="L", form="PNG"):
     buffer = io.BytesIO()
     Image.new(mode, size, value if mode == "L" else (value,) * 3).save(buffer, form)
     return buffer.getvalue()
 
 
-def chunk(kind, data):
+def make_chunk(kind, data):
     body = kind + data
     return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
 
+PNG = make_png()
+LARGE_PNG = make_png(size=(9, 9))
+JPEG = make_png(form="JPEG")
+
+
 def claim_png(side):
     """A PNG whose header claims a square of this side."""
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
-    return png()[:8] + head + png()[33:]
+    head = make_chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
+    return PNG[:8] + head + PNG[33:]
 
 
-def photos(files):
+def save_photos(files):
     return write({f"photos/{name}": content for name, content in files.items()}, "photos")
 
 
-def pair(content, name="1.png"):
+def save_pair(content, name="1.png"):
     """A folder of two classes: a sound image, and another."""
-    return photos({"b/1.png": png(), f"a/{name}": content})
+    return save_photos({"b/1.png": PNG, f"a/{name}": content})
 
 
-def npz(save=np.savez, **arrays):
+def save_npz(save=np.savez, **arrays):
     save("x.npz", **arrays)
     return "x.npz"
 
 
-def label(labels):
-    return npz(x=IMAGES, y=labels)
+def save_labels(labels):
+    return save_npz(x=IMAGES, y=labels)
 
 
 def change(values, index, value):
@@ -105,24 +110,24 @@ def rewrite(source, edit):
     return source
 
 
-def save_npy(array):
+def make_npy(array):
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
 
 
-def npy_header(text, version=b"\x01\x00", length="<H"):
+def make_header(text, version=b"\x01\x00", length="<H"):
     return b"\x93NUMPY" + version + struct.pack(length, len(text)) + text
 
 
-def npy_shape(shape, kind=b"|u1"):
-    return npy_header(b"{'descr':'%s','fortran_order':False,'shape':%s}" % (kind, shape))
+def make_shape_header(shape, kind=b"|u1"):
+    return make_header(b"{'descr':'%s','fortran_order':False,'shape':%s}" % (kind, shape))
 
 
-def zip_npy(*parts, compression=zipfile.ZIP_STORED):
+def save_zip(*parts, compression=zipfile.ZIP_STORED):
     """An .npz whose member x.npy holds these very bytes."""
     with zipfile.ZipFile("x.npz", "w", compression, compresslevel=1) as archive:
-        archive.writestr("y.npy", save_npy(LABELS))
+        archive.writestr("y.npy", make_npy(LABELS))
         with archive.open("x.npy", "w") as file:
             for part in parts:
                 file.write(part)
@@ -148,22 +153,22 @@ def break_lzma_stream(data):
     return data[:start] + bytes(range(40)) + data[start + 40 :]
 
 
-def pickle_npz():
+def save_pickle():
     class Bomb:
         def __reduce__(self):
             return os.mkdir, ("executed",)
 
-    return npz(x=np.array([Bomb()] * 20, object), y=LABELS)
+    return save_npz(x=np.array([Bomb()] * 20, object), y=LABELS)
 
 
-def climbing_npz():
+def save_climbing_names():
     with zipfile.ZipFile("x.npz", "w") as archive:
         for name in ("../x.npy", "/x.npy", "../../y.npy", "a/../y.npy", "x.npy/", "..\\y.npy"):
-            archive.writestr(name, save_npy(IMAGES))
+            archive.writestr(name, make_npy(IMAGES))
     return "x.npz"
 
 
-def idx(array, kind=8):
+def make_idx(array, kind=8):
     sizes = struct.pack(f">{array.ndim}I", *array.shape)
     return bytes([0, 0, kind, array.ndim]) + sizes + array.tobytes()
 
@@ -172,88 +177,96 @@ def claim_idx(*sizes):
     return b"\0\0\x08\x03" + struct.pack(">3I", *sizes)
 
 
-IDX_LABELS = idx(LABELS)
+IDX = make_idx(IMAGES)
+IDX_LABELS = make_idx(LABELS)
+GZ = gzip.compress(IDX)
 
 
-def idx_pair(images, labels=IDX_LABELS, suffix=""):
+def save_idx(images, labels=IDX_LABELS, suffix=""):
     files = {f"t-labels-idx1-ubyte{suffix}": labels} if labels else {}
     name = f"t-images-idx3-ubyte{suffix}"
     return write({**files, name: images}, name)
 
 
-def gz_pair(images):
-    return idx_pair(images, gzip.compress(IDX_LABELS), ".gz")
+def save_gz(images):
+    return save_idx(images, gzip.compress(IDX_LABELS), ".gz")
 
 
-def table(images, labels=LABELS, column="image"):
+def save_table(images, labels=LABELS, column="image"):
     parquet.write_table(pa.table({column: images, "label": labels}), "x.parquet")
     return "x.parquet"
 
 
-def config(content):
+def save_config(content):
     return write({"c.toml": content}, "digits --config c.toml")
 
 
 FILES = {  # what the line must say, beside the name of the file: what writes such files
     "whole": [
-        lambda: rewrite(label(LABELS), lambda data: data[:-100]),
-        lambda: zip_npy(npy_header(b"{'descr': (((("), bytes(64)),
-        lambda: zip_npy(npy_header(b"{'shape':(" + b"1," * 500_000 + b")}", b"\x02\x00", "<I")),
-        lambda: zip_npy(npy_header(b"__import__('os').mkdir('executed')"), bytes(64)),
-        lambda: rewrite(label(LABELS), set_encrypted_flags),
-        lambda: rewrite(label(LABELS), lambda data: flip(data, 300, 1)),
-        lambda: rewrite(zip_npy(save_npy(IMAGES), compression=zipfile.ZIP_LZMA), break_lzma_stream),
+        lambda: rewrite(save_labels(LABELS), lambda data: data[:-100]),
+        lambda: save_zip(make_header(b"{'descr': (((("), bytes(64)),
+        lambda: save_zip(make_header(b"{'shape':(" + b"1," * 500_000 + b")}", b"\x02\x00", "<I")),
+        lambda: save_zip(make_header(b"__import__('os').mkdir('executed')"), bytes(64)),
+        lambda: rewrite(save_labels(LABELS), set_encrypted_flags),
+        lambda: rewrite(save_labels(LABELS), lambda data: flip(data, 300, 1)),
+        lambda: rewrite(
+            save_zip(make_npy(IMAGES), compression=zipfile.ZIP_LZMA), break_lzma_stream
+        ),
         lambda: write({"x.npz": b""}, "x.npz"),
-        lambda: gz_pair(gzip.compress(idx(IMAGES))[:-40]),
-        lambda: gz_pair(flip(gzip.compress(idx(IMAGES)), -6)),
-        lambda: idx_pair(idx(IMAGES), suffix=".gz"),
-        lambda: idx_pair(idx(IMAGES)[:7]),
-        lambda: rewrite(table([png()] * 20), lambda data: data[:-30]),
+        lambda: save_gz(GZ[:-40]),
+        lambda: save_gz(flip(GZ, -6)),
+        lambda: save_idx(IDX, suffix=".gz"),
+        lambda: save_idx(IDX[:7]),
+        lambda: rewrite(save_table([PNG] * 20), lambda data: data[:-30]),
         lambda: write({"x.parquet": b"PAR1" + bytes(range(256)) * 4 + b"PAR1"}, "x.parquet"),
         lambda: write({"x.parquet": b""}, "x.parquet"),
     ],
     "labels": [
-        lambda: label(np.arange(20) % 2 - 1),
-        lambda: label(LABELS[:19]),
-        lambda: npz(x=IMAGES[:0], y=LABELS[:0]),
-        lambda: idx_pair(idx(IMAGES), idx(LABELS[:19])),
-        lambda: idx_pair(idx(IMAGES), idx(IMAGES)),
+        lambda: save_labels(np.arange(20) % 2 - 1),
+        lambda: save_labels(LABELS[:19]),
+        lambda: save_npz(x=IMAGES[:0], y=LABELS[:0]),
+        lambda: save_idx(IDX, make_idx(LABELS[:19])),
+        lambda: save_idx(IDX, IDX),
     ],
     "1.png & whole": [
-        lambda: pair(png(size=(64, 64))[:-60]),
-        lambda: pair(b""),
-        lambda: pair(claim_png(60_000)),
-        lambda: pair(
-            png()[:33] + chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(10**8), 1)) + png()[33:]
+        lambda: save_pair(make_png(size=(64, 64))[:-60]),
+        lambda: save_pair(b""),
+        lambda: save_pair(claim_png(60_000)),
+        lambda: save_pair(
+            PNG[:33] + make_chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(10**8), 1)) + PNG[33:]
         ),
-        lambda: pair(flip(png(), 29)),
+        lambda: save_pair(flip(PNG, 29)),
     ],
     "plain numbers": [
-        lambda: npz(x=np.full((20, 8, 8), "a"), y=LABELS),
-        lambda: npz(x=np.zeros((20, 8, 8), "B,B"), y=LABELS),
-        lambda: npz(x=IMAGES * 1j, y=LABELS),
-        lambda: zip_npy(npy_shape(b"(20L,8L,8L)", b"|O"), bytes(64)),
+        lambda: save_npz(x=np.full((20, 8, 8), "a"), y=LABELS),
+        lambda: save_npz(x=np.zeros((20, 8, 8), "B,B"), y=LABELS),
+        lambda: save_npz(x=IMAGES * 1j, y=LABELS),
+        lambda: save_zip(make_shape_header(b"(20L,8L,8L)", b"|O"), bytes(64)),
     ],
     "one integer per image is needed": [
-        lambda: label(LABELS + 0.5),
-        lambda: table([png()] * 20, ["cat", "dog"] * 10),
-        lambda: table([png()] * 20, [None, 0, 1, 0] * 5),
+        lambda: save_labels(LABELS + 0.5),
+        lambda: save_table([PNG] * 20, ["cat", "dog"] * 10),
+        lambda: save_table([PNG] * 20, [None, 0, 1, 0] * 5),
     ],
-    "x and y": [lambda: npz(x=IMAGES), climbing_npz, lambda: npz(data=IMAGES, target=LABELS)],
+    "x and y": [
+        lambda: save_npz(x=IMAGES),
+        save_climbing_names,
+        lambda: save_npz(data=IMAGES, target=LABELS),
+    ],
     "class folders": [
         lambda: write({"photos": os.mkdir}, "photos"),
-        lambda: photos({"1.png": png()}),
+        lambda: save_photos({"1.png": PNG}),
         lambda: write({"x.npz": os.mkdir}, "x.npz"),
     ],
     "1.png & plain file": [
-        lambda: pair(os.mkdir),
-        lambda: pair(os.mkfifo),
-        lambda: pair(link_to("photos/a/1.png")),
+        lambda: save_pair(os.mkdir),
+        lambda: save_pair(os.mkfifo),
+        lambda: save_pair(link_to("photos/a/1.png")),
     ],
     "c.toml & TOML": [
-        lambda: config(b"steps = = 3"),
-        lambda: config(b"steps = \xff\xfe"),
-        lambda: config(os.mkdir),
+        lambda: save_config(b"steps = = 3"),
+        lambda: save_config(b"steps = \xff\xfe"),
+        lambda: save_config(os.mkdir),
     ],
     "out & already exists": [
         lambda: write({"out": os.mkdir}, "digits"),
@@ -261,93 +274,102 @@ FILES = {  # what the line must say, beside the name of the file: what writes su
         lambda: write({"out": link_to("none")}, "digits"),
     ],
     "different shapes & resize": [
-        lambda: pair(png(size=(9, 9))),
-        lambda: table([png(), png(size=(9, 9))] * 10),
+        lambda: save_pair(LARGE_PNG),
+        lambda: save_table([PNG, LARGE_PNG] * 10),
     ],
-    "1.png & PNG or JPEG": [lambda: pair(b"no image"), lambda: pair(png(form="GIF"))],
+    "1.png & PNG or JPEG": [
+        lambda: save_pair(b"no image"),
+        lambda: save_pair(make_png(form="GIF")),
+    ],
     "1.png & links": [
-        lambda: photos({"../other.png": png(), "b/1.png": png(), "a/1.png": link_to("other.png")}),
-        lambda: pair(link_to("photos/b/1.png")),
+        lambda: save_photos({"../other.png": PNG, "b/1.png": PNG, "a/1.png": link_to("other.png")}),
+        lambda: save_pair(link_to("photos/b/1.png")),
     ],
     "photos/a & links": [
-        lambda: photos({"../other/1.png": png(), "b/1.png": png(), "a": link_to("other")}),
-        lambda: photos({"b/1.png": png(), "c/1.png": png(), "a": link_to("photos/b")}),
+        lambda: save_photos({"../other/1.png": PNG, "b/1.png": PNG, "a": link_to("other")}),
+        lambda: save_photos({"b/1.png": PNG, "c/1.png": PNG, "a": link_to("photos/b")}),
     ],
     "x.npy & more than the file can hold": [
-        lambda: zip_npy(
-            npy_shape(b"(20,4096,3500)"), *[bytes(1 << 20)] * 280, compression=zipfile.ZIP_DEFLATED
+        lambda: save_zip(
+            make_shape_header(b"(20,4096,3500)"),
+            *[bytes(1 << 20)] * 280,
+            compression=zipfile.ZIP_DEFLATED,
         ),
-        lambda: rewrite(zip_npy(save_npy(IMAGES)), claim_npz_size),
+        lambda: rewrite(save_zip(make_npy(IMAGES)), claim_npz_size),
     ],
     "shorter or longer": [
-        lambda: zip_npy(npy_shape(b"(99999999999,99999,99999)"), bytes(64)),
-        lambda: zip_npy(save_npy(IMAGES), b"more"),
+        lambda: save_zip(make_shape_header(b"(99999999999,99999,99999)"), bytes(64)),
+        lambda: save_zip(make_npy(IMAGES), b"more"),
     ],
     "more than the file can hold": [
-        lambda: gz_pair(gzip.compress(claim_idx(*[2**32 - 1] * 3))),
-        lambda: idx_pair(claim_idx(2**32 - 1, 28, 28) + bytes(99)),
+        lambda: save_gz(gzip.compress(claim_idx(*[2**32 - 1] * 3))),
+        lambda: save_idx(claim_idx(2**32 - 1, 28, 28) + bytes(99)),
     ],
-    "not an IDX file": [lambda: idx_pair(b"\x89PNG" + idx(IMAGES)), lambda: idx_pair(b"")],
-    "record 3 & repair": [lambda: npz(x=change(IMAGES / 255, (3, 0, 0), np.nan), y=LABELS)],
+    "not an IDX file": [lambda: save_idx(b"\x89PNG" + IDX), lambda: save_idx(b"")],
+    "record 3 & repair": [lambda: save_npz(x=change(IMAGES / 255, (3, 0, 0), np.nan), y=LABELS)],
     "record 19 & repair": [
-        lambda: npz(x=change((IMAGES / 255).astype("f"), 19, -np.inf), y=LABELS)
+        lambda: save_npz(x=change((IMAGES / 255).astype("f"), 19, -np.inf), y=LABELS)
     ],
-    "0 to 1 & Divide them by 255": [lambda: npz(x=IMAGES * 1.0, y=LABELS)],
+    "0 to 1 & Divide them by 255": [lambda: save_npz(x=IMAGES * 1.0, y=LABELS)],
     "x.npz & --repair & another scale & Divide them by 255": [
-        lambda: npz(x=IMAGES * 1.0, y=LABELS) + " --repair"
+        lambda: save_npz(x=IMAGES * 1.0, y=LABELS) + " --repair"
     ],
-    "int16 & uint8": [lambda: npz(x=IMAGES.astype(np.int16), y=LABELS)],
-    "x.npz & labels & 0 to 1": [lambda: label(np.arange(20) % 3) + " --classes 2"],
-    "classes": [lambda: label(np.full(20, -1))],
-    "labels & labels.argmax(1)": [lambda: label(np.eye(20, dtype=int))],
-    "classes=9223372036854775808": [lambda: label(change(np.zeros(20, np.uint64), 7, 2**63 - 1))],
-    "class 1 has no records": [lambda: label(LABELS * 2)],
-    "x.npz & 8 & 9 & declared": [lambda: label(LABELS) + " --shape 1x9x9"],
-    "shape [20, 64]": [lambda: npz(x=IMAGES.reshape(20, 64), y=LABELS)],
-    "channels": [lambda: npz(x=np.zeros((20, 5, 8, 8), "B"), y=LABELS)],
-    "4096": [lambda: npz(x=np.zeros((2, 5000, 1), "B"), y=LABELS[:2])],
-    "x.npz & classes=0": [lambda: label(LABELS) + " --classes 0"],
-    "different shapes": [lambda: pair(png(mode="RGB"))],
-    "photos/a & no PNG or JPEG": [lambda: pair(b"later", "read.txt")],
-    "1.jpg & whole": [lambda: pair(png(form="JPEG")[:300], "1.jpg")],
-    "1.png & 10000x10000 & 4096": [lambda: pair(claim_png(10_000))],  # Pillow only warns of it
-    "1.jpg & PNG or JPEG": [lambda: pair(png(form="TIFF"), "1.jpg")],
-    "2.png & 1.png & hard link": [lambda: pair(link_to("photos/b/1.png", os.link), "2.png")],
+    "int16 & uint8": [lambda: save_npz(x=IMAGES.astype(np.int16), y=LABELS)],
+    "x.npz & labels & 0 to 1": [lambda: save_labels(np.arange(20) % 3) + " --classes 2"],
+    "classes": [lambda: save_labels(np.full(20, -1))],
+    "labels & labels.argmax(1)": [lambda: save_labels(np.eye(20, dtype=int))],
+    "classes=9223372036854775808": [
+        lambda: save_labels(change(np.zeros(20, np.uint64), 7, 2**63 - 1))
+    ],
+    "class 1 has no records": [lambda: save_labels(LABELS * 2)],
+    "x.npz & 8 & 9 & declared": [lambda: save_labels(LABELS) + " --shape 1x9x9"],
+    "shape [20, 64]": [lambda: save_npz(x=IMAGES.reshape(20, 64), y=LABELS)],
+    "channels": [lambda: save_npz(x=np.zeros((20, 5, 8, 8), "B"), y=LABELS)],
+    "4096": [lambda: save_npz(x=np.zeros((2, 5000, 1), "B"), y=LABELS[:2])],
+    "x.npz & classes=0": [lambda: save_labels(LABELS) + " --classes 0"],
+    "different shapes": [lambda: save_pair(make_png(mode="RGB"))],
+    "photos/a & no PNG or JPEG": [lambda: save_pair(b"later", "read.txt")],
+    "1.jpg & whole": [lambda: save_pair(JPEG[:300], "1.jpg")],
+    "1.png & 10000x10000 & 4096": [lambda: save_pair(claim_png(10_000))],  # Pillow only warns of it
+    "1.jpg & PNG or JPEG": [lambda: save_pair(make_png(form="TIFF"), "1.jpg")],
+    "2.png & 1.png & hard link": [lambda: save_pair(link_to("photos/b/1.png", os.link), "2.png")],
     "photos/Cat & cat & differ only in case": [
-        lambda: photos({"Cat/1.png": png(), "cat/1.png": png()})
+        lambda: save_photos({"Cat/1.png": PNG, "cat/1.png": PNG})
     ],
-    "photos/01 & 1 & leading zeros": [lambda: photos({"1/1.png": png(), "01/1.png": png()})],
+    "photos/01 & 1 & leading zeros": [lambda: save_photos({"1/1.png": PNG, "01/1.png": PNG})],
     "photos/a/1.PNG & 1.png & differ only in case": [
-        lambda: photos({"a/1.PNG": png(), "a/1.png": png(), "b/1.png": png()})
+        lambda: save_photos({"a/1.PNG": PNG, "a/1.png": PNG, "b/1.png": PNG})
     ],
     "2.png & beside the class folders": [
-        lambda: photos({"a/1.png": png(), "b/1.png": png(), "2.png": png()})
+        lambda: save_photos({"a/1.png": PNG, "b/1.png": PNG, "2.png": PNG})
     ],
-    "object & plain numbers": [pickle_npz],
-    "x.npy": [lambda: zip_npy(npy_shape(b"(-20,8,8)"), bytes(1280))],
+    "object & plain numbers": [save_pickle],
+    "x.npy": [lambda: save_zip(make_shape_header(b"(-20,8,8)"), bytes(1280))],
     "no such file": [lambda: write({"x.npz": os.mkfifo}, "x.npz")],
-    "not an IDX file of bytes": [lambda: idx_pair(idx(IMAGES.astype(">f4"), 13))],
-    "longer": [lambda: idx_pair(idx(IMAGES) + b"!")],
-    "t-labels-idx1-ubyte & beside": [lambda: idx_pair(idx(IMAGES), None)],
-    "no column 'image' & photo": [lambda: table([png()] * 20, column="photo")],
-    "x.parquet & no column 'colour' & label": [lambda: table([png()] * 20) + " --label colour"],
-    "row 19 & NoneType": [lambda: table([png()] * 19 + [None])],
-    "row 2 & PNG or JPEG": [lambda: table([png()] * 2 + [b"\x89PNG" + b"?" * 50] + [png()] * 17)],
-    "row 0 & str & bytes": [lambda: write({"secret.png": png()}, table(["secret.png"] * 20))],
-    "no images": [lambda: table(pa.array([], pa.binary()), LABELS[:0])],
+    "not an IDX file of bytes": [lambda: save_idx(make_idx(IMAGES.astype(">f4"), 13))],
+    "longer": [lambda: save_idx(IDX + b"!")],
+    "t-labels-idx1-ubyte & beside": [lambda: save_idx(IDX, None)],
+    "no column 'image' & photo": [lambda: save_table([PNG] * 20, column="photo")],
+    "x.parquet & no column 'colour' & label": [lambda: save_table([PNG] * 20) + " --label colour"],
+    "row 19 & NoneType": [lambda: save_table([PNG] * 19 + [None])],
+    "row 2 & PNG or JPEG": [lambda: save_table([PNG] * 2 + [b"\x89PNG" + b"?" * 50] + [PNG] * 17)],
+    "row 0 & str & bytes": [lambda: write({"secret.png": PNG}, save_table(["secret.png"] * 20))],
+    "no images": [lambda: save_table(pa.array([], pa.binary()), LABELS[:0])],
     "unknown format & .npz": [lambda: write({"data.csv": b"1,2,3\n"}, "data.csv")],
     "aaaa & no such file": [lambda: "a" * 5000],
-    "delta=0.5 & 0.001 & --allow-large-delta": [lambda: label(LABELS) + " --epsilon 1 --delta 0.5"],
-    "delta=0.2 & 1/20 & --allow-large-delta": [
-        lambda: label(LABELS) + " --epsilon 1 --delta 0.2 --public-size"
+    "delta=0.5 & 0.001 & --allow-large-delta": [
+        lambda: save_labels(LABELS) + " --epsilon 1 --delta 0.5"
     ],
-    "'stepz' & did you mean 'steps'": [lambda: config(b"stepz = 3")],
-    "private-set.budget_shares & tuple": [lambda: config(b"budget_shares = [[1], {}]")],
-    "resize=0 & 4096": [lambda: pair(png()) + " --resize 0"],
-    "resize=1000000 & 4096": [lambda: pair(png()) + " --resize 1000000"],
-    "resize=16 & x.npz": [lambda: label(LABELS) + " --resize 16"],
-    "--shape '8x8' & 1x28x28": [lambda: label(LABELS) + " --shape 8x8"],
-    "classes=1000000 & 100000": [lambda: label(LABELS) + " --classes 1000000"],
+    "delta=0.2 & 1/20 & --allow-large-delta": [
+        lambda: save_labels(LABELS) + " --epsilon 1 --delta 0.2 --public-size"
+    ],
+    "'stepz' & did you mean 'steps'": [lambda: save_config(b"stepz = 3")],
+    "private-set.budget_shares & tuple": [lambda: save_config(b"budget_shares = [[1], {}]")],
+    "resize=0 & 4096": [lambda: save_pair(PNG) + " --resize 0"],
+    "resize=1000000 & 4096": [lambda: save_pair(PNG) + " --resize 1000000"],
+    "resize=16 & x.npz": [lambda: save_labels(LABELS) + " --resize 16"],
+    "--shape '8x8' & 1x28x28": [lambda: save_labels(LABELS) + " --shape 8x8"],
+    "classes=1000000 & 100000": [lambda: save_labels(LABELS) + " --classes 1000000"],
     "file": [lambda: write({"file": b"mine"}, "digits --out file/out")],
     "out.run & --resume": [lambda: write({"out.run/run.json": b"{}"}, "digits")],
     "out.run & other settings": [
@@ -469,13 +491,13 @@ def test_there_are_sixty_crafted_files():
 
 
 SOUND = {
-    "npz": lambda: label(LABELS),
-    "packed npz": lambda: npz(np.savez_compressed, x=IMAGES, y=LABELS),
-    "idx": lambda: idx_pair(idx(IMAGES)),
-    "gz": lambda: gz_pair(gzip.compress(idx(IMAGES))),
-    "parquet": lambda: table([png(), png(7)] * 10),
-    "png": lambda: pair(png()),
-    "jpeg": lambda: pair(png(form="JPEG"), "1.jpg"),
+    "npz": lambda: save_labels(LABELS),
+    "packed npz": lambda: save_npz(np.savez_compressed, x=IMAGES, y=LABELS),
+    "idx": lambda: save_idx(IDX),
+    "gz": lambda: save_gz(GZ),
+    "parquet": lambda: save_table([PNG, make_png(7)] * 10),
+    "png": lambda: save_pair(PNG),
+    "jpeg": lambda: save_pair(JPEG, "1.jpg"),
 }
 
 
@@ -540,7 +562,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_the_name_of_a_file_neither_breaks_nor_styles_the_line(name, privot, tmp_path):
     (tmp_path / name).mkdir()
-    source = Path(label(np.arange(20) % 2 - 1)).rename(tmp_path / name / "x.npz")
+    source = Path(save_labels(np.arange(20) % 2 - 1)).rename(tmp_path / name / "x.npz")
     code, out, err = privot("synthesize", source, "--epsilon", 1, "--out", "out")
     check_refused(code, out, err, ["labels"])
     assert err[:-1].isprintable()
@@ -606,6 +628,6 @@ def test_an_unreadable_file_is_named(privot, monkeypatch):
     def deny(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    words = ("synthesize", pair(png()), "--epsilon", 1, "--out", "out")
+    words = ("synthesize", save_pair(PNG), "--epsilon", 1, "--out", "out")
     monkeypatch.setattr(Path, "iterdir", deny)
     check_refused(*privot(*words), ["photos", "Permission denied"])
