@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETS = format_settings(TINY_SET)
 SIDES = "--members digits --nonmembers digits"
+SMALL_SIDES = "--members in.npz --nonmembers out.npz"
 
 
 def make_private(out, epsilon=1.0):
@@ -48,13 +49,12 @@ def leaky(tmp_path):
 
 
 @pytest.fixture
-def sides(tmp_path):
-    """A hundred members and as many others."""
+def small_sides(tmp_path):
+    """A hundred members, as many others, and a population."""
     images, labels = load_dataset("digits", public=True).records()
-    order = np.random.default_rng(0).permutation(len(labels))[:200]
-    for name, part in (("in.npz", order[:100]), ("out.npz", order[100:])):
-        np.savez(tmp_path / name, x=images[part].numpy(), y=labels[part].numpy())
-    return "--members in.npz --nonmembers out.npz"
+    order = np.random.default_rng(0).permutation(len(labels))
+    for name, part in (("in", order[:100]), ("out", order[100:200]), ("more", order[200:260])):
+        np.savez(tmp_path / f"{name}.npz", x=images[part].numpy(), y=labels[part].numpy())
 
 
 def test_lists_the_attacks(privot, run_json):
@@ -66,6 +66,7 @@ def test_lists_the_attacks(privot, run_json):
     assert {row["name"]: tuple(row["needs"]) for row in rows} == needs
 
 
+@pytest.mark.usefixtures("small_sides")
 def test_results_of_an_attack_are_published_only_if_its_data_are(privot, run_json, tmp_path):
     private = make_private(tmp_path / "private")
     code, out, err = privot("attack nearest-pixels private", SIDES)
@@ -88,9 +89,8 @@ def test_results_of_an_attack_are_published_only_if_its_data_are(privot, run_jso
     assert internal.name in (tmp_path / "page-internal" / "internal.html").read_text()
     assert internal.name not in (tmp_path / "page" / "report.html").read_text()
 
-    # The digits' split tells the sides apart a little whatever is released: more confidence here.
-    words = f"attack tracing private {SIDES} --public --confidence 0.9999"
-    code, out, err = privot(words, "--json")
+    words = f"attack tracing private {SMALL_SIDES} --population more.npz --public"
+    code, out, err = privot(words, "--confidence 0.9999 --json")
     facts = json.loads(out)
     assert (code, facts["publishable"], facts["control"]["passed"]) == (0, True, True)
     assert facts["verdict"]["status"] == "holds"
@@ -130,9 +130,10 @@ def test_attacks_from_inside_the_release_too(privot, leaky, monkeypatch):
     assert (leaky.with_name("leaky.attacks") / "nearest-pixels.json").exists()
 
 
-def test_a_method_is_attacked_by_its_shadows(privot, run_json, sides, tmp_path):
-    words = f"attack lira real-subset --set images_per_class=2 {sides}"
-    words += " --shadows 4 --epochs 5 --folder shadows"
+@pytest.mark.usefixtures("small_sides")
+def test_a_method_is_attacked_by_its_shadows(privot, run_json, tmp_path):
+    words = f"attack lira-pixels real-subset --set images_per_class=2 {SMALL_SIDES}"
+    words += " --shadows 4 --epochs 1 --folder shadows"
     code, out, err = privot(words, "--json")
     assert code == 0, err
     assert "shadows" in err
@@ -140,15 +141,19 @@ def test_a_method_is_attacked_by_its_shadows(privot, run_json, sides, tmp_path):
     assert facts["verdict"]["status"] == "no claim"
     points = facts["operating_points"]
     assert points["num_members"] + points["num_nonmembers"] == 200
-    assert load_attack_results(tmp_path / "shadows" / "lira.json")[0].name == "LiRA, online"
+    [result] = load_attack_results(tmp_path / "shadows" / "lira-pixels.json")
+    assert result.name == ATTACKS["lira-pixels"].title
     assert run_json(words) == facts
     code, _, err = privot(words, "--seed 1")
     assert (code, err.count("\n"), "another plan" in err) == (2, 1, True)
 
 
-def test_a_private_method_is_held_to_its_claim(privot, sides, tmp_path):
+@pytest.mark.usefixtures("small_sides")
+def test_a_private_method_is_held_to_its_claim(privot, tmp_path):
     """One that must know the sizes of classes, too."""
-    words = f"attack lira-pixels sliced-flow --epsilon 5 --set steps=2 --set num_blocks=2 {sides}"
+    words = (
+        f"attack lira-pixels sliced-flow --epsilon 5 --set steps=2 --set num_blocks=2 {SMALL_SIDES}"
+    )
     words += " --shadows 4 --epochs 1 --json"
     code, _, err = privot(words)
     assert (code, "--public-classes" in err) == (2, True)
@@ -165,7 +170,7 @@ REFUSED_ATTACKS = [
     (f"guess leaky {SIDES}", "There is no attack 'guess'"),
     (f"loss nowhere {SIDES}", "nowhere is no release"),
     (f"lira nowhere {SIDES} --folder x", "There is no method 'nowhere' either"),
-    (f"lira leaky {SIDES} --candidates 5", "Leave the budget out"),
+    (f"lira-pixels leaky {SIDES} --candidates 5", "Leave the budget out"),
     (f"nearest-pixels leaky {SIDES} --shadows 4", "uses no shadows"),
     (f"nearest-pixels leaky {SIDES} --reference leaky", "another release"),
     (f"nearest-pixels leaky {SIDES} --reference nowhere", "nowhere"),
@@ -195,9 +200,10 @@ def test_refuses_a_wrong_attack_in_one_line(privot, leaky, tmp_path, words, reas
 
 # audit
 
-AUDIT = f"audit private-set --data digits --folder here --runs 4 {SETS}"
+AUDIT = f"audit private-set --data in.npz --folder here --runs 4 {SETS}"
 
 
+@pytest.mark.usefixtures("small_sides")
 def test_an_audit_proves_what_a_report_of_the_same_run_shows(privot, run_json, tmp_path):
     code, out, err = privot(AUDIT, "--epsilon 5")
     assert (code, out.count("\n")) == (0, 2)
@@ -221,6 +227,7 @@ def test_an_audit_proves_what_a_report_of_the_same_run_shows(privot, run_json, t
     assert (code, "another epsilon than the release" in err) == (2, True)
 
 
+@pytest.mark.usefixtures("small_sides")
 @pytest.mark.parametrize(
     ("words", "kept"),
     [
@@ -240,6 +247,7 @@ def test_an_interrupt_says_how_to_resume(privot, monkeypatch, words, kept):
     assert f"Stopped. The completed work is in {kept}. Run the same command again to resume." in err
 
 
+@pytest.mark.usefixtures("small_sides")
 def test_an_audit_that_refutes_the_claim_ends_with_three(privot, monkeypatch):
     monkeypatch.setattr(
         secret_side_module, "add_noise", lambda total, std, grid, secret: total * grid

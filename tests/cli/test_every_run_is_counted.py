@@ -138,7 +138,7 @@ CLIENT = (
 PLAIN = {
     "`attack`": (f"attack nearest-pixels release {SIDES}", "scans others"),
     "`attack` with shadows": (
-        f"attack lira real-subset --set images_per_class=2 {SIDES} {SHADOWS}",
+        f"attack lira-pixels real-subset --set images_per_class=2 {SIDES} {SHADOWS}",
         "scans others",
     ),
     "`attacks`": ("attacks", ""),

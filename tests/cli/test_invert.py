@@ -52,7 +52,7 @@ def test_a_clipped_and_noisy_update_for_programs(run_json, coarse_accounting):
 
 
 def test_noise_without_a_clip_promises_nothing(privot):
-    noise = "--checked 0 --noise-scale 0.01 --training 60000,256,100"
+    noise = "--steps 2 --checked 0 --noise-scale 0.01 --training 60000,256,100"
     code, out, _ = privot(SMALL, noise, "--attack hybrid")
     assert code == 0
     assert "no guarantee: Nothing limits" in out

@@ -176,6 +176,7 @@ def test_settings_come_from_a_file_and_the_command_wins(run_json, tmp_path):
         ("here.npz --shape 1x8x8 --classes 10 --epsilon 10", "no sizes are declared"),
     ],
 )
+@pytest.mark.usefixtures("coarse_accounting")
 def test_a_plan_warns_of_what_a_colleague_would_notice(words, caution, run_json):
     Path("here.npz").touch()
     cautions = run_json("plan", words)["warnings"]
@@ -414,16 +415,16 @@ def test_measure_writes_what_report_and_ceiling_read(run_json, privot, release, 
     assert run_json(f"measure {release} --test digits", ceiling)
 
 
-def test_measure_takes_foreign_output(run_json, privot, expect_refusal, foreign, monkeypatch):
+def test_measure_takes_foreign_output(privot, expect_refusal, foreign, monkeypatch):
     monkeypatch.setattr(files, "list_data_folders", lambda: [Path("data").absolute()])
     words = "measure theirs.npz --test digits --only fid,sliced"
-    facts = run_json(words)
+    code, out, err = privot(words, "--public --json")
+    assert (code, err.count("warning: ")) == (0, 2)
+    facts = json.loads(out)
     assert facts["source"] == "theirs"
     names = {result["name"] for result in facts["results"]}
     assert {"domain_fd", "sliced_wasserstein"} <= names
     assert "fid" not in names
-    code, out, err = privot(words, "--public")
-    assert (code, err.count("warning: ")) == (0, 2)
     assert "The domain_ metrics of a small network are measured instead" in err
     assert "domain_fd: so few images (60 samples)" in err
     assert "ConvNet of width 32" in out
@@ -474,7 +475,7 @@ def test_networks_that_are_paid_for_learn_soft_labels_too(run_json, images):
 
 
 def test_compare(privot, run_json, expect_refusal, release, foreign, tmp_path):
-    options = "--test digits --only gaussian_nb,cnn --count 60"
+    options = "--test digits --only gaussian_nb,lda --count 60"
     facts = run_json(f"compare {release} theirs.npz", options)
     assert [output["source"] for output in facts["outputs"]] == ["digits", "theirs"]
     assert Path(facts["page"]).name == "comparison.html"
@@ -830,9 +831,9 @@ def test_help_does_not_wait_for_torch():
     assert "synthesize" in done.stdout
 
 
-def test_a_reader_that_goes_away_is_no_crash(release):
-    """`privot verify RELEASE | true`."""
-    command = [sys.executable, "-c", "from privot.cli import main; main()", "verify", str(release)]
+def test_a_reader_that_goes_away_is_no_crash():
+    """`privot --help | true`."""
+    command = [sys.executable, "-c", "from privot.cli import main; main()", "--help"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
