@@ -171,10 +171,11 @@ def test_wrong_words_cost_nothing(expect_refusal, tmp_path, words, reason):
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_a_limit_holds_before_anything_is_read(privot, expect_refusal, tmp_path, monkeypatch):
+def test_a_limit_holds_before_anything_is_read(privot, tmp_path, monkeypatch):
     assert privot("ledger digits --limit 3")[0] == 0
     monkeypatch.setattr(Laplace, "privatize", lambda *_: pytest.fail("a record was read"))
-    expect_refusal("budget of epsilon 3", "privatize digits --epsilon 4 --out sent.safetensors")
+    code, _, err = privot("privatize digits --epsilon 4 --out sent.safetensors")
+    assert (code, "budget of epsilon 3" in err) == (2, True)
     assert not (tmp_path / "sent.safetensors").exists()
 
 
