@@ -116,10 +116,10 @@ def test_the_domain_network_tells_digits_apart(digits):
     extractor = train_domain_extractor(digits, CPU)
     test = load_dataset("digits", "test", public=True).records()
     real = digits.records()
-    known_features, test_features = (
+    real_features, test_features = (
         extractor.extract_features(each.images, ignore_progress) for each in (real, test)
     )
-    means = torch.stack([known_features[real.labels == label].mean(0) for label in range(10)])
+    means = torch.stack([real_features[real.labels == label].mean(0) for label in range(10)])
     nearest = torch.cdist(test_features, means).argmin(1)
     assert (nearest == test.labels).double().mean() > 0.9
     assert extractor.metric_prefix == "domain_"
