@@ -50,11 +50,11 @@ def leaky(tmp_path):
 
 @pytest.fixture
 def small_sides(tmp_path):
-    """A hundred members, as many others, and a population."""
+    """A hundred members and as many others."""
     images, labels = load_dataset("digits", public=True).records()
     order = np.random.default_rng(0).permutation(len(labels))
-    for name, part in (("in", order[:100]), ("out", order[100:200]), ("more", order[200:260])):
-        np.savez(tmp_path / f"{name}.npz", x=images[part].numpy(), y=labels[part].numpy())
+    for name, part in (("in.npz", order[:100]), ("out.npz", order[100:200])):
+        np.savez(tmp_path / name, x=images[part].numpy(), y=labels[part].numpy())
 
 
 def test_lists_the_attacks(privot, run_json):
@@ -89,16 +89,17 @@ def test_results_of_an_attack_are_published_only_if_its_data_are(privot, run_jso
     assert internal.name in (tmp_path / "page-internal" / "internal.html").read_text()
     assert internal.name not in (tmp_path / "page" / "report.html").read_text()
 
-    words = f"attack tracing private {SMALL_SIDES} --population more.npz --public"
+    words = f"attack nearest-pixels private {SMALL_SIDES} --public"
     code, out, err = privot(words, "--confidence 0.9999 --json")
     facts = json.loads(out)
     assert (code, facts["publishable"], facts["control"]["passed"]) == (0, True, True)
     assert facts["verdict"]["status"] == "holds"
     assert "sensitive records" not in err
-    [public] = load_attack_results(private / "attacks" / "tracing.json")
+    path = private / "attacks" / "nearest-pixels.json"
+    [public] = load_attack_results(path)
     assert public.publishable
     assert [path.name for path in folder.iterdir()] == ["nearest-pixels.json"]
-    assert json.loads((private / "attacks" / "tracing.json").read_text())["auc"] == facts["auc"]
+    assert json.loads(path.read_text())["auc"] == facts["auc"]
     assert privot("verify private")[0] == 0  # it is still the same release
     assert privot("report private --out page")[0] == 0
     assert public.name in (tmp_path / "page" / "report.html").read_text()

@@ -147,10 +147,7 @@ PLAIN = {
     "`compare`": (f"compare release release {MEASURED}", "scans others"),
     "`demo`": ("demo", ""),
     "`federate keys`": ("federate keys --out keys", ""),
-    "`invert`": (
-        "invert --data large.npz --images 2 --checked 0 --steps 2 --device cpu",
-        "large",
-    ),
+    "`invert`": ("invert --data large.npz --images 2 --checked 0 --steps 2 --device cpu", "large"),
     "`ledger`": ("ledger scans.npz", "scans"),
     "`ledger --limit`": ("ledger scans.npz --limit 3", "scans"),
     "`measure`": (f"measure release {MEASURED}", "scans others"),

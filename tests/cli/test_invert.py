@@ -63,10 +63,7 @@ def test_noise_without_a_clip_promises_nothing(privot):
     [
         ("--attack dgl", "There is no attack 'dgl'. Choose one of dlg"),
         ("--model resnet", "There is no model 'resnet'. Choose one of lenet, cnn6"),
-        (
-            "--model cnn6 --attack dlg",
-            "cnn6 has one logit, from which labels cannot be recovered",
-        ),
+        ("--model cnn6 --attack dlg", "cnn6 has one logit, from which labels cannot be recovered"),
         ("--optimizer sgd", "no optimizer 'sgd'"),
         ("--images 5000", "records are needed, but the data set has fewer"),
         ("--noise-scale -1", "noise_std=-1"),
@@ -86,5 +83,5 @@ def test_the_same_seed_gives_the_same_victims():
 
     one, two, other = (build_problem(seed) for seed in (5, 5, 6))
     assert torch.equal(one[1], two[1])
-    assert all(torch.equal(each, two[0].update[name]) for name, each in one[0].update.items())
+    assert all(torch.equal(value, two[0].update[name]) for name, value in one[0].update.items())
     assert not torch.equal(one[1], other[1])

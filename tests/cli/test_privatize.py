@@ -64,7 +64,7 @@ def digits_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("client")
     digits = load_dataset("digits")
     channel = build_image_channel(digits.spec, "laplace", 20.0, labels_epsilon=2.0)
-    privatize(digits, channel, out=folder / "sent.safetensors", ledger=folder / "book.jsonl")
+    privatize(digits, channel, out=folder / "sent.safetensors", ledger=folder / "ledger.jsonl")
     return folder / "sent.safetensors"
 
 
@@ -273,7 +273,7 @@ def test_files_of_one_channel_are_joined_and_others_refused(tmp_path):
 def test_seeded_noise_makes_neither_a_file_nor_a_guarantee(tmp_path):
     digits = load_dataset("digits")
     channel = build_image_channel(digits.spec, "laplace", 20.0)
-    dataset = privatize(digits, channel, ledger=tmp_path / "book.jsonl", insecure_seed=1)
+    dataset = privatize(digits, channel, ledger=tmp_path / "ledger.jsonl", insecure_seed=1)
     with pytest.raises(DataError, match="seeded"):
         dataset.save(tmp_path / "x.safetensors")
     assert isinstance(synthesize(dataset, Average()).guarantee, NoGuarantee)
@@ -287,7 +287,7 @@ def test_labels_that_were_not_privatized_stay(tmp_path):
     def send(turn, channel):
         labels = np.roll(np.arange(12) % 3, turn)
         dataset = Sensitive(images, labels, spec, name=f"turned{turn}")
-        return privatize(dataset, channel, ledger=tmp_path / "book.jsonl", insecure_seed=3)
+        return privatize(dataset, channel, ledger=tmp_path / "ledger.jsonl", insecure_seed=3)
 
     for labels_epsilon, same, labels in (
         (None, True, (1, None)),
@@ -305,8 +305,8 @@ def test_labels_that_were_not_privatized_stay(tmp_path):
 
 def test_a_release_of_what_was_sent(sent, digits_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVOT_HOME", str(tmp_path / "server"))
-    book = digits_file.with_name("book.jsonl")
-    before = book.read_bytes()
+    ledger = digits_file.with_name("ledger.jsonl")
+    before = ledger.read_bytes()
     spent = []
 
     def progress(*_, **facts):
@@ -318,7 +318,7 @@ def test_a_release_of_what_was_sent(sent, digits_file, tmp_path, monkeypatch):
     assert [release.guarantee.epsilon, proved, *spent] == [pytest.approx(22.0)] * 3
     assert release.metadata["method"] == "average"  # not what a method says of itself
     assert not list((tmp_path / "server").rglob("*"))  # no ledger on the server
-    assert book.read_bytes() == before
+    assert ledger.read_bytes() == before
     real = load_dataset("digits", public=True).records().images.mean(0)
     # noise of 4.5 / sqrt(1797) a pixel leaves .07 ± .01; a flat image .3
     assert (release.sample(1)[0][0] - real).abs().mean() < 0.15
@@ -358,18 +358,18 @@ def test_a_server_gate_has_no_way_to_a_record(sent):
 
 
 def test_clean_records_never_reach_a_local_method(tmp_path, dataset):
-    book = tmp_path / "book.jsonl"
+    ledger = tmp_path / "ledger.jsonl"
     channel = Laplace.calibrate(1.0, projection=Projection(shape=(1, 2, 2)))
-    gate = Gate(dataset, channel.plan(), Ledger(book), Budget(1.01))
+    gate = Gate(dataset, channel.plan(), Ledger(ledger), Budget(1.01))
     with pytest.raises(PlanError, match="privot privatize"):
         make_method("entropic-gan").fit(gate, Streams(0), ignore_progress)
     with pytest.raises(SettingError, match="privot privatize"):
-        synthesize(dataset, Average(), ledger=book)
+        synthesize(dataset, Average(), ledger=ledger)
     with pytest.raises(PlanError, match="not that of this channel"):
         gate.privatize(Laplace.calibrate(2.0, projection=Projection(shape=(1, 2, 2))))
-    assert not book.exists()
+    assert not ledger.exists()
     with pytest.raises(SettingError, match="run privot privatize first"):
-        synthesize(SensitiveTable(np.zeros((5, 2)), name="t"), "merf", 1.0, ledger=book)
+        synthesize(SensitiveTable(np.zeros((5, 2)), name="t"), "merf", 1.0, ledger=ledger)
 
 
 def test_privatized_files_are_only_for_local_methods(sent, privot, expect_refusal):

@@ -48,8 +48,8 @@ def own(tmp_path):
 def digits(tmp_path_factory):
     """The folder of a release of 20 digits."""
     root = tmp_path_factory.mktemp("set")
-    book = root / "book.jsonl"
-    api.synthesize("digits", budget=3.0, settings=SMALL, out=root / "made", ledger=book)
+    ledger = root / "ledger.jsonl"
+    api.synthesize("digits", budget=3.0, settings=SMALL, out=root / "made", ledger=ledger)
     return root / "made"
 
 
@@ -207,11 +207,11 @@ def test_a_large_epsilon_of_a_channel_is_a_caution(privot):
 
 
 def test_cautions_reach_python(home):
-    words = {"budget": 100.0, "settings": SMALL, "ledger": home / "book.jsonl"}
+    words = {"budget": 100.0, "settings": SMALL, "ledger": home / "ledger.jsonl"}
     with pytest.warns(PrivotWarning, match="is a weak guarantee") as caught:
         api.synthesize("digits", **words)
     # of the line that called
-    assert {Path(each.filename).name for each in caught} == {Path(__file__).name}
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
     warnings = []
     api.synthesize("digits", **words, on_warning=warnings.append)
     assert any("is a weak guarantee" in warning for warning in warnings)
@@ -270,12 +270,12 @@ def test_a_run_that_is_refused_before_it_is_charged_leaves_nothing(home, monkeyp
         raise error
 
     monkeypatch.setattr("privot.methods.private_set.PrivateSet.fit", fail)
-    words = {"budget": 1.0, "settings": SMALL, "out": "a/b/out", "ledger": home / "book.jsonl"}
+    words = {"budget": 1.0, "settings": SMALL, "out": "a/b/out", "ledger": home / "ledger.jsonl"}
     for _ in range(2):  # the second is not refused for an unfinished run
         with pytest.raises(type(error)):
             api.synthesize("digits", **words)
         assert not (home / "a").exists()
-    assert Ledger(home / "book.jsonl").entries() == []
+    assert Ledger(home / "ledger.jsonl").entries() == []
 
 
 def test_a_run_past_the_limit_leaves_nothing(privot, own):
@@ -325,7 +325,7 @@ def test_the_report_says_what_is_released_without_protection(
     privot, home, method, settings, lead, tags
 ):
     settings = {"images_per_class": 1, **settings}
-    api.synthesize("digits", method, settings=settings, out="made", ledger=home / "book.jsonl")
+    api.synthesize("digits", method, settings=settings, out="made", ledger=home / "ledger.jsonl")
     assert privot("report made --out report")[0] == 0
     names = ("report.html", "README.md", "registry.yaml")
     page, card, record = (Path("report", name).read_text() for name in names)

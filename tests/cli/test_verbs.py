@@ -57,7 +57,7 @@ def release(tmp_path_factory):
     root = tmp_path_factory.mktemp("generator")
     settings = {"num_features": 200, "steps": 20}
     out = root / "digits"
-    synthesize("digits", "merf", 5.0, settings=settings, out=out, ledger=root / "book.jsonl")
+    synthesize("digits", "merf", 5.0, settings=settings, out=out, ledger=root / "ledger.jsonl")
     return out
 
 
@@ -66,7 +66,7 @@ def images(tmp_path_factory):
     """A set of digits, by the default method."""
     root = tmp_path_factory.mktemp("set")
     out = root / "digits"
-    synthesize("digits", budget=5.0, settings=SMALL, out=out, ledger=root / "book.jsonl")
+    synthesize("digits", budget=5.0, settings=SMALL, out=out, ledger=root / "ledger.jsonl")
     return out
 
 
@@ -180,9 +180,9 @@ def test_settings_come_from_a_file_and_the_command_wins(run_json, tmp_path):
 def test_a_plan_warns_of_what_a_colleague_would_notice(words, caution, run_json):
     Path("here.npz").touch()
     cautions = run_json("plan", words)["warnings"]
-    assert sum(caution in each for each in cautions) == 1, cautions
+    assert sum(caution in text for text in cautions) == 1, cautions
     plain = run_json("plan mnist --method merf --epsilon 10")["warnings"]
-    assert not any(caution in each for each in plain)
+    assert not any(caution in text for text in plain)
 
 
 # synthesize, resize
@@ -270,31 +270,31 @@ def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, run_json):
     np.savez("few.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
     words = "synthesize few.npz --method gs-wgan --epsilon 1 --set steps=100 --out one"
     for _ in range(2):
-        code, _, err = privot(words, "--ledger book.jsonl --device cpu")
+        code, _, err = privot(words, "--ledger ledger.jsonl --device cpu")
         assert (code, "Set fewer critics" in err.splitlines()[-1]) == (2, True), err
-    assert run_json("ledger digits --ledger book.jsonl")["runs"] == []
+    assert run_json("ledger digits --ledger ledger.jsonl")["runs"] == []
     assert not Path("one.run").exists()
 
 
 def test_names_the_critics_that_a_crash_left_behind(privot, run_json, tmp_path):
-    book = tmp_path / "book.jsonl"
-    run_json("synthesize digits --epsilon 5", QUICK, "--out one --ledger", book)
+    ledger = tmp_path / "ledger.jsonl"
+    run_json("synthesize digits --epsilon 5", QUICK, "--out one --ledger", ledger)
     states = ("vault0.safetensors", "vault3.safetensors.7.part")
     for name in (*states, "vault0 (copy).safetensors", "vaulted"):
-        Path(f"book.jsonl.{name}").touch()
-    _, _, err = privot("ledger digits --ledger", book)
-    assert f"{book}.vault3.safetensors.7.part holds" in err
-    caution = f"{book}.vault0.safetensors holds shard states"
+        Path(f"ledger.jsonl.{name}").touch()
+    _, _, err = privot("ledger digits --ledger", ledger)
+    assert f"{ledger}.vault3.safetensors.7.part holds" in err
+    caution = f"{ledger}.vault0.safetensors holds shard states"
     assert caution in err
-    facts = run_json("ledger digits --ledger book.jsonl")
-    assert facts["checkpoints"] == ["book.jsonl.vault0.safetensors"]
-    result = run_json("synthesize digits --epsilon 5", QUICK, "--out two --ledger", book)
+    facts = run_json("ledger digits --ledger ledger.jsonl")
+    assert facts["checkpoints"] == ["ledger.jsonl.vault0.safetensors"]
+    result = run_json("synthesize digits --epsilon 5", QUICK, "--out two --ledger", ledger)
     assert any(warning.startswith(caution) for warning in result["warnings"])
 
 
 def test_resize_touches_neither_data_nor_a_ledger(privot, run_json, images, tmp_path, monkeypatch):
-    for each in (Ledger, Sensitive, Gate):
-        monkeypatch.setattr(each, "__init__", fail(AssertionError("data or a ledger")))
+    for type_ in (Ledger, Sensitive, Gate):
+        monkeypatch.setattr(type_, "__init__", fail(AssertionError("data or a ledger")))
     code, out, err = privot(f"resize {images} --images-per-class 5 --out five")
     assert (code, read_heads(out)) == (0, ["release", "guarantee"])
     assert "50 images, nothing spent" in out
@@ -406,8 +406,8 @@ def test_measure_writes_what_report_and_ceiling_read(run_json, privot, release, 
     names = [result["name"] for result in facts["results"]]
     assert names == ["exact_wasserstein", "gaussian_nb_accuracy"]
     assert facts["results"][0]["standard_error"] == "nan"  # JSON has no other word for it
-    assert [each.name for each in path.parent.iterdir()] == ["r.json"]
-    again = [MetricResult.from_json(each) for each in facts["results"]]
+    assert [file.name for file in path.parent.iterdir()] == ["r.json"]
+    again = [MetricResult.from_json(result) for result in facts["results"]]
     assert repr(load_metric_results(path)) == repr(again)
     code, _, err = privot(words, "--only lda")
     assert (code, "deep/er/r.json already exists" in err) == (2, True)
@@ -494,8 +494,8 @@ def test_classes_are_matched_by_their_names(privot, run_json, expect_refusal, tm
     for folder, names in (("test", "ship cat dog"), ("wrong", "ant cat dog"), ("few", "cat ship")):
         for name, own in zip(names.split(), pixels, strict=False):
             Path(folder, name).mkdir(parents=True)
-            for position, each in enumerate(own):
-                Image.fromarray(each).save(Path(folder, name, f"{position}.png"))
+            for position, image in enumerate(own):
+                Image.fromarray(image).save(Path(folder, name, f"{position}.png"))
     words = "measure ours --only lda --test"
     assert run_json(words, "test")["results"][0]["reference_size"] == 12
     unknown = "class 'ant' is not one of the known classes"
@@ -554,8 +554,8 @@ def test_report(privot, run_json, release, tmp_path):
 
 def test_the_internal_report_is_for_the_owner(run_json, expect_refusal, release, tmp_path):
     run_json(f"measure {release} --test digits --only gaussian_nb --count 50 --out internal.json")
-    book = release.parent / "book.jsonl"
-    inputs = f"--data digits --ledger {book} --results internal.json"
+    ledger = release.parent / "ledger.jsonl"
+    inputs = f"--data digits --ledger {ledger} --results internal.json"
     done = run_json(f"report {release} --internal --out both", inputs)
     names = [Path(path).name for path in done["files"]]
     assert names == [*PUBLIC, "internal.html", "internal.json"]
@@ -564,7 +564,7 @@ def test_the_internal_report_is_for_the_owner(run_json, expect_refusal, release,
     assert [result["name"] for result in facts["utility"]["results"]] == ["gaussian_nb_accuracy"]
     assert facts["history"]["contains_head"]
     assert "gaussian_nb" not in (tmp_path / "both" / "report.json").read_text()
-    for words in ("--data digits", f"--ledger {book}"):
+    for words in ("--data digits", f"--ledger {ledger}"):
         expect_refusal("--internal", f"report {release} --out none", words)
     missing = "--internal --ledger nothing.jsonl --out none"
     expect_refusal("The ledger nothing.jsonl does not exist.", f"report {release}", missing)
@@ -631,10 +631,10 @@ def test_verify(privot, run_json, release):
 
 
 def test_ledger(privot, run_json, tmp_path):
-    book = tmp_path / "book.jsonl"
-    words = f"ledger digits --ledger {book}"
+    ledger = tmp_path / "ledger.jsonl"
+    words = f"ledger digits --ledger {ledger}"
     assert run_json(words) == {
-        "ledger": str(book),
+        "ledger": str(ledger),
         "limit": None,
         "limit_delta": None,
         "spent_epsilon": 0.0,
@@ -646,11 +646,11 @@ def test_ledger(privot, run_json, tmp_path):
         "is_dataset_ledger": False,
         "internal": [],
     }
-    assert not book.exists()  # looking writes nothing
+    assert not ledger.exists()  # looking writes nothing
     for out in ("one", "two"):
-        run_json("synthesize digits --epsilon 1", QUICK, f"--out {out} --ledger {book}")
+        run_json("synthesize digits --epsilon 1", QUICK, f"--out {out} --ledger {ledger}")
     facts = run_json(words, "--limit 3")
-    assert facts["limit"] == Ledger(book).limit().epsilon == 3
+    assert facts["limit"] == Ledger(ledger).limit().epsilon == 3
     assert 1 < facts["spent_epsilon"] < 2  # composition, not addition
     assert [run["method"] for run in facts["runs"]] == ["merf", "merf"]
     code, out, err = privot(words)

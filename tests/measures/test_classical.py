@@ -151,7 +151,7 @@ def test_the_seed_matters_where_there_is_chance(train, real, answers):
 
 
 def test_a_released_set_may_lack_classes_and_have_constant_pixels(train, real):
-    kept, shown = (torch.isin(each.labels, torch.tensor([2, 5, 9])) for each in (train, real))
+    kept, shown = (torch.isin(data.labels, torch.tensor([2, 5, 9])) for data in (train, real))
     images = train.images.clone()
     test = real.images.clone()
     for row, value in ((1, 0), (7, 1)):

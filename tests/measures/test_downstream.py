@@ -104,7 +104,7 @@ def test_the_thirteen_have_a_mean(small, test_set):
     assert mean.value == pytest.approx(np.mean([result.value for result in results]))
     assert mean.seconds == pytest.approx(sum(result.seconds for result in results))
     # errors of one test set add up at most
-    assert 0 < mean.standard_error < np.mean([each.standard_error for each in results]) + 1e-12
+    assert 0 < mean.standard_error < np.mean([result.standard_error for result in results]) + 1e-12
     assert 0.3 < mean.value < 1
 
 
@@ -129,10 +129,10 @@ def test_the_calibrated_accuracy_is_the_mean_of_ratios_to_real_data(measure_two)
     ]
     results = measure_two(ceiling)
     calibrated = results.pop("calibrated_accuracy")
-    assert [each.value for each in results.values()] == [each.value for each in plain.values()]
-    ratios = [
-        each.value / top.value for each, top in zip(plain.values(), ceiling[:2], strict=False)
-    ]
+    assert results.keys() == plain.keys()
+    assert all(results[name].value == result.value for name, result in plain.items())
+    names = list(plain)[:2]
+    ratios = [plain[name].value / top.value for name, top in zip(names, ceiling, strict=False)]
     assert calibrated.value == pytest.approx(np.mean(ratios))
     assert (calibrated.publishable, calibrated.reference_size) == (True, 359)
     hidden = [ceiling[0], dataclasses.replace(ceiling[1], publishable=False)]

@@ -117,7 +117,7 @@ def test_the_domain_network_tells_digits_apart(digits):
     test = load_dataset("digits", "test", public=True).records()
     real = digits.records()
     real_features, test_features = (
-        extractor.extract_features(each.images, ignore_progress) for each in (real, test)
+        extractor.extract_features(data.images, ignore_progress) for data in (real, test)
     )
     means = torch.stack([real_features[real.labels == label].mean(0) for label in range(10)])
     nearest = torch.cdist(test_features, means).argmin(1)

@@ -34,7 +34,7 @@ def compute_kernel_naively(real, fake):
         (a.double().numpy() @ b.double().numpy().T / a.shape[1] + 1) ** 3
         for a, b in ((real, fake), (real, real), (fake, fake))
     )
-    within = sum(each[~np.eye(len(each), dtype=bool)].mean() for each in inner)
+    within = sum(kernel[~np.eye(len(kernel), dtype=bool)].mean() for kernel in inner)
     return within - 2 * cross.mean()
 
 

@@ -122,7 +122,7 @@ def test_lpips_is_the_papers_formula(weights):
     for level, (a, b) in enumerate(zip(compute_maps(x), compute_maps(y), strict=True)):
         head = heads[f"lin{level}.weight"].double().numpy().ravel()
         for image in range(2):
-            columns = [each[image].reshape(len(head), -1).T for each in (a, b)]
+            columns = [maps[image].reshape(len(head), -1).T for maps in (a, b)]
             gaps = [
                 head @ (u / np.linalg.norm(u) - v / np.linalg.norm(v)) ** 2
                 for u, v in zip(*columns, strict=True)

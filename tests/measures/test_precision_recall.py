@@ -106,8 +106,8 @@ def test_of_one_law_density_is_one_and_coverage_as_published():
         for seed in range(10)
     ]
     coverage = 1 - math.prod((n - j) / (2 * n - j) for j in range(1, k + 1))
-    assert np.mean([each.density for each in runs]) == pytest.approx(1, abs=0.05)
-    assert np.mean([each.coverage for each in runs]) == pytest.approx(coverage, abs=0.03)
+    assert np.mean([run.density for run in runs]) == pytest.approx(1, abs=0.05)
+    assert np.mean([run.coverage for run in runs]) == pytest.approx(coverage, abs=0.03)
 
 
 def test_what_is_refused():

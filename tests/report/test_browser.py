@@ -171,16 +171,16 @@ def test_names_are_shown_and_not_obeyed(pages, visit, name):
     for selector in ("meta[http-equiv]", "style", "h1", "head title"):
         assert page.locator(selector).count() == 1
     seen = re.sub(r"\s+", " ", page.locator("main").text_content())
-    for each in HTML_PAYLOADS[:5] if name.startswith("compared") else HTML_PAYLOADS:
-        assert clean_text(each, 60)[:40] in seen
+    for payload in HTML_PAYLOADS[:5] if name.startswith("compared") else HTML_PAYLOADS:
+        assert clean_text(payload, 60)[:40] in seen
 
 
 def test_a_tower_of_accents_stays_in_its_line(pages, visit):
     page = visit(pages / "hostile0" / "report.html")
     lengths = "[...document.querySelectorAll('bdi')].map(each => each.textContent.length)"
     assert max(page.evaluate(lengths)) <= 400
-    for each in page.locator("bdi").all_text_contents():
-        assert not re.search("[\u0300-\u036f]{3}|[\u202a-\u202e\u2066-\u2069\x00-\x1f]", each)
+    for text in page.locator("bdi").all_text_contents():
+        assert not re.search("[\u0300-\u036f]{3}|[\u202a-\u202e\u2066-\u2069\x00-\x1f]", text)
 
 
 def test_what_is_broken_is_said_in_red_at_the_top(pages, visit):
@@ -216,10 +216,10 @@ def test_a_page_prints_on_a4(pages, visit, name):
     paper = page.pdf(prefer_css_page_size=True, print_background=True)
     assert paper.startswith(b"%PDF")
     sizes = {
-        tuple(map(float, each.split())) for each in re.findall(rb"/MediaBox \[([\d. ]+)\]", paper)
+        tuple(map(float, size.split())) for size in re.findall(rb"/MediaBox \[([\d. ]+)\]", paper)
     }
     assert sizes
-    assert all(each[2:] == pytest.approx((595, 842), abs=1.5) for each in sizes)
+    assert all(size[2:] == pytest.approx((595, 842), abs=1.5) for size in sizes)
     page.emulate_media(media="print", color_scheme="dark")
     # dark ink on white paper, whatever the screen
     assert read_color(page.locator("body"), "color") == [27, 33, 38]

@@ -153,5 +153,6 @@ def test_refuses_nothing_to_compare_and_a_foreign_folder(compare_here, tmp_path)
 def test_many_large_outputs_stay_a_small_page(compare_here):
     images = torch.rand(100, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(100) % 10
-    page, _, _ = compare_here(*((Samples(f"s{each}", images, labels, 10), ()) for each in range(6)))
+    subjects = [(Samples(f"s{number}", images, labels, 10), ()) for number in range(6)]
+    page, _, _ = compare_here(*subjects)
     assert page.stat().st_size < 3e6

@@ -1,4 +1,4 @@
-"""Samples beside their nearest records: what is a copy is found by either ruler, in any portion, and stays on the internal face."""
+"""Samples beside their nearest records: copies are seen by either distance, and stay internal."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.factories import (
-    GAUSSIAN,
-    internal_folder,
-    make_release,
-    read_json,
-    read_visible_text,
-)
+from support.factories import GAUSSIAN, internal_folder, make_release, read_json, read_visible_text
 from support.report_pages import list_image_sources, write_toy_report
 
 from privot.attacks.membership import control_data
@@ -161,9 +155,9 @@ def test_a_near_copy_is_not_called_a_copy(random_lpips):
     images = release.artifact.tensors["images"].clone()
     images[:, 0, 0, 0] = (images[:, 0, 0, 0] - 3e-6).clamp(min=0)
     data = Public(images.numpy(), release.artifact.tensors["labels"].numpy(), Spec((1, 8, 8), 3))
-    found = nearest_records.compare_nearest_records(release, data, "cpu")[0]
-    assert found["copies"] == 0
-    assert all(0 < each["real"][0]["l2"] < 1e-5 for each in found["shown"])
+    study = nearest_records.compare_nearest_records(release, data, "cpu")[0]
+    assert study["copies"] == 0
+    assert all(0 < facts["real"][0]["l2"] < 1e-5 for facts in study["shown"])
 
 
 def test_a_copy_in_another_layout_of_memory_is_one(random_lpips):

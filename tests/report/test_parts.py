@@ -47,7 +47,7 @@ def test_clean_text_is_one_short_line_of_visible_characters(text):
     cleaned = clean_text(text, 40)
     assert 0 < len(cleaned) <= 40
     assert "\n" not in cleaned
-    assert all(each.isprintable() or each in "\u200c\u200d" for each in cleaned)
+    assert all(letter.isprintable() or letter in "\u200c\u200d" for letter in cleaned)
     assert clean_text(cleaned, 40) == cleaned
 
 
@@ -94,7 +94,7 @@ def test_the_statement_names_a_weak_promise_and_declared_class_sizes():
     one_stage = Plan((Stage("means", "sum", 0.3),), Neighbours.REPLACE)
     for guarantee, weak in ((claim, False), (Guarantee.from_plan(one_stage, 1e-5), True)):
         promise = build_statement(guarantee, Spec((1, 8, 8), 2))["promise"]
-        assert any("promises little" in each for each in promise) is weak
+        assert any("promises little" in line for line in promise) is weak
     for sizes, keeps in ((None, False), ((2, 2), True)):
         neighbours = build_statement(claim, Spec((1, 8, 8), 2, 4, sizes))["neighbours"]
         assert ("keeps the label" in neighbours) is keeps
@@ -123,8 +123,8 @@ def test_the_curve_is_the_certificate_at_every_rate(plan):
 def test_epsilon_grows_to_the_claim(plan):
     claim = Guarantee.from_plan(plan, 1e-5)
     steps = compute_epsilon_by_step(plan, claim)
-    counts = [each["steps"] for each in steps]
-    epsilons = [each["epsilon"] for each in steps]
+    counts = [row["steps"] for row in steps]
+    epsilons = [row["epsilon"] for row in steps]
     assert (counts, epsilons) == (sorted(set(counts)), sorted(epsilons))
     assert [steps[0]["stage"], steps[-1]["stage"]] == [stage.name for stage in plan.stages]
     assert (counts[0], counts[-1]) == (1, sum(stage.steps for stage in plan.stages))

@@ -17,12 +17,7 @@ from support.factories import (
     read_json,
     read_visible_text,
 )
-from support.report_pages import (
-    INTERNAL_FILES,
-    PUBLIC_FILES,
-    list_image_sources,
-    write_toy_report,
-)
+from support.report_pages import INTERNAL_FILES, PUBLIC_FILES, list_image_sources, write_toy_report
 
 from privot.errors import ReleaseError
 from privot.privacy.ledger import Ledger
@@ -300,9 +295,9 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
         attacks = [make_attack_result()]
         owner = None
         if seed:
-            book = Ledger(tmp_path / f"{seed}.jsonl")
-            book.set_limit(Budget(10.0 + seed))
-            owner = OwnerInputs(make_noise_dataset(seed, 40 + seed), book)
+            ledger = Ledger(tmp_path / f"{seed}.jsonl")
+            ledger.set_limit(Budget(10.0 + seed))
+            owner = OwnerInputs(make_noise_dataset(seed, 40 + seed), ledger)
             for name, value in (("fid", 10.0 * seed), ("recall", seed / 7)):
                 results.insert(0, make_metric_result(name, value, publishable=False))
             lower = (0.01, 0.12) if seed == 1 else (0.0, 0.0)
@@ -317,15 +312,15 @@ def test_the_public_face_is_the_same_for_any_data(tmp_path):
 
 
 def test_the_internal_face_has_what_the_public_one_has_not(tmp_path, out):
-    book = Ledger(tmp_path / "toy.jsonl")
-    book.set_limit(Budget(10.0))
-    book.reserve(GAUSSIAN, "by hand")
+    ledger = Ledger(tmp_path / "toy.jsonl")
+    ledger.set_limit(Budget(10.0))
+    ledger.reserve(GAUSSIAN, "by hand")
     data = make_noise_dataset(3)
     numbers = {
         "results": [make_metric_result("secret_fid", 12.5, publishable=False)],
         "attacks": [make_attack_result("secret attack", publishable=False)],
     }
-    done = write_toy_report(out, **numbers, owner_inputs=OwnerInputs(data, book))
+    done = write_toy_report(out, **numbers, owner_inputs=OwnerInputs(data, ledger))
     inside = out.with_name("out-internal")
     names = [
         *((out / name) for name in PUBLIC_FILES),
