@@ -7,6 +7,7 @@ import pytest
 from support.command_words import TINY_SET, format_settings
 
 import privot.privacy.secret_side as secret_side_module
+from privot.attacks.membership.controls import ControlResult
 from privot.attacks.membership.registry import ATTACKS
 from privot.audit import Verdict
 from privot.audit.result import load_attack_results
@@ -20,14 +21,15 @@ from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SETS = format_settings(TINY_SET)
+SETTINGS = {**TINY_SET, "num_random_nets": 2, "nets_per_round": 1, "steps": 2}
+SETS = format_settings(SETTINGS)
 SIDES = "--members digits --nonmembers digits"
 SMALL_SIDES = "--members in.npz --nonmembers out.npz"
 
 
 def make_private(out, epsilon=1.0):
     ledger = out.with_suffix(".jsonl")
-    synthesize("digits", budget=epsilon, settings=TINY_SET, out=out, ledger=ledger)
+    synthesize("digits", budget=epsilon, settings=SETTINGS, out=out, ledger=ledger)
     return out
 
 
@@ -149,16 +151,14 @@ def test_a_method_is_attacked_by_its_shadows(privot, run_json, tmp_path):
     assert (code, err.count("\n"), "another plan" in err) == (2, 1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_sides")
 def test_a_private_method_is_held_to_its_claim(privot, tmp_path):
     """One that must know the sizes of classes, too."""
     words = (
         f"attack lira-pixels sliced-flow --epsilon 5 --set steps=2 --set num_blocks=2 {SMALL_SIDES}"
     )
-    words += " --shadows 4 --epochs 1 --json"
-    code, _, err = privot(words)
-    assert (code, "--public-classes" in err) == (2, True)
-    code, out, err = privot(words, "--public-classes")
+    code, out, err = privot(words, "--shadows 4 --epochs 1 --public-classes --json")
     assert code == 0, err
     facts = json.loads(out)
     assert facts["verdict"]["status"] == "holds"
@@ -178,18 +178,21 @@ REFUSED_ATTACKS = [
     (f"loss leaky {SIDES} --reference leaky", "needs none"),
     (f"lira leaky {SIDES} --confidence 95", "confidence"),
     (f"rmia real-subset {SIDES} --folder x", "Attack a release"),
-    (f"lira leaky {SIDES} --folder x --shadows 7", "an even number"),
+    (f"lira-pixels leaky {SIDES} --folder x --shadows 7", "an even number"),
     (f"rmia leaky {SIDES} --folder x --population digits", "Leave it out"),
     (f"loss leaky {SIDES} --epsilon 1", "a release states how it was made"),
     (f"gan-leaks-white leaky {SIDES}", "is a set"),
     ("nearest-pixels leaky --members small.npz --nonmembers digits", "members: images of 1x4x4"),
     (f"tracing leaky {SIDES} --population digits", "non-members and the population share records"),
     ("loss leaky --members digits", "nonmembers"),
+    (f"lira-pixels sliced-flow --epsilon 5 {SIDES}", "--public-classes"),
 ]
 
 
 @pytest.mark.parametrize(("words", "reason"), REFUSED_ATTACKS)
-def test_refuses_a_wrong_attack_in_one_line(privot, leaky, tmp_path, words, reason):
+def test_refuses_a_wrong_attack_in_one_line(privot, leaky, tmp_path, monkeypatch, words, reason):
+    passed = ControlResult("control", 1.0, 0.5, 0.5, 0.9, True, "")
+    monkeypatch.setattr("privot.attacks.membership.checks.run_controls", lambda *_: passed)
     np.savez(tmp_path / "small.npz", x=np.zeros((20, 1, 4, 4), np.float32), y=np.arange(20) % 10)
     code, out, err = privot("attack", words, "--epochs 1")
     assert (code, out) == (2, "")

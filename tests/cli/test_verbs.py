@@ -268,7 +268,8 @@ def test_what_adds_no_noise_keeps_to_no_budget(privot, run_json, expect_refusal)
 @pytest.mark.usefixtures("coarse_accounting")
 def test_a_run_that_is_refused_before_it_asks_leaves_nothing(privot, run_json):
     np.savez("few.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 2)
-    words = "synthesize few.npz --method gs-wgan --epsilon 1 --set steps=100 --out one"
+    noise = "--set noise_multiplier=9 --set steps=9"
+    words = f"synthesize few.npz --method gs-wgan {noise} --out one"
     for _ in range(2):
         code, _, err = privot(words, "--ledger ledger.jsonl --device cpu")
         assert (code, "Set fewer critics" in err.splitlines()[-1]) == (2, True), err

@@ -10,7 +10,7 @@ from support.factories import GAUSSIAN, internal_folder, make_release, read_json
 from support.report_pages import list_image_sources, write_toy_report
 
 from privot.attacks.membership import control_data
-from privot.data.dataset import Public, Sensitive
+from privot.data.dataset import Public, Records, Sensitive
 from privot.data.spec import Spec
 from privot.errors import ReleaseError
 from privot.measures import image_similarity
@@ -43,8 +43,9 @@ def random_lpips(monkeypatch):
 
 @pytest.fixture(scope="module")
 def planted():
-    """(release, data, positions): 400 digits, a set of one image per class; five are records."""
-    other, _, records = control_data.load_digit_splits(0)
+    """(release, data, positions): 150 digits, a set of one image per class; five are records."""
+    other, _, (images, labels) = control_data.load_digit_splits(0)
+    records = Records(images[:150], labels[:150])
     copies = [int((records.labels == label).nonzero()[0]) for label in range(PLANTED)]
     fresh = [int((other.labels == label).nonzero()[0]) for label in range(PLANTED, 10)]
     images = torch.cat([records.images[copies], other.images[fresh]])
@@ -122,7 +123,7 @@ def test_copies_are_nearest_by_both_distances(planted, random_lpips):
             assert min(first["l2"], perceived["l2"], perceived["lpips"]) > 0
     assert study["copies"] == 100  # half of 200 samples
     assert study["sample to real"][0] == 0 < study["real to real"][0]
-    assert study["lpips"] == {"searched": 400, "nearest_in_pixels": 0}
+    assert study["lpips"] == {"searched": 150, "nearest_in_pixels": 0}
 
 
 def test_lpips_is_searched_among_the_nearest_in_pixels_when_records_are_many(
