@@ -19,7 +19,7 @@ from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
-from support.noise_data import seeded
+from support.noise_data import make_generator
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from privot.data import load_dataset
@@ -85,7 +85,7 @@ def test_real_digits_are_recognised(answers, real):
 
 def test_shuffled_labels_are_chance(train, real):
     """So that the test above can fail."""
-    mixed = Records(train.images, train.labels[torch.randperm(500, generator=seeded())])
+    mixed = Records(train.images, train.labels[torch.randperm(500, generator=make_generator())])
     for name in ("gaussian_nb", "bernoulli_nb", "decision_tree", "lda"):
         predictions = fit_predict(name, mixed, real.images, 10, 0)
         assert (predictions == real.labels).double().mean() < 0.25, name
@@ -120,7 +120,7 @@ def test_the_settings_are_the_published_ones(name, train, real, answers):
 def test_images_are_rounded_to_8_bits_unless_asked_otherwise(train, real, name, model):
     """A background just above 0, as of a generator, is black; the papers learn from it."""
     images = (train.images[:150] * 255).round() / 255
-    dirty = (images + torch.rand(images.shape, generator=seeded()) * 0.4 / 255).clamp(0, 1)
+    dirty = (images + torch.rand(images.shape, generator=make_generator()) * 0.4 / 255).clamp(0, 1)
     labels = train.labels[:150]
 
     def predict(images, **more):

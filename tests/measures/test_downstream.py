@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.noise_data import seeded
+from support.noise_data import make_generator
 
 from privot.data import Public, Sensitive, Spec, load_dataset
 from privot.errors import SettingError
@@ -63,7 +63,7 @@ def test_real_digits_are_recognised(train, test_set):
 
 def test_shuffled_labels_are_chance(train, test_set):
     """So that the test above can fail. Three standard errors of 359 around 0.1 end at 0.15."""
-    mixed = train.labels[torch.randperm(len(train.labels), generator=seeded())]
+    mixed = train.labels[torch.randperm(len(train.labels), generator=make_generator())]
     names = ("logistic", "cnn")
     for result in measure_downstream(train.images[:300], mixed[:300], test_set, names):
         assert result.value < 0.22
@@ -72,9 +72,11 @@ def test_shuffled_labels_are_chance(train, test_set):
 def test_the_seed_replays_and_progress_sees_stages_and_steps_alone(small, test_set):
     steps = []
 
+    def note(*step, **facts):
+        steps.append((*step, facts))
+
     def measure(*names):
-        progress = lambda *step, **facts: steps.append((*step, facts))  # noqa: E731
-        [result, *_] = measure_downstream(*small, test_set, names, seed=5, progress=progress)
+        [result, *_] = measure_downstream(*small, test_set, names, seed=5, progress=note)
         return dataclasses.replace(result, seconds=0)
 
     assert measure("cnn") == measure("cnn", "gaussian_nb")
@@ -297,6 +299,6 @@ def test_soft_labels_decide_what_a_network_predicts(train, test_set):
     """Hard labels of nonsense beside soft ones that are right."""
     images = train.images[:400]
     soft = torch.nn.functional.one_hot(train.labels[:400], 10) * 0.9 + 0.01
-    nonsense = train.labels[torch.randperm(400, generator=seeded())]
+    nonsense = train.labels[torch.randperm(400, generator=make_generator())]
     [result] = measure_downstream(images, nonsense, test_set, ("cnn",), soft_labels=soft)
     assert result.value > 0.8

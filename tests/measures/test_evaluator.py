@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from support.factories import make_release
-from support.noise_data import make_noise_data, seeded
+from support.noise_data import make_generator, make_noise_data
 
 from privot import io
 from privot.data import Public, Sensitive
@@ -68,7 +68,7 @@ def make_real(kind=Public, count=90, seed=0, **more):
 
 
 def make_samples(count=60, seed=7):
-    images = torch.rand(count, 1, 8, 8, generator=seeded(seed))
+    images = torch.rand(count, 1, 8, 8, generator=make_generator(seed))
     return Samples("noise", images, torch.arange(count) % 3, 3, publishable=True)
 
 
@@ -162,9 +162,9 @@ def test_the_numbers_are_those_of_their_functions(inception):
     def read(name):
         return results[name].value, results[name].standard_error
 
-    frechet = image_metrics.frechet_distance(*features, seeded())
+    frechet = image_metrics.frechet_distance(*features, make_generator())
     assert read("fid") == pytest.approx((frechet.value, frechet.standard_error))
-    kernel = image_metrics.kernel_distance(*features, seeded())
+    kernel = image_metrics.kernel_distance(*features, make_generator())
     assert read("kid")[0] == pytest.approx(kernel[0])
     quality = image_metrics.precision_recall(*features)
     for position, name in enumerate(INCEPTION[2:]):
@@ -224,7 +224,7 @@ def test_few_samples_get_a_warning_with_the_bias(inception, monkeypatch):
     [few] = measure(samples, make_real(), ["fid"], on_warning=cautions.append)
     sides = (make_real().records().images, samples.images)
     features = (images.flatten(1)[:, 20:28] for images in sides)
-    bias = image_metrics.frechet_distance(*features, seeded()).bias
+    bias = image_metrics.frechet_distance(*features, make_generator()).bias
     assert f"about {bias:.2g} of the value" in few.warning
     assert cautions == [f"fid: {few.warning}"]
     monkeypatch.setattr(image_metrics, "FID_MIN_SAMPLES", 10)

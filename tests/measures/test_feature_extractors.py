@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.noise_data import make_noise_data, seeded
+from support.noise_data import make_generator, make_noise_data
 
 from privot.data import Public, Sensitive, load_dataset
 from privot.errors import DataError
@@ -103,7 +103,7 @@ def test_images_go_through_in_chunks_and_progress_counts_them(empty_data_folders
 
 
 def test_probabilities_leave_the_bias_out(empty_data_folders, stub):
-    weight = torch.randn(3, 4, generator=seeded())
+    weight = torch.randn(3, 4, generator=make_generator())
     path = save_weights(empty_data_folders, "w.safetensors", **{"fc.weight": weight})
     images = torch.rand(5, 1, 2, 2)
     probabilities = load_inception_extractor(CPU, path).predict_probabilities
@@ -140,7 +140,7 @@ def test_the_domain_network_is_as_public_as_its_records(kind):
 
 
 def test_the_domain_network_replays_by_its_seed():
-    images = torch.rand(4, 1, 8, 8, generator=seeded())
+    images = torch.rand(4, 1, 8, 8, generator=make_generator())
     one, two, other = (
         train_domain_extractor(make_noise_data(), CPU, seed).extract_features(
             images, ignore_progress

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.noise_data import seeded
+from support.noise_data import make_generator
 from torch.nn import functional
 
 from privot.errors import DataError, SettingError
@@ -31,7 +31,7 @@ def weights(data_file):
 
 
 def draw_noise(*shape, seed=0):
-    return torch.rand(shape, generator=seeded(seed))
+    return torch.rand(shape, generator=make_generator(seed))
 
 
 def draw_blobs(count, channels, side, seed=0):
@@ -172,7 +172,7 @@ def test_each_is_symmetric_by_image_and_best_when_equal(name, request):
 
 @torch.no_grad()
 def test_heads_without_weight_measure_nothing_and_each_head_adds():
-    net = initialize_weights(Lpips(), seeded())
+    net = initialize_weights(Lpips(), make_generator())
     x = draw_noise(2, 3, 64, 64)
     y = draw_noise(2, 3, 64, 64, seed=1)
     assert net(x, y).tolist() == [0, 0]

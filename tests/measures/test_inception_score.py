@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.noise_data import make_noise_data, seeded
+from support.noise_data import make_generator, make_noise_data
 
 from privot.data import Sensitive, load_dataset
 from privot.errors import DataError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 
-IMAGES = torch.rand(20, 1, 8, 8, generator=seeded(5))
+IMAGES = torch.rand(20, 1, 8, 8, generator=make_generator(5))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def list_files(folder):
 
 
 def score(probabilities, num_splits=1):
-    return inception_score(probabilities, seeded(), num_splits)
+    return inception_score(probabilities, make_generator(), num_splits)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1008])
@@ -79,8 +79,8 @@ def test_half_sure_images_lie_between():
 
 
 def test_the_score_is_the_mean_over_parts_and_the_error_theirs():
-    rows = torch.rand(95, 5, generator=seeded(1)).softmax(1)
-    order = torch.randperm(95, generator=seeded())
+    rows = torch.rand(95, 5, generator=make_generator(1)).softmax(1)
+    order = torch.randperm(95, generator=make_generator())
     parts = [part.double().numpy() for part in rows[order].chunk(10)]
     scores = [np.exp(np.mean(np.sum(part * np.log(part / part.mean(0)), 1))) for part in parts]
     expected = (np.mean(scores), np.std(scores, ddof=1) / 10**0.5)
@@ -154,7 +154,7 @@ def test_a_trained_classifier_tells_real_digits_from_noise(monkeypatch):
     monkeypatch.setattr(module, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=8))
     classifier, _ = load_or_train_score_classifier(load_dataset("digits", public=True), CPU)
     digits = load_dataset("digits", "test", public=True).records().images
-    noise = torch.rand(359, 1, 8, 8, generator=seeded())
+    noise = torch.rand(359, 1, 8, 8, generator=make_generator())
     high, low = (score(classifier.predict_proba(images))[0] for images in (digits, noise))
     assert 6 < high <= 10
     assert low < high - 2

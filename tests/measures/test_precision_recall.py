@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.noise_data import seeded
+from support.noise_data import make_generator
 
 from privot.errors import SettingError
 from privot.measures import precision_recall as module
@@ -13,7 +13,7 @@ from privot.measures.precision_recall import precision_recall
 
 
 def draw_points(count, dimension, seed, shift=0.0):
-    return torch.randn(count, dimension, generator=seeded(seed)) + shift
+    return torch.randn(count, dimension, generator=make_generator(seed)) + shift
 
 
 def measure_naively(real, fake, k):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import wasserstein_distance
-from support.noise_data import draw_normal, seeded
+from support.noise_data import draw_normal, make_generator
 
 from privot.errors import SettingError
 from privot.measures import wasserstein
@@ -20,7 +20,7 @@ def test_on_a_line_any_two_sizes_give_the_exact_distance(n, m):
     """In one dimension every projection is the line itself, and SciPy has W_1."""
     x = draw_normal(n, 1, 1)
     y = draw_normal(m, 1, 2, scale=2, shift=1)
-    result = sliced_wasserstein(x, y, 5, seeded(), p=1)
+    result = sliced_wasserstein(x, y, 5, make_generator(), p=1)
     exact = wasserstein_distance(x[:, 0].numpy(), y[:, 0].numpy())
     assert result.value == pytest.approx(exact, rel=1e-12)
     assert result.standard_error == pytest.approx(0, abs=1e-12)
@@ -33,8 +33,8 @@ def test_unequal_sizes_are_the_equal_sizes_of_repeated_points(n, m):
     y = draw_normal(m, 3, 2)
     common = math.lcm(n, m)
     repeated = [cloud.repeat_interleave(common // len(cloud), 0) for cloud in (x, y)]
-    expected = sliced_wasserstein(*repeated, 20, seeded())
-    assert sliced_wasserstein(x, y, 20, seeded()) == pytest.approx(expected, rel=1e-10)
+    expected = sliced_wasserstein(*repeated, 20, make_generator())
+    assert sliced_wasserstein(x, y, 20, make_generator()) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("dimension", [2, 16])
@@ -42,7 +42,7 @@ def test_a_shift_costs_its_length_by_the_root_of_the_dimension(dimension):
     """W_2 of a projection is |<u, t>|, whose mean square is |t|^2 / d."""
     x = draw_normal(40, dimension, 1)
     shift = draw_normal(1, dimension, 2)
-    value, error = sliced_wasserstein(x, x + shift, 4000, seeded())
+    value, error = sliced_wasserstein(x, x + shift, 4000, make_generator())
     assert abs(value - shift.norm().item() / math.sqrt(dimension)) < 4 * error
     assert error < 0.02 * value
 
@@ -50,7 +50,7 @@ def test_a_shift_costs_its_length_by_the_root_of_the_dimension(dimension):
 def test_the_standard_error_is_that_of_repeated_runs():
     x = draw_normal(30, 5, 1)
     y = draw_normal(30, 5, 2, shift=0.5)
-    runs = [sliced_wasserstein(x, y, 50, seeded(seed)) for seed in range(200)]
+    runs = [sliced_wasserstein(x, y, 50, make_generator(seed)) for seed in range(200)]
     spread = np.std([run.value for run in runs])  # of 200 runs: itself uncertain by 5 %
     assert np.mean([run.standard_error for run in runs]) == pytest.approx(spread, rel=0.2)
 
@@ -58,10 +58,10 @@ def test_the_standard_error_is_that_of_repeated_runs():
 def test_chunks_change_nothing(monkeypatch):
     x = draw_normal(30, 4, 1)
     y = draw_normal(20, 4, 2)
-    whole = sliced_wasserstein(x, y, 1, seeded())
+    whole = sliced_wasserstein(x, y, 1, make_generator())
     monkeypatch.setattr(wasserstein, "MAX_PROJECTIONS_PER_CHUNK", 30)  # one projection at a time
-    parts = sliced_wasserstein(x, y, 3, seeded())
-    generator = seeded()
+    parts = sliced_wasserstein(x, y, 3, make_generator())
+    generator = make_generator()
     squares = [sliced_wasserstein(x, y, 1, generator).value ** 2 for _ in range(3)]
     assert squares[0] == pytest.approx(whole.value**2, rel=1e-12)
     assert parts.value == pytest.approx(math.sqrt(np.mean(squares)), rel=1e-12)
@@ -69,8 +69,12 @@ def test_chunks_change_nothing(monkeypatch):
 
 def test_equal_clouds_are_at_distance_zero_in_any_order():
     x = draw_normal(25, 4, 1)
-    assert sliced_wasserstein(x, x.flip(0), 10, seeded()) == pytest.approx((0, 0), abs=1e-12)
-    one = sliced_wasserstein(x, x + 1, 1, seeded())  # one projection has no error to estimate
+    assert sliced_wasserstein(x, x.flip(0), 10, make_generator()) == pytest.approx(
+        (0, 0), abs=1e-12
+    )
+    one = sliced_wasserstein(
+        x, x + 1, 1, make_generator()
+    )  # one projection has no error to estimate
     assert math.isnan(one.standard_error)
 
 
@@ -79,7 +83,7 @@ def test_the_sliced_distance_never_exceeds_the_exact_one():
     x = draw_normal(40, 3, 1)
     y = draw_normal(25, 3, 2, scale=1.5)
     exact = exact_wasserstein(x, y).value
-    assert 0.2 * exact < sliced_wasserstein(x, y, 200, seeded()).value < exact
+    assert 0.2 * exact < sliced_wasserstein(x, y, 200, make_generator()).value < exact
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])

@@ -14,10 +14,10 @@ def make_noise_data(kind=Public, count=60, seed=0, classes=3, size=None, name="n
     return kind(images, np.sort(labels) if sort else labels, spec, name=name)
 
 
-def seeded(seed=0):
+def make_generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
 def draw_normal(count, dimension, seed, scale=1.0, shift=0.0):
-    points = torch.randn(count, dimension, generator=seeded(seed), dtype=torch.float64)
+    points = torch.randn(count, dimension, generator=make_generator(seed), dtype=torch.float64)
     return points * scale + shift
