@@ -147,11 +147,12 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_not_the_score(folder):
     assert load_classifier()[0].predict_proba(IMAGES).shape == (20, 4)
 
 
+@pytest.mark.slow
 def test_a_trained_classifier_tells_real_digits_from_noise(monkeypatch):
     """Without this a low score could be the classifier's fault."""
     recipe = Recipe(8, 0.01, batch_size=32, use_adam=True)
     monkeypatch.setattr(module, "SCORE_CLASSIFIER_RECIPE", recipe)
-    monkeypatch.setattr(module, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=8))
+    monkeypatch.setattr(module, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=16))
     classifier, _ = load_or_train_score_classifier(load_dataset("digits", public=True), CPU)
     digits = load_dataset("digits", "test", public=True).records().images
     noise = torch.rand(359, 1, 8, 8, generator=make_generator())
