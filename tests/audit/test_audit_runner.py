@@ -271,27 +271,40 @@ def build_worlds(audit):
     return without, within, planted
 
 
-def test_under_add_remove_a_record_comes_and_no_size_is_declared(make_audit):
-    without, within, planted = build_worlds(make_audit())
-    assert without.spec == within.spec == Spec(SHAPE, CLASSES)
-    assert np.array_equal(without._images, make_records()._images)
-    assert np.array_equal(within._images[:-1], without._images)
-    assert np.array_equal(within._labels[:-1], without._labels)
-    assert within._images[-1] == pytest.approx(planted.images[0].numpy(), abs=1e-6)
-    assert within._labels[-1] == planted.labels[0]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_under_replace_a_record_of_its_class_is_replaced(make_audit, seed):
-    audit = make_audit(settings={"neighbours": "replace"}, seed=seed)
+@both_relations
+@pytest.mark.parametrize("kind", ["orthogonal", "clean"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("seed", range(2))
+def test_worlds_differ_by_the_canary_alone(make_audit, neighbours, kind, dtype, seed):
+    """Under add-remove it comes in addition, and no size is declared; under replace in place of a record of its class."""
+    dataset = make_records(dtype=dtype)
+    before = dataset._images.copy()
+    settings = {"neighbours": neighbours}
+    audit = make_audit(settings=settings, canary_kind=kind, dataset=dataset, seed=seed)
     without, within, planted = build_worlds(audit)
-    assert without.spec == within.spec == make_records().spec
-    assert np.array_equal(without._labels, within._labels)
-    [index] = np.flatnonzero((without._images != within._images).any((1, 2, 3)))
-    assert within._labels[index] == planted.labels[0]
-    assert within._images[index] == pytest.approx(planted.images[0].numpy(), abs=1e-6)
-    # nothing was written into the dataset
-    assert np.array_equal(without._images, make_records()._images)
+    assert np.array_equal(dataset._images, before)  # nothing was written into the dataset
+    assert without._images.dtype == within._images.dtype == dtype
+    canary = planted.images[0].numpy()
+    canary = (canary * 255).round() if dtype is np.uint8 else canary
+    counts = [
+        np.isclose(world._images, canary, atol=1e-6).all((1, 2, 3)).sum()
+        for world in (without, within)
+    ]
+    assert counts == [0, 1]
+    size = COUNT - (kind == "clean")
+    assert len(without._labels) == size
+    assert without.spec == within.spec
+    if neighbours == "add-remove":
+        assert within.spec == Spec(SHAPE, CLASSES)
+        assert np.array_equal(within._images[:-1], without._images)
+        assert within._labels.tolist() == [*without._labels, planted.labels[0]]
+    else:
+        assert within.spec.size == size
+        assert np.array_equal(without._labels, within._labels)
+        [index] = np.flatnonzero((without._images != within._images).any((1, 2, 3)))
+        assert within._labels[index] == planted.labels[0]
+    if kind == "orthogonal":
+        assert np.array_equal(without._images, before)
 
 
 def test_where_a_client_is_protected_all_its_records_of_the_class_are_replaced(make_audit):
@@ -305,32 +318,6 @@ def test_where_a_client_is_protected_all_its_records_of_the_class_are_replaced(m
     of_class = without._labels == int(planted.labels[0])
     assert np.array_equal(changed, (without._client_ids == client) & of_class)
     assert np.array_equal(without._client_ids, dataset._assign_clients(np.arange(COUNT)))
-
-
-@both_relations
-def test_bytes_stay_bytes(make_audit, neighbours):
-    dataset = make_records(dtype=np.uint8)
-    audit = make_audit(settings={"neighbours": neighbours}, dataset=dataset)
-    without, within, planted = build_worlds(audit)
-    assert without._images.dtype == within._images.dtype == np.uint8
-    canary = (planted.images[0].numpy() * 255).round()
-    assert (within._images == canary).all((1, 2, 3)).sum() == 1
-
-
-@both_relations
-def test_a_canary_made_of_a_record_is_in_one_world_alone(make_audit, neighbours):
-    audit = make_audit(canary_kind="clean", settings={"neighbours": neighbours})
-    without, within, planted = build_worlds(audit)
-    canary = planted.images[0].numpy()
-    counts = [
-        np.isclose(world._images, canary, atol=1e-6).all((1, 2, 3)).sum()
-        for world in (without, within)
-    ]
-    assert counts == [0, 1]
-    assert len(without._labels) == COUNT - 1
-    if neighbours == "replace":
-        assert within.spec.size == without.spec.size == COUNT - 1
-        assert np.array_equal(within._labels, without._labels)
 
 
 # Interrupted
