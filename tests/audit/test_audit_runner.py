@@ -157,9 +157,14 @@ def test_a_claim_without_its_noise_is_broken(make_audit, set_noise, neighbours):
     assert not verdict.publishable
 
 
-@both_relations
 @pytest.mark.parametrize(
-    "options", [{}, {"canary_kind": "clean"}, {"dataset": make_records(dtype=np.uint8)}]
+    ("neighbours", "options"),
+    [
+        ("add-remove", {}),
+        ("add-remove", {"canary_kind": "clean"}),
+        ("replace", {"canary_kind": "clean"}),
+        ("replace", {"dataset": make_records(dtype=np.uint8)}),
+    ],
 )
 def test_the_honest_one_holds(make_audit, neighbours, options):
     verdict = make_audit(settings={"neighbours": neighbours}, **options).run(CPU)

@@ -34,6 +34,7 @@ DENSE = {"kernel": "dense", "images_per_class": 2, "steps": 60, "batch_size": 50
 FEATURES = {
     **DENSE,
     "kernel": "features",
+    "steps": 40,
     "batch_size": 200,
     "net_width": 16,
     "num_networks": 4,
@@ -305,7 +306,7 @@ def test_learned_labels_lower_the_loss(digits):
     streams = Streams(0, Runtime("cpu"))
     losses = []
     for learn in (False, True):
-        method = KernelInducingPoints(**{**DENSE, "learn_labels": learn, "steps": 80})
+        method = KernelInducingPoints(**{**DENSE, "learn_labels": learn, "steps": 50})
         start, labels = method._initialize_set(records, None, 2, SPEC, streams)
         images, soft = method._optimize_set(
             start, labels, ClassPool(records, 10), None, SPEC, streams, ignore_progress

@@ -435,6 +435,7 @@ def test_loop_counts_are_those_of_the_papers():
     assert counts == [(1, 1), (10, 50), (30, 20), (50, 10), (50, 10)]
 
 
+@pytest.mark.slow
 def test_gradient_matching_helps_networks_it_has_not_seen(digits):
     method = GradientMatching(**SMALL, **GM_LOOPS)
     labels = torch.arange(10).repeat_interleave(5)

@@ -362,11 +362,11 @@ def test_gradient_at_the_worst_direction_of_all():
     """At the maximum the direction itself adds nothing: the gradient with it held is that of differences."""
     x = make_points(6, 2).requires_grad_()
     y = make_points(6, 2, seed=1, shift=1.0).requires_grad_()
-    angles = torch.linspace(0, math.pi, 100).double()
+    angles = torch.linspace(0, math.pi, 40).double()
     frame = torch.stack([angles.cos(), angles.sin()], 1)
 
     def compute_distance(x, y):
-        return max_sliced_wasserstein_distance(x, y, frame, ascent_steps=40)
+        return max_sliced_wasserstein_distance(x, y, frame, ascent_steps=30)
 
     assert gradcheck(compute_distance, (x, y), atol=1e-5, rtol=1e-4)
 
