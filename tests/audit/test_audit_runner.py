@@ -177,6 +177,7 @@ def test_only_public_data_gives_numbers_that_may_be_published(make_audit):
     assert make_audit(dataset=make_records(Public), runs_per_side=4).run(CPU).publishable
 
 
+@pytest.mark.slow
 def test_a_part_of_the_noise_is_seen_by_the_gaussian_reading(make_audit, set_noise):
     """Epsilon 1 has a deviation of 3.7 records: with a fiftieth of it every run is plainly on its side, and with all of it not."""
     gaussian = {
