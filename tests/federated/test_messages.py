@@ -50,7 +50,7 @@ def test_terms_say_what_one_owner_is_asked():
 
 
 @every
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_no_changed_byte_passes_unnoticed(name, data):
     """Of a message with any of its bytes changed: refused, or one that says so to the byte, never the old message."""
@@ -140,7 +140,6 @@ def test_terms_that_cannot_be_are_refused():
         for value in values:
             with pytest.raises(MessageError):
                 unpack_message(edit_terms(**{name: value}))
-                pytest.fail(f"{name}={value!r} was accepted")
 
 
 @pytest.mark.parametrize(
