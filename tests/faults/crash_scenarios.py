@@ -164,7 +164,7 @@ METHODS = {
 }
 
 
-def box():
+def make_dataset():
     rng = np.random.default_rng(3)
     return Sensitive(
         rng.random((40, 1, 8, 8), np.float32), np.arange(40) % 4, Spec((1, 8, 8), 4), name="small"
@@ -301,7 +301,7 @@ def synthesize(
             "resume": resume,
             "runtime": Runtime("cpu"),
         }
-        synthesis.synthesize(box(), METHODS[which](), **ways)
+        synthesis.synthesize(make_dataset(), METHODS[which](), **ways)
         said = {"error": "", "calls": {each: len(found) for each, found in calls.items()}}
     except (PrivotError, OSError) as error:  # what the command line says in one line
         said = {"error": type(error).__name__, "text": str(error)}

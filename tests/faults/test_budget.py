@@ -6,7 +6,7 @@ import os
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from faults.crash_scenarios import Walk, box
+from faults.crash_scenarios import Walk, make_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +150,7 @@ def never(*args):
 def test_a_plan_above_its_budget_opens_no_gate(wall, ledger):
     plan = Plan((Stage("s", "sum", 1.0),), REPLACE)
     with pytest.raises(BudgetError, match="costs more"):
-        Gate(box(), plan, ledger, wall)
+        Gate(make_dataset(), plan, ledger, wall)
     assert ledger.entries() == []
 
 
@@ -159,7 +159,7 @@ def test_a_refused_run_leaves_nothing(tmp_path, ledger, monkeypatch):
     lines = ledger.path.read_bytes()
     monkeypatch.setattr(Sensitive, "_read_records", never)
     with pytest.raises(BudgetError):
-        synthesize(box(), Walk(), out=tmp_path / "out", ledger=ledger)
+        synthesize(make_dataset(), Walk(), out=tmp_path / "out", ledger=ledger)
     assert ledger.path.read_bytes() == lines
     assert not list(tmp_path.glob("out*"))
 
@@ -167,7 +167,12 @@ def test_a_refused_run_leaves_nothing(tmp_path, ledger, monkeypatch):
 def test_the_wall_is_asked_again_at_the_gate(tmp_path, ledger, monkeypatch):
     # Another run may spend what was left between the look at the ledger and the first ask.
     door = Gate(
-        box(), Walk().plan(None), ledger, Budget(5.0), method="walk", folder=tmp_path / "run"
+        make_dataset(),
+        Walk().plan(None),
+        ledger,
+        Budget(5.0),
+        method="walk",
+        folder=tmp_path / "run",
     )
     ledger.set_limit(Budget(0.1))
     monkeypatch.setattr(Sensitive, "_read_records", never)
@@ -178,7 +183,7 @@ def test_the_wall_is_asked_again_at_the_gate(tmp_path, ledger, monkeypatch):
 
 
 def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
-    door = Gate(box(), Walk(steps=2).plan(None), ledger, Budget(5.0), method="walk")
+    door = Gate(make_dataset(), Walk(steps=2).plan(None), ledger, Budget(5.0), method="walk")
     ask = {"query": lambda image, label: image.flatten(), "clip_norm": 1.0}
     first = door.sum("walk", **ask)
     second = door.sum("walk", **ask)
@@ -192,7 +197,7 @@ def test_a_stage_has_no_more_steps_than_its_plan(ledger, monkeypatch):
 
 def test_a_sweep_is_the_sum_of_its_runs(ledger):
     for _ in range(4):
-        synthesize(box(), Walk(), ledger=ledger)
+        synthesize(make_dataset(), Walk(), ledger=ledger)
     noise = Walk().noise_multiplier
     steps = Walk().steps
     assert ledger.compute_spent_cost().epsilon(1e-5) == pytest.approx(

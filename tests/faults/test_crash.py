@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from faults.crash_invariants import KILLED, examine, resumed, states
-from faults.crash_scenarios import METHODS, Critics, Walk, box
+from faults.crash_scenarios import METHODS, Critics, Walk, make_dataset
 
 from privot.data.dataset import Sensitive
 from privot.errors import LedgerError, ReleaseError
@@ -179,14 +179,14 @@ def test_critics_are_taken_up_as_they_were_stored(tmp_path, ledger, monkeypatch,
     ages = []
     split = Gate.split_into_shards
     with pytest.raises(KeyboardInterrupt):
-        synthesize(box(), **way, progress=interrupted(at))
+        synthesize(make_dataset(), **way, progress=interrupted(at))
     assert len(list(tmp_path.glob("*.vault?.*"))) == (at >= 4)
     monkeypatch.setattr(
         Gate,
         "split_into_shards",
         lambda self, *rest: (split(self, *rest), ages.append(self._shards[1]["age"].tolist()))[0],
     )
-    synthesize(box(), **way, resume=True)
+    synthesize(make_dataset(), **way, resume=True)
     assert ages == [
         [float(at // 4)] * 4
     ]  # stored after every fourth step, when each of the four has had one more lesson
@@ -202,7 +202,7 @@ def test_critics_are_taken_up_as_they_were_stored(tmp_path, ledger, monkeypatch,
 
 def test_without_a_crash_nothing_secret_is_left(tmp_path, ledger):
     for out in (tmp_path / "out", None):
-        synthesize(box(), Critics(), out=out, ledger=ledger)
+        synthesize(make_dataset(), Critics(), out=out, ledger=ledger)
         assert not list(tmp_path.rglob("*.vault*"))
 
 
@@ -264,7 +264,7 @@ def unfinished(tmp_path, ledger, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Artifact, "from_images", falls)
         with pytest.raises(RuntimeError):
-            synthesize(box(), **way)
+            synthesize(make_dataset(), **way)
     assert len(list((tmp_path / "out.run").glob("walk-*.safetensors"))) == Walk().steps
 
     def never(*args):
@@ -276,7 +276,7 @@ def unfinished(tmp_path, ledger, monkeypatch):
 
 def test_it_goes_on_without_another_look_at_the_data(unfinished, ledger):
     lines = ledger.entries()
-    synthesize(box(), **unfinished, resume=True)
+    synthesize(make_dataset(), **unfinished, resume=True)
     assert ledger.entries() == lines
     assert not unfinished["out"].with_name("out.run").exists()
     verify(unfinished["out"])
@@ -284,7 +284,7 @@ def test_it_goes_on_without_another_look_at_the_data(unfinished, ledger):
 
 def test_it_is_not_gone_on_with_unasked(unfinished):
     with pytest.raises(ReleaseError, match="--resume"):
-        synthesize(box(), **unfinished)
+        synthesize(make_dataset(), **unfinished)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_it_is_not_gone_on_with_unasked(unfinished):
 )
 def test_it_goes_on_as_the_same_run_only(unfinished, other):
     with pytest.raises(ReleaseError, match="other settings"):
-        synthesize(box(), **{**unfinished, **other}, resume=True)
+        synthesize(make_dataset(), **{**unfinished, **other}, resume=True)
 
 
 def test_a_seeded_run_never_becomes_a_secret_one(tmp_path, ledger, monkeypatch):
@@ -307,15 +307,15 @@ def test_a_seeded_run_never_becomes_a_secret_one(tmp_path, ledger, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Artifact, "from_images", None)
         with pytest.raises(TypeError):
-            synthesize(box(), **way, insecure_seed=1)
+            synthesize(make_dataset(), **way, insecure_seed=1)
     with pytest.raises(ReleaseError, match="other settings"):
-        synthesize(box(), **way, resume=True)
-    made = synthesize(box(), **way, insecure_seed=1, resume=True)
+        synthesize(make_dataset(), **way, resume=True)
+    made = synthesize(make_dataset(), **way, insecure_seed=1, resume=True)
     assert isinstance(made.guarantee, NoGuarantee)
 
 
 def test_it_goes_on_with_the_same_data_only(unfinished):
-    other = box()
+    other = make_dataset()
     other.name = "another"
     with pytest.raises(ReleaseError, match="other settings"):
         synthesize(other, **unfinished, resume=True)
@@ -327,7 +327,7 @@ def test_it_goes_on_with_the_same_ledger_only(unfinished, tmp_path):
     other.reserve(Walk(noise_multiplier=99.0).plan(None), "walk")
     for book in (empty, other):
         with pytest.raises(LedgerError, match="charged to another ledger"):
-            synthesize(box(), **{**unfinished, "ledger": book}, resume=True)
+            synthesize(make_dataset(), **{**unfinished, "ledger": book}, resume=True)
 
 
 def test_answers_without_their_run_are_not_taken_up(unfinished, tmp_path):
@@ -336,7 +336,9 @@ def test_answers_without_their_run_are_not_taken_up(unfinished, tmp_path):
     for resume in (False, True):
         with pytest.raises(ReleaseError, match="files of another run"):
             synthesize(
-                box(), **{**unfinished, "method": Walk(noise_multiplier=300.0)}, resume=resume
+                make_dataset(),
+                **{**unfinished, "method": Walk(noise_multiplier=300.0)},
+                resume=resume,
             )
 
 
@@ -344,27 +346,27 @@ def test_answers_without_their_run_are_not_taken_up(unfinished, tmp_path):
 def test_a_damaged_run_is_refused(unfinished, tmp_path, text):
     (tmp_path / "out.run" / "run.json").write_text(text)
     with pytest.raises(ReleaseError):
-        synthesize(box(), **unfinished, resume=True)
+        synthesize(make_dataset(), **unfinished, resume=True)
 
 
 def test_an_altered_answer_is_refused(unfinished, tmp_path):
     first, second = (tmp_path / "out.run" / f"walk-{step}.safetensors" for step in (0, 1))
     shutil.copy(second, first)
     with pytest.raises(ReleaseError, match="altered"):
-        synthesize(box(), **unfinished, resume=True)
+        synthesize(make_dataset(), **unfinished, resume=True)
 
 
 def test_a_place_that_cannot_be_written_costs_nothing(tmp_path, ledger):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReleaseError, match="cannot be written"):
-        synthesize(box(), Walk(), out=tmp_path / "file" / "out", ledger=ledger)
+        synthesize(make_dataset(), Walk(), out=tmp_path / "file" / "out", ledger=ledger)
     with pytest.raises(ReleaseError, match="already exists"):
-        synthesize(box(), Walk(), out=".", ledger=ledger)
+        synthesize(make_dataset(), Walk(), out=".", ledger=ledger)
     assert ledger.entries() == []
 
 
 def test_a_crash_before_run_json_is_no_run(tmp_path, ledger):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / "run.part").write_text("{")
-    synthesize(box(), Walk(), out=tmp_path / "out", ledger=ledger)
+    synthesize(make_dataset(), Walk(), out=tmp_path / "out", ledger=ledger)
     assert not (tmp_path / "out.run").exists()
