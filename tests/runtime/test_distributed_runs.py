@@ -26,11 +26,7 @@ SUM = "sum_over_shards"
 SHARDS = 5
 SIZE = 2
 PLAN = FreePlan(
-    (
-        Stage(ROWS, ROWS, 0.7, 200, Shards(SHARDS)),
-        Stage(SUM, SUM, 0.7, 3),
-    ),
-    Neighbours.REPLACE,
+    (Stage(ROWS, ROWS, 0.7, 200, Shards(SHARDS)), Stage(SUM, SUM, 0.7, 3)), Neighbours.REPLACE
 )
 
 
