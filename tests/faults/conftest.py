@@ -2,12 +2,12 @@ import functools
 
 import pytest
 from faults.crash_invariants import run_unbroken
-from faults.fork_server import Forks
+from support.fork_server import Forks
 
 
 @pytest.fixture(scope="session")
 def forks():
-    warm = Forks()
+    warm = Forks("faults.crash_scenarios")
     yield warm
     warm.close()
 

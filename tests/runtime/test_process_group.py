@@ -1,6 +1,6 @@
 """Shards in several processes: the same answers to the bit, one ledger, one who writes, and an end in one line when one of them dies.
 
-Run as a script this file is a warm process that forks: each fork is one process of a run, as torchrun would start it, on CPUs.
+A warm process imports this file and forks: each fork is one process of a run, as torchrun would start it, on CPUs.
 """
 
 import itertools
@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.fakes import FreePlan, NullLedger
+from support.fork_server import TORCHRUN, Forks
 
 from privot.components.sharded_critics import ShardedCritics
 from privot.data.dataset import Sensitive
@@ -36,7 +37,6 @@ from privot.runtime.process_group import (
 )
 from privot.synthesis import synthesize
 
-TESTS = Path(__file__).parents[1]
 # 7 shards of 8 records: no number of processes divides them
 CLASSES = 2
 COUNT = 60
@@ -54,7 +54,6 @@ TINY = {
     "generator_channels": 2,
 }
 CHANGED = 9  # a record of shard 2
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 # One process of a run: what a fork does, given its folder
@@ -183,12 +182,12 @@ def join_as_another_run(folder):
     join_process_group(torch.device("cpu"), f"run {get_rank()}")
 
 
-# The warm process
+# In the warm process
 
 
-def run_child(order, number):
-    """One fork: what it writes, by path, and the one line it ends with."""
-    folder = Path(order["folder"])
+def run_scene(number, scene, count, folder, port, given):
+    """One process of a run: what it writes, by path, and the one line it ends with, are in end-NUMBER.json."""
+    folder = Path(folder)
     written = []
     line = ""
 
@@ -196,42 +195,22 @@ def run_child(order, number):
         if event == "open" and isinstance(given[1], str) and set("wax+") & set(given[1]):
             written.append(str(given[0]))
 
-    os.dup2(2, 1)
-    if order["count"] > 1:
-        values = (number, order["count"], number, "127.0.0.1", order["port"])
+    if count > 1:
+        values = (number, count, number, "127.0.0.1", port)
         os.environ |= dict(zip(TORCHRUN, map(str, values), strict=True))
     sys.addaudithook(watch)
     try:
-        globals()[order["scene"]](folder, **order["given"])
+        globals()[scene](folder, **given)
     except PrivotError as error:
         line = f"{type(error).__name__}: {error}"
     written = [path for path in written if not path.endswith(f"-{number}")]
     (folder / f"end-{number}.json").write_text(json.dumps({"line": line, "written": written}))
 
 
-def serve():
+def warm():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         fit(Path(folder), "gs-wgan")  # what is imported late is imported here
-    for line in sys.stdin:
-        order = json.loads(line)
-        children = []
-        for number in range(order["count"]):
-            if not (child := os.fork()):
-                code = 1
-                try:
-                    run_child(order, number)
-                    code = 0
-                finally:
-                    sys.stderr.flush()
-                    os._exit(code)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(json.dumps(codes), flush=True)
-
-
-if __name__ == "__main__":
-    serve()
 
 
 # The tests
@@ -239,19 +218,9 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def forks():
-    clean = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
-    path = f"{TESTS.parent}{os.pathsep}{TESTS}"
-    process = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-    )
-    yield process
-    process.stdin.close()
-    process.wait()
-    process.stdout.close()
+    forks = Forks("runtime.test_process_group")
+    yield forks
+    forks.close()
 
 
 @pytest.fixture
@@ -265,10 +234,15 @@ def run(forks, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        order = {"scene": scene.__name__, "count": count, "folder": str(folder), "given": given}
-        forks.stdin.write(json.dumps({**order, "port": port}) + "\n")
-        forks.stdin.flush()
-        json.loads(forks.stdout.readline())
+        forks.do(
+            "run_scene",
+            times=count,
+            scene=scene.__name__,
+            count=count,
+            folder=folder,
+            port=port,
+            given=given,
+        )
         lines = []
         for rank in range(count):
             file = folder / f"end-{rank}.json"
