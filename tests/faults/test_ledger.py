@@ -390,38 +390,30 @@ def put_another_ledger(path):
     shutil.copy(write_ledger(path.with_name("other.jsonl")).path, path)
 
 
-UNCHAINED = b'{"n":11,"kind":"budget","epsilon":999,"delta":0.1,"prev":""}\n'
+UNCHAINED = b'{"n":11,"kind":"budget","epsilon":999,"delta":0.1,"prev":""}'
 QUIET = Plan((Stage("means", "sum", 500.0),), REPLACE).to_json()
-EDITS = [
-    (0, "epsilon", 500.0),
-    (0, "delta", 0.5),
-    (0, "kind", "note"),
-    (1, "kind", "ask"),
-    (1, "method", "other"),
-    (1, "plan", {}),
-    (1, "plan", QUIET),
-    (1, "plan", {**QUIET, "neighbours": "add-remove"}),
-    (1, "time", "2030-01-01T00:00:00Z"),
-    (1, "n", 7),
-    (1, "n", "1"),
-    (1, "prev", GENESIS_DIGEST[::-1]),
-    (2, "ticket", 4),
-    (2, "stage", "walks"),
-    (2, "first", 1),
-    (2, "last", 5),
-    (2, "last", -1),
-    (3, "digest", "0" * 64),
-    (3, "step", 1),
-    (3, "kind", 3),
-    (4, "plan", QUIET),
-    (7, "plan", QUIET),
-    (10, "last", 0),
-    (10, "ticket", 1),
-    (10, "prev", "0" * 64),
-]
+EDITS = {  # by line: a field and its new value
+    0: [("epsilon", 500.0), ("delta", 0.5), ("kind", "note")],
+    1: [
+        ("kind", "ask"),
+        ("method", "other"),
+        ("plan", {}),
+        ("plan", QUIET),
+        ("plan", {**QUIET, "neighbours": "add-remove"}),
+        ("time", "2030-01-01T00:00:00Z"),
+        ("n", 7),
+        ("n", "1"),
+        ("prev", GENESIS_DIGEST[::-1]),
+    ],
+    2: [("ticket", 4), ("stage", "walks"), ("first", 1), ("last", 5), ("last", -1)],
+    3: [("digest", "0" * 64), ("step", 1), ("kind", 3)],
+    4: [("plan", QUIET)],
+    7: [("plan", QUIET)],
+    10: [("last", 0), ("ticket", 1), ("prev", "0" * 64)],
+}
 LINES = range(11)
 DETECTED = {
-    **{f"line {edit[0]}: {edit[1]}={edit[2]}": set_field(*edit) for edit in EDITS},
+    **{f"line {n}: {key}={new}": set_field(n, key, new) for n in EDITS for key, new in EDITS[n]},
     **{f"line {n} removed": edit_lines(lambda ls, n=n: ls[:n] + ls[n + 1 :]) for n in LINES},
     **{f"line {n} doubled": edit_lines(lambda ls, n=n: ls[: n + 1] + ls[n:]) for n in LINES},
     **{f"cut to {n} lines": edit_lines(lambda ls, n=n: ls[:n]) for n in LINES},
@@ -433,13 +425,18 @@ DETECTED = {
     "the last newline cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "half of the last line cut": lambda path: path.write_bytes(path.read_bytes()[:-60]),
     "an empty line inside": edit_lines(lambda lines: [*lines[:5], b"\n", *lines[5:]]),
-    "an empty line at the end": append(b"\n"),
-    "an unchained line at the end": append(UNCHAINED),
-    "not JSON at the end": append(b"hello\n"),
-    "not UTF-8 at the end": append(b"\xff\xfe\n"),
-    "a list at the end": append(b"[1,2]\n"),
-    "a number at the end": append(b"3\n"),
-    "a deep nest at the end": append(b"[" * 100_000 + b"\n"),
+    **{
+        f"{name} at the end": append(line + b"\n")
+        for name, line in (
+            ("an empty line", b""),
+            ("an unchained line", UNCHAINED),
+            ("not JSON", b"hello"),
+            ("not UTF-8", b"\xff\xfe"),
+            ("a list", b"[1,2]"),
+            ("a number", b"3"),
+            ("a deep nest", b"[" * 100_000),
+        )
+    },
     "DOS line ends": replace_each(b"\n", b"\r\n"),
     "a byte-order mark": lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()),
     "spaces after a line": edit_lines(lambda ls: [ls[0].replace(b"\n", b" \n"), *ls[1:]]),
@@ -460,16 +457,21 @@ DETECTED = {
     "a run taken out, chained anew with its head": remove_run_with_head,
     "another ledger put there": put_another_ledger,
     "head deleted": lambda path: head_of(path).unlink(),
-    "head emptied": write_head(""),
-    "head not a head": write_head("hello"),
-    "head of three words": write_head("OLD more"),
-    "head not a number": write_head("xOLD"),
+    **{
+        f"head {text!r}": write_head(text)
+        for text in (
+            "",
+            "hello",
+            "OLD more",
+            "xOLD",
+            "12 DIGEST",
+            "1200000 DIGEST",
+            "3 DIGEST",
+            "-99 DIGEST",
+            "11 " + "0" * 64,
+        )
+    },
     "head not UTF-8": lambda path: head_of(path).write_bytes(b"\xff 1"),
-    "head ahead": write_head("12 DIGEST"),
-    "head far ahead": write_head("1200000 DIGEST"),
-    "head behind with its old digest": write_head("3 DIGEST"),
-    "head of another digest": write_head("11 " + "0" * 64),
-    "head far below zero": write_head("-99 DIGEST"),
     "head turned into a folder": replace_by_folder(".head"),
     "ledger turned into a folder": replace_by_folder(),
     "lock turned into a folder": replace_by_folder(".lock"),
@@ -758,7 +760,9 @@ def test_a_failing_disk_stops_before_a_record_is_read(
 
 
 @pytest.mark.usefixtures("real_fsync")
-def test_a_disk_that_stays_broken_after_a_write(monkeypatch, ledger):
+def test_a_disk_that_stays_broken_after_a_write_and_a_head_that_never_can_be_written(
+    monkeypatch, ledger
+):
     # The line cannot be taken back either: it counts then, since an over-charge is safe, and the ledger stays sound.
     ledger.reserve(plan(), "one")
     with monkeypatch.context() as patch:
@@ -766,19 +770,14 @@ def test_a_disk_that_stays_broken_after_a_write(monkeypatch, ledger):
         patch.setattr(os, "ftruncate", fail_with(errno.EIO))
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.reserve(plan(), "two")
-    assert [entry["method"] for entry in Ledger(ledger.path).entries()] == ["one", "two"]
-    assert ledger.reserve(plan(), "three") == 2
-
-
-def test_a_head_that_never_can_be_written(monkeypatch, ledger):
     # A full disk may take a line into a block's slack and no new file: however often one tries, the ledger must open afterwards.
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fail_with(errno.ENOSPC))
         for _ in range(3):
             with pytest.raises(LedgerError):
                 ledger.reserve(plan(), "again")
-    assert Ledger(ledger.path).entries() == []
-    assert ledger.reserve(plan(), "at last") == 0
+    assert [entry["method"] for entry in Ledger(ledger.path).entries()] == ["one", "two"]
+    assert ledger.reserve(plan(), "three") == 2
 
 
 def test_a_full_disk(forks, tmp_path):

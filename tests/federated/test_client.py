@@ -76,6 +76,7 @@ def agreed(ward):
 
 def test_consent_is_the_terms_to_the_byte_and_reads_and_charges_nothing(ward, monkeypatch):
     monkeypatch.setattr(Sensitive, "_read_records", lambda *_: pytest.fail("a record was read"))
+    assert "agreed to no terms" in refusal(ward.reply(pack_request(0)))
     for _ in range(2):
         assert ward.reply(OFFER) == OFFER
     assert ward.ledger.entries() == []
@@ -163,7 +164,10 @@ def test_the_same_request_again_is_free_and_the_same(agreed):
 # Restarted between any two messages
 
 
-def test_a_new_process_for_every_message_goes_on_with_the_same_critic(ward, monkeypatch):
+@pytest.mark.parametrize("is_new", [True, False], ids=["new processes", "two in turn"])
+def test_another_process_goes_on_with_the_same_critic(ward, monkeypatch, is_new):
+    ward.again()
+    owners = [ward.owner, ward.again().owner]
     updates = []
     states = []
     update = Gate.update_shards
@@ -180,24 +184,16 @@ def test_a_new_process_for_every_message_goes_on_with_the_same_critic(ward, monk
 
     monkeypatch.setattr(Gate, "update_shards", watch_update)
     monkeypatch.setattr(ClientCritics, "query_gradients", watch_query)
-    assert ward.again().reply(OFFER) == OFFER
+    assert ward.reply(OFFER) == OFFER
     for number in range(3):
-        assert is_answer(ward.again().reply(pack_request(number)))
+        owner = ward.again() if is_new else owners[number % 2]
+        assert is_answer(owner.reply(pack_request(number)))
     assert ward.again().spent() == pytest.approx(PRICE)
     assert ward.rows() == STEPS
     assert "rounds" in refusal(ward.again().reply(pack_request(3)))
     assert updates == ["warm_up", *["train_on_received"] * 3]
     assert not torch.equal(states[0], states[1])
     assert (states[2] - states[1]).abs().max() < states[2].abs().max()  # no new weights
-
-
-def test_two_processes_take_turns(tmp_path):
-    one = Ward(tmp_path)
-    other = Ward(tmp_path)
-    one.reply(OFFER)
-    for number, ward in enumerate((one, other, one)):
-        assert is_answer(ward.reply(pack_request(number)))
-    assert one.rows() == STEPS
 
 
 @pytest.mark.parametrize(
@@ -322,11 +318,6 @@ def test_hostile_messages_are_refused_and_charge_nothing(agreed):
     assert "go back" in refusal(agreed.reply(pack_request(0)))
     assert "accepts only" in refusal(agreed.reply(answer))
     assert (agreed.spent(), agreed.rows()) == (pytest.approx(PRICE), CLASSES)
-
-
-def test_a_request_without_terms_is_refused(ward):
-    assert "agreed to no terms" in refusal(ward.reply(pack_request(0)))
-    assert ward.ledger.entries() == []
 
 
 def test_an_owner_of_a_cohort_is_asked_its_share_and_no_more(tmp_path):
@@ -456,13 +447,10 @@ def test_two_runs_may_be_answered_in_turn(tmp_path):
 # Which terms it refuses
 
 
-def test_terms_without_noise_are_refused(tmp_path):
-    ward = Ward(tmp_path, budget=Budget(math.inf))
-    assert "without noise" in refusal(ward.reply(pack_message(terms(noise_multiplier=0.0))))
-    assert ward.ledger.entries() == []
-
-
-def test_terms_over_the_budget_of_the_run_or_of_the_data_are_refused(tmp_path):
+def test_terms_without_noise_or_over_a_budget_are_refused(tmp_path):
+    rich = Ward(tmp_path, budget=Budget(math.inf))
+    assert "without noise" in refusal(rich.reply(pack_message(terms(noise_multiplier=0.0))))
+    assert rich.ledger.entries() == []
     poor = Ward(tmp_path / "a", budget=Budget(PRICE * 0.99))
     assert refusal(poor.reply(OFFER)) == OVER_BUDGET
     assert Ward(tmp_path / "b", budget=Budget(PRICE * 1.01)).reply(OFFER) == OFFER
