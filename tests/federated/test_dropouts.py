@@ -55,7 +55,7 @@ def test_the_others_go_on(tmp_path, trust, killed, moment):
         server.end_round()
     assert server.round == 2
     assert server.build_release().guarantee.epsilon == pytest.approx(PRICE)
-    assert not any(each.disqualifying for each in server.offenses)
+    assert not any(offense.disqualifying for offense in server.offenses)
     dead, survivors = list(everyone.values())[:killed], list(everyone.values())[killed:]
     assert [ward.spent() for ward in survivors] == [pytest.approx(PRICE)] * len(survivors)
     assert [ward.rows() for ward in survivors] == [TERMS.plan().stages[0].steps] * len(survivors)
@@ -94,4 +94,4 @@ def test_one_that_comes_back_goes_on(tmp_path):
         server.end_round()
     assert server.num_answers == 8
     assert everyone["ward 1"].spent() == everyone["ward 0"].spent()
-    assert [(each.client_name, each.round) for each in server.offenses] == [("ward 1", 1)]
+    assert [(offense.client_name, offense.round) for offense in server.offenses] == [("ward 1", 1)]

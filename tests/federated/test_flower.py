@@ -247,10 +247,10 @@ def test_who_fails_is_passed_over_and_may_come_back(tmp_path):
     server, messenger, _, everyone = make_federation(tmp_path, ward1=fails)
     run(server, messenger)
     assert (server.is_finished, server.num_answers) == (True, 8)
-    assert [(each.client_name, each.round, each.disqualifying) for each in server.offenses] == [
+    assert [(off.client_name, off.round, off.disqualifying) for off in server.offenses] == [
         ("ward 1", 1, False)
     ]
-    assert len({round(each.spent(), 9) for each in everyone.values()}) == 1
+    assert len({round(ward.spent(), 9) for ward in everyone.values()}) == 1
 
 
 def test_when_all_fail_or_refuse_the_run_ends_in_an_error(tmp_path):
@@ -258,7 +258,7 @@ def test_when_all_fail_or_refuse_the_run_ends_in_an_error(tmp_path):
     server, messenger, _, everyone = make_federation(tmp_path / "failing", **failing)
     with pytest.raises(ReleaseError, match="No client agreed"):
         run(server, messenger)
-    assert not any(each.spent() for each in everyone.values())
+    assert not any(ward.spent() for ward in everyone.values())
     server, messenger, _, everyone = make_federation(tmp_path / "poor")
     for number, ward in enumerate(everyone.values()):
         poor = Ward(tmp_path / f"poor{number}", number, budget=Budget(0.1, 1e-5))
@@ -587,13 +587,15 @@ def test_the_grid_waits_for_no_node():
     link.parts |= dict.fromkeys(announce(2, b"odd"), b"ConfigRecord  4\0junk")
     announce(3, b"in her name", answers=0)
     replies = {
-        each.metadata.reply_to_message_id: unwrap_message(each.content)
-        for each in grid.pull_messages(numbers)
+        reply.metadata.reply_to_message_id: unwrap_message(reply.content)
+        for reply in grid.pull_messages(numbers)
     }
     assert replies == {numbers[0]: b"honest", numbers[2]: b"", numbers[3]: b""}
     assert grid.pull_messages(numbers[1:2]) == []
     link.parts |= rest
-    assert [unwrap_message(each.content) for each in grid.pull_messages(numbers[1:2])] == [b"slow"]
+    assert [unwrap_message(reply.content) for reply in grid.pull_messages(numbers[1:2])] == [
+        b"slow"
+    ]
 
 
 # Keys

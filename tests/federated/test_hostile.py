@@ -76,7 +76,7 @@ LATE = (0, False, "did not answer in time"), (1, False, "answered round 0 too la
 def test_replays_are_lies_and_late_answers_are_not(sent, offenses, count):
     server = serve_consenting(TERMS, NAMES)
     play_rounds(server, lambda number: sent[number])
-    assert [(each.round, each.disqualifying) for each in server.offenses] == [
+    assert [(offense.round, offense.disqualifying) for offense in server.offenses] == [
         (number, lie) for number, lie, _ in offenses
     ]
     for offense, (*_, words) in zip(server.offenses, offenses, strict=True):

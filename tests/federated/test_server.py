@@ -119,7 +119,7 @@ def test_who_refuses_three_times_is_not_asked_again():
             server.receive("ward 0", pack_message(refusal))
         answer(server, *NAMES[1:])
         server.end_round()
-    reasons = [each.reason for each in server.offenses if each.client_name == "ward 0"]
+    reasons = [offense.reason for offense in server.offenses if offense.client_name == "ward 0"]
     assert sum("refused" in reason for reason in reasons) == 3
 
 
@@ -238,7 +238,7 @@ def test_a_liar_is_not_asked_again_by_a_server_that_crashed(tmp_path, ended):
         server.end_round()
     again = serving(TERMS, NAMES, tmp_path)
     assert again.offenses == server.offenses
-    assert [each.client_name for each in again.offenses] == ["ward 0"]
+    assert [offense.client_name for offense in again.offenses] == ["ward 0"]
     assert (again.round, again.active) == (ended, ["ward 1", "ward 2"])
     assert "ward 0" not in again.pack_requests()
     late = pack_message(plausible(TERMS, int(ended)))

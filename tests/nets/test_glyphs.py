@@ -90,7 +90,7 @@ def test_values_are_brightness_and_every_class_has_ink():
 def classify(images, classes, count=100):
     """The class of the rendered character that is most like each image, whatever their brightness."""
     rendered = render_classes(tuple(images.shape[1:]), classes, count).flatten(0, 1)
-    one, two = (normalize(each.flatten(1), dim=1) for each in (images, rendered))
+    one, two = (normalize(batch.flatten(1), dim=1) for batch in (images, rendered))
     return torch.cdist(one, two).argmin(1) // count
 
 

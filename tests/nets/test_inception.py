@@ -283,11 +283,11 @@ def test_real_images_are_nearer_to_each_other_than_to_blurred_ones(path, monkeyp
         pytest.skip(str(error))
     extractor = load_inception_extractor(CPU, path)
     one, two, blurred = (
-        extractor.extract_features(each, ignore_progress)
-        for each in (images[:24], images[24:], F.avg_pool2d(images[24:], 5, 1, 2))
+        extractor.extract_features(batch, ignore_progress)
+        for batch in (images[:24], images[24:], F.avg_pool2d(images[24:], 5, 1, 2))
     )
     near, far = (
-        kernel_distance(one, each, torch.Generator().manual_seed(0)) for each in (two, blurred)
+        kernel_distance(one, other, torch.Generator().manual_seed(0)) for other in (two, blurred)
     )
     assert abs(near[0]) < 3 * near[1]
     assert far[0] > 3 * far[1]

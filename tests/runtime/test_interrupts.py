@@ -74,7 +74,7 @@ def test_a_request_to_end_is_heard_as_an_interrupt(ignored):
     before = signal.getsignal(signal.SIGTERM)
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if ignored:  # then it ends the process at once, as ever: nothing is put in its place
+        if ignored:  # then it ends the process at once, as ever: no handler replaces it
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         treat_sigterm_as_sigint()
         assert (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL) is ignored
