@@ -69,7 +69,7 @@ def check_limit(folder, budget, asked):
     assert len(Ledger(ledger.path).entries()) == 1 + len(granted)
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(1860, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [20, pytest.param(1860, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1200)
 def test_never_more_than_the_wall(examples, tmp_path, trust):
     asked = []
