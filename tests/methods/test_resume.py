@@ -9,7 +9,7 @@ from support.tiny_settings import choose_spec, choose_tiny_settings, make_record
 
 from privot.methods import make_method
 from privot.nets.ema import EmaTrainer
-from privot.privacy import accounting
+from privot.privacy import accounting, answers
 from privot.privacy import secret_side as secret_side_module
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
@@ -25,25 +25,26 @@ AUTOENCODER = "training the autoencoder"
 PARTICLES = "moving the particles"
 LEARNED = "autoencoder_dim=4 autoencoder_steps=6 autoencoder_batch_size=20"
 
-# Of a stage with up to 64 answers all are stored, and a resumed run repeats them from the first. Of
-# more answers the public state is saved now and then.
+# Of a stage with up to so many answers all are stored, and a resumed run repeats them from the
+# first. Of more answers the public state is saved now and then.
+STORED = 16
 KILLED = [
     # Settings, where the run is killed, answers until then and in all, steps of the generator that
     # are restored, and the step that the resumed run reports first.
-    ("dp-gan", "steps=66", GAN, 25, 25, 66, [16], 50),
-    ("dp-gan", "steps=30", GAN, 25, 25, 30, [], 25),
-    ("merf-ae", "autoencoder_steps=66", AUTOENCODER, 25, 25, 67, [], 50),
-    ("merf-ae", "autoencoder_steps=66 steps=25", GENERATOR, 25, 67, 67, [], 25),
-    ("merf-ae", "autoencoder_steps=30 steps=25", GENERATOR, 25, 31, 31, [], 25),
-    ("dp-sinkhorn", "steps=66", GENERATOR, 50, 50, 66, [48], 66),
-    ("federated-average-gan", "rounds=66", GAN, 25, 25, 66, [24], 26),
-    ("federated-average-gan", "rounds=30", GAN, 25, 25, 30, [], 1),
-    ("federated-gs-wgan", "rounds=20", GENERATOR, 11, 11, 20, [10], 12),
-    ("federated-gs-wgan", "rounds=20 clients_per_round=2", GENERATOR, 11, 11, 19, [10], 13),
-    ("gs-wgan", "steps=40 batch_size=2", GENERATOR, 27, 27, 40, [26], 28),
-    ("g-pate", "steps=66 batch_size=2", GENERATOR, 47, 47, 66, [45], 48),
-    ("sliced-flow", "mode=resampled steps=40 sample_size=20", PARTICLES, 30, 30, 40, [], 10),
-    ("sliced-flow", "mode=resampled steps=66 sample_size=20", PARTICLES, 30, 30, 66, [], 40),
+    ("dp-gan", "steps=40", GAN, 25, 25, 40, [16], 40),
+    ("dp-gan", "steps=16", GAN, 16, 16, 16, [], 16),
+    ("merf-ae", "autoencoder_steps=40", AUTOENCODER, 25, 25, 41, [], 40),
+    ("merf-ae", "autoencoder_steps=40 steps=25", GENERATOR, 25, 41, 41, [], 25),
+    ("merf-ae", "autoencoder_steps=16 steps=25", GENERATOR, 25, 17, 17, [], 25),
+    ("dp-sinkhorn", "steps=40", GENERATOR, 25, 25, 40, [24], 40),
+    ("federated-average-gan", "rounds=30", GAN, 21, 21, 30, [20], 22),
+    ("federated-average-gan", "rounds=16", GAN, 9, 9, 16, [], 1),
+    ("federated-gs-wgan", "rounds=12", GENERATOR, 7, 7, 12, [6], 8),
+    ("federated-gs-wgan", "rounds=12 clients_per_round=2", GENERATOR, 7, 7, 10, [6], 10),
+    ("gs-wgan", "steps=20 batch_size=2", GENERATOR, 13, 13, 20, [12], 14),
+    ("g-pate", "steps=20 batch_size=2", GENERATOR, 13, 13, 20, [12], 14),
+    ("sliced-flow", "mode=resampled steps=16 sample_size=20", PARTICLES, 10, 10, 16, [], 10),
+    ("sliced-flow", "mode=resampled steps=30 sample_size=20", PARTICLES, 20, 20, 30, [], 30),
     ("sliced-flow", f"space=public {LEARNED}", PARTICLES, 4, 2, 2, [], 4),
     ("sliced-flow", f"space=private {LEARNED}", PARTICLES, 4, 8, 8, [], 4),
     ("sliced-generator", "steps=50", GENERATOR, 25, 2, 2, [], 25),
@@ -103,6 +104,7 @@ def test_a_killed_run_resumes_and_repeats_no_answer(
     monkeypatch.setattr(
         accounting, "compute_privacy_cost", lambda *_, **__: accounting._gaussian_cost(1.0)
     )
+    monkeypatch.setattr(answers, "MAX_STORED_RESULTS", STORED)
     restored_steps = watch_restored_steps(monkeypatch)
     method = make_tiny_method(name, words, 3.0)
     dataset = seal_records(*make_records(), choose_spec(method))
