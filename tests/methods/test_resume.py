@@ -101,9 +101,8 @@ def test_a_killed_run_resumes_and_repeats_no_answer(
     restored,
     resumed_at,
 ):
-    monkeypatch.setattr(
-        accounting, "compute_privacy_cost", lambda *_, **__: accounting._gaussian_cost(1.0)
-    )
+    for price in ("compute_privacy_cost", "compute_renyi_cost"):  # those of samples take seconds
+        monkeypatch.setattr(accounting, price, lambda *_, **__: accounting._gaussian_cost(1.0))
     monkeypatch.setattr(answers, "MAX_STORED_RESULTS", STORED)
     restored_steps = watch_restored_steps(monkeypatch)
     method = make_tiny_method(name, words, 3.0)
