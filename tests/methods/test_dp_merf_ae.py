@@ -12,7 +12,7 @@ from privot.components.latent_space import reconstruction_loss
 from privot.data.spec import Spec
 from privot.methods import dp_merf_ae
 from privot.methods.dp_merf_ae import DPMERFAutoencoder, compute_fourier_features, embed_latent
-from privot.nets import GENERATORS, initialize_weights
+from privot.nets import initialize_weights
 from privot.nets.dp_autoencoder import Autoencoder
 from privot.privacy import accounting
 from privot.privacy.plan import Neighbours, Plan
@@ -146,21 +146,3 @@ def test_without_noise_the_target_is_the_mean_embedding(monkeypatch, spec):
         expected = features[labels == label].mean(0) * weight[label]
         torch.testing.assert_close(target[label], expected.detach(), rtol=1e-3, atol=1e-4)
     assert weight.tolist() == pytest.approx([20 / 15, 10 / 15], rel=1e-4)
-
-
-def test_the_release_contains_the_trained_decoder(monkeypatch):
-    method = DPMERFAutoencoder(**TINY, noise_multiplier=1.0, autoencoder_steps=2, steps=3)
-    trained = []
-    train = DPMERFAutoencoder._train_autoencoder
-    monkeypatch.setattr(
-        DPMERFAutoencoder,
-        "_train_autoencoder",
-        lambda *given: trained.append(train(*given)) or trained[0],
-    )
-    gate = make_gate(method.plan(SPEC), *make_blobs(20), SPEC)
-    artifact = method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress)
-    for name, value in trained[0].decoder.state_dict().items():
-        assert torch.equal(artifact.tensors[f"decoder.{name}"], value)
-    net = GENERATORS[artifact.generator_class](**artifact.generator_config)
-    latents = net.generate_latents(torch.randn(5, 2, generator=make_rng()), torch.arange(5) % 2)
-    assert latents.norm(dim=1).tolist() == pytest.approx([math.sqrt(3)] * 5)

@@ -25,7 +25,6 @@ from privot.local.frequency_estimation import (
     estimate_frequencies,
 )
 from privot.local.privatize import build_image_channel, privatize
-from privot.local.server_gate import ServerGate
 from privot.methods import make_method
 from privot.methods.entropic_gan import EntropicGAN
 from privot.nets.generators.dense import scaled_dct_basis
@@ -261,14 +260,6 @@ def test_rejects_a_sealed_dataset(tmp_path):
 def test_rejects_points_for_a_generator_of_images():
     with pytest.raises(SettingError, match="generator=records"):
         learn(privatize_rows(PLANE, sample_half_disk(50, 0)), generator="conv")
-
-
-def test_the_gate_of_a_server_refuses_every_query_of_records():
-    gate = ServerGate(privatize_rows(PLANE, sample_half_disk(50, 0)))
-    with pytest.raises(PrivotError):
-        gate.read_without_guarantee("curious")
-    with pytest.raises(PrivotError):
-        gate.sum("means", lambda image, label: image, clip_norm=1.0)
 
 
 def test_a_killed_run_resumes(tmp_path):

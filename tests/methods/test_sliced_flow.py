@@ -25,7 +25,6 @@ from privot.components.sliced_statistics import (
     denoise_quantiles,
     draw_tight_frame,
     estimate_gaussians,
-    query_sliced_statistics,
     random_orthogonal_frames,
 )
 from privot.components.transforms import TRANSFORMS, build_image_transform, build_side_basis
@@ -238,25 +237,6 @@ def test_the_training_of_a_private_autoencoder_is_in_the_price():
 
 
 # What is made of the answers
-
-
-def test_every_stage_is_queried_once():
-    method = SlicedFlow(**TINY, noise_multiplier=1.0)
-    gate = make_gate(method.plan(make_spec(60)), *make_blobs(60), make_spec(60))
-    shown = []
-    statistics = query_sliced_statistics(
-        gate,
-        build_image_transform("cosines", SHAPE, 4),
-        num_bases=2,
-        patch_size=2,
-        num_blocks=5,
-        radius=3.0,
-        streams=Streams(0, CPU),
-        progress=lambda *given: shown.append(given),
-    )
-    assert gate.count_remaining_queries("moments") == gate.count_remaining_queries("blocks") == 0
-    assert statistics.targets.shape == (2, 2, 16, 5)
-    assert shown
 
 
 def test_without_noise_moments_are_those_of_the_classes():
