@@ -119,7 +119,7 @@ def test_samples_follow_their_label_under_noise():
         generator_channels=8,
         latent_dim=8,
         batch_size=32,
-        steps=120,
+        steps=90,
         sample_rate=0.2,
         noise_multiplier=0.5,
         critic_learning_rate=2e-3,

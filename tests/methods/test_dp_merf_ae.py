@@ -100,13 +100,13 @@ def test_the_price_is_that_of_both_and_shares_are_parts_of_it():
 def test_samples_follow_their_label_and_look_like_the_records():
     method = DPMERFAutoencoder(
         noise_multiplier=0.1,
-        autoencoder_steps=150,
+        autoencoder_steps=100,
         sample_rate=0.2,
         autoencoder_dim=4,
         autoencoder_hidden_dim=32,
         num_frequencies=8,
-        num_features=400,
-        feature_batch_size=400,
+        num_features=200,
+        feature_batch_size=200,
         hidden_dim=32,
         steps=150,
         batch_per_class=20,

@@ -285,7 +285,7 @@ def score_on_digits(noise, **more):
     ("noise", "settings", "least", "most"),
     [
         (0.3, QUICK, 0.5, 1.0),
-        (50.0, QUICK, 0.0, 0.4),
+        pytest.param(50.0, QUICK, 0.0, 0.4, marks=pytest.mark.slow),
         # 72 records a step, 240 steps: epsilon near 10
         pytest.param(0.75, {"steps": 240}, 0.6, 1.0, marks=pytest.mark.slow),
         # clipped as a whole it learns too but bears little noise

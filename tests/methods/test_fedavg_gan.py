@@ -66,7 +66,7 @@ def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
 
 def test_samples_follow_their_label():
     method = FedAvgGAN(
-        rounds=30,
+        rounds=20,
         critic_steps=4,
         critic_batch_size=8,
         critic_learning_rate=0.1,

@@ -214,7 +214,7 @@ def test_a_client_sends_zeros_for_classes_that_it_has_no_record_of(tmp_path, mas
 def test_a_generator_learns_from_clients(tmp_path, unit):
     """Without noise class 0 becomes brighter on the left, class 1 on the right."""
     larger = {
-        "rounds": 50 if unit == "record" else 30,
+        "rounds": 50 if unit == "record" else 24,
         "batch_per_class": 8,
         "records_per_critic": 16,
         "critic_channels": 4,

@@ -25,7 +25,7 @@ LEARNING = {
     "latent_dim": 6,
     "hidden_dim": 64,
     "batch_per_class": 40,
-    "steps": 250,
+    "steps": 160,
     "learning_rate": 0.01,
 }
 
@@ -80,7 +80,7 @@ def test_no_image_in_colour_is_left_black_and_white():
     coarse = torch.randn(200, 3, 12, 12, generator=make_rng()) / decay
     images = (basis @ (0.8 * coarse) @ basis.T).sigmoid()
     method = SlicedGenerator(
-        noise_multiplier=0.0, num_bases=4, batch_per_class=40, hidden_dim=128, steps=100
+        noise_multiplier=0.0, num_bases=4, batch_per_class=40, hidden_dim=128, steps=60
     )
     gate = make_gate(method.plan(spec), images, torch.arange(200) % 2, spec)
     samples, _ = method.fit(gate, STREAMS, ignore_progress).sample(spec, 400)
