@@ -72,7 +72,9 @@ def test_a_part_is_the_gradient_of_its_record_alone():
     net = make_critic()
     images = torch.rand(5, *SHAPE, generator=make_rng(1))
     labels = torch.tensor([0, 1, 2, 2, 0])
-    public = torch.randn(sum(each.numel() for each in net.parameters()), generator=make_rng(2))
+    public = torch.randn(
+        sum(parameter.numel() for parameter in net.parameters()), generator=make_rng(2)
+    )
     parts = torch.func.vmap(compute_per_example_gradient, in_dims=(0, 0, *(None,) * 4))(
         images, labels, net, detach_weights(net), record_critic_loss, public
     )
@@ -151,7 +153,9 @@ class ZeroGate:
 
     def sum(self, name, query, net, *public, clip_norm):
         self.asked += 1
-        return torch.zeros(sum(each.numel() for each in net.parameters()), dtype=torch.float64)
+        return torch.zeros(
+            sum(parameter.numel() for parameter in net.parameters()), dtype=torch.float64
+        )
 
 
 @pytest.mark.parametrize(("threshold", "paces"), [(1.0, [1, 2, 4]), (0.0, [1])])

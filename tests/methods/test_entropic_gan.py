@@ -167,7 +167,7 @@ def test_mixed_records_keep_the_dependence_of_their_fields():
     dataset = privatize_rows(channel, torch.cat([values, kind], 1))
     samples = learn(dataset, loss="nll").sample(3000)[0].flatten(1)
     assert set(samples[:, 1].unique().tolist()) <= {0.0, 1.0, 2.0}
-    means = [float(samples[samples[:, 1] == each, 0].mean()) for each in range(3)]
+    means = [float(samples[samples[:, 1] == category, 0].mean()) for category in range(3)]
     assert means == pytest.approx([0.0, 0.5, 1.0], abs=0.15)
 
 

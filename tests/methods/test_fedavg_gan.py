@@ -36,7 +36,7 @@ def make_critic():
 
 @pytest.mark.usefixtures("array_order")
 def test_without_noise_and_clip_the_sum_is_that_of_plain_training():
-    images, labels = (torch.from_numpy(each) for each in make_client_blobs(30))
+    images, labels = map(torch.from_numpy, make_client_blobs(30))
     critic = make_critic()
     start = flatten_tensors(critic.parameters())
     fakes = torch.rand(2, 4, *SHAPE, generator=make_rng(5))
@@ -85,7 +85,7 @@ def test_samples_follow_their_label():
     artifact = method.fit(gate, Streams(0, Runtime("cpu")), ignore_progress)
     assert gate.count_remaining_queries(method.stage) == 0
     assert measure_agreement(*artifact.sample(SPEC, 200)) > 0.9
-    num_weights = sum(each.numel() for each in PrivateCritic(SHAPE, 2, 8).parameters())
+    num_weights = sum(parameter.numel() for parameter in PrivateCritic(SHAPE, 2, 8).parameters())
     assert artifact.metadata["bytes_per_client_and_round"] == 4 * num_weights
 
 

@@ -247,7 +247,9 @@ def make_server(spec=SPEC, **more):
 
 
 def collect_weights(server):
-    return torch.cat([each.detach().flatten() for each in server.trainer.net.parameters()])
+    return torch.cat(
+        [parameter.detach().flatten() for parameter in server.trainer.net.parameters()]
+    )
 
 
 def make_gradients(server):

@@ -139,7 +139,7 @@ def test_critics_recognize_real_images_and_point_to_them(shift, least):
     dark = 0.05 + 0.3 * torch.rand(CLASSES, 16, *SHAPE, generator=make_rng(9))
     for turn in range(12):
         critics.train(dark, torch.arange(4), 5, 5 * turn)
-    fresh, labels = (torch.from_numpy(each) for each in make_records(seed=8, count=40))
+    fresh, labels = map(torch.from_numpy, make_records(seed=8, count=40))
     fakes = dark[:, 0]
     for index in range(4):
         state = {name: value[index] for name, value in gate._shards[1].items()}

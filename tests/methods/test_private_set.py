@@ -359,7 +359,7 @@ def test_without_noise_targets_are_mean_unit_features_record_by_record(shape, st
         for label in range(CLASSES):
             expected = units[label == LABELS].mean(0)
             torch.testing.assert_close(result.target[index, label], expected, rtol=1e-3, atol=1e-4)
-    drawn = torch.cat([each.flatten(1) for each in result.augment_params], 1)
+    drawn = torch.cat([values.flatten(1) for values in result.augment_params], 1)
     assert len(drawn.unique(dim=0)) > 6  # every feature has its own augmentation
 
 
@@ -455,7 +455,7 @@ def test_a_start_from_scenes_lies_around_the_class_means():
         )
         for synthetic in (True, False)
     )
-    colours = torch.stack([scenes[labels == each].mean((0, 2, 3)) for each in range(CLASSES)])
+    colours = torch.stack([scenes[labels == label].mean((0, 2, 3)) for label in range(CLASSES)])
     torch.testing.assert_close(colours.mean(0), means.mean((0, 2, 3)), rtol=0, atol=0.05)
     # scenes have areas, noise has none
     roughness, of_noise = (
@@ -503,9 +503,9 @@ def test_what_is_stored_is_what_was_answered_in_half_precision(monkeypatch, text
         assert all(torch.equal(one, two) for one, two in pairs)
         one, two = (
             compute_unit_features(
-                each.nets, FrozenEnsemble(each.nets)[:], images, each.augment_params, each.center
+                part.nets, FrozenEnsemble(part.nets)[:], images, part.augment_params, part.center
             )
-            for each in (stored, answered)
+            for part in (stored, answered)
         )
         torch.testing.assert_close(one, two, rtol=0, atol=0.02)
 

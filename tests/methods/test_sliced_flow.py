@@ -241,7 +241,7 @@ def test_the_training_of_a_private_autoencoder_is_in_the_price():
 
 def test_without_noise_moments_are_those_of_the_classes():
     space = build_image_transform("cosines", SHAPE, 4, gray_level=0.2)
-    images, labels = (torch.from_numpy(each) for each in make_blobs(60))
+    images, labels = map(torch.from_numpy, make_blobs(60))
     points = space.encode_image(images)
     parts = torch.func.vmap(compute_record_moments, in_dims=(0, 0, None, None))(
         images, torch.zeros(60), space, 9.0
@@ -291,7 +291,7 @@ def test_a_schedule_takes_all_bases_alike_and_ends_calmly():
 
 
 def test_gaps_vanish_where_particles_have_the_quantiles():
-    images, labels = (torch.from_numpy(each) for each in make_blobs(40))
+    images, labels = map(torch.from_numpy, make_blobs(40))
     space = build_image_transform("cosines", SHAPE, 4)
     points = torch.func.vmap(encode_record, in_dims=(0, 0, None, None, None, None))(
         images, labels, space, 9.0, 1.0, 2
@@ -313,7 +313,7 @@ def test_particles_meet_the_quantiles_of_their_class(settings):
     method = SlicedFlow(**more, noise_multiplier=0.0, images_per_class=100, steps=80, **settings)
     tensors = fit(method, 400).tensors
     assert measure_agreement(tensors["images"], tensors["labels"]) > 0.97
-    images, labels = (torch.from_numpy(each) for each in make_blobs())
+    images, labels = map(torch.from_numpy, make_blobs())
     space = build_image_transform(method.space, SHAPE, 6, method.fine_weight)
     for label in (0, 1):
         mine = space.encode_image(tensors["images"][tensors["labels"] == label])
@@ -417,7 +417,7 @@ def test_another_size_costs_nothing_and_needs_the_stored_answers(tmp_path):
     assert larger.artifact.tensors["images"].shape == (40, *SHAPE)
     assert larger.guarantee == release.guarantee
     same, original = (
-        each.artifact.tensors["images"] for each in (resize(release, 12, runtime=CPU), release)
+        result.artifact.tensors["images"] for result in (resize(release, 12, runtime=CPU), release)
     )
     torch.testing.assert_close(same, original, atol=1e-4, rtol=0)
     bare = SlicedFlow(**TINY, noise_multiplier=1.0, keep_answers=False)

@@ -52,7 +52,7 @@ def test_samples_follow_their_label_and_meet_the_quantiles(mode):
     samples, labels = artifact.sample(SPEC, 400)
     assert measure_agreement(samples, labels) > 0.95
     space = build_image_transform("cosines", (1, 8, 8), 8)
-    images, marks = (torch.from_numpy(each) for each in make_blobs())
+    images, marks = map(torch.from_numpy, make_blobs())
     for label in (0, 1):
         points = space.encode_image(samples[labels == label])
         real = space.encode_image(images[marks == label])
