@@ -4,6 +4,7 @@ import ast
 import math
 import os
 import random
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +20,14 @@ from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
-from privot.privacy.noise import MAX_NORMAL, SecretRandom, add_noise, choose_grid
+from privot.privacy.noise import (
+    MAX_NORMAL,
+    SecretRandom,
+    add_noise,
+    bernoulli_bits,
+    choose_grid,
+    probability_bits,
+)
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Full, Shards
 from privot.runtime import Runtime
@@ -400,3 +408,73 @@ def test_rounding_to_the_grid_is_to_the_nearest():
     assert abs(values.mean()) < 7 * math.sqrt(13 / 12 / 100_000)  # rounding adds 1/12
     steps = torch.tensor([1.0, -3.0, 2.0**40], dtype=torch.float64)
     assert torch.equal(add_noise(steps, 0.0, 0.25, SecretRandom()), steps / 4)
+
+
+# Coins and Laplace noise: digits that are compared one after another
+
+
+@pytest.mark.parametrize(
+    "share", ["0." + "3" * 28, "0." + "9" * 31, "1e-40", "0", "0.5"]
+)
+def test_digits_are_those_of_the_chance(share):
+    byte, *words = probability_bits(Decimal(share))
+    whole = Fraction(byte, 2**8) + sum(
+        Fraction(word, 2 ** (8 + 63 * index)) for index, word in enumerate(words, 1)
+    )
+    assert 0 <= Fraction(share) - whole < Fraction(1, 2**197)
+    assert byte < 2**8
+    assert all(0 <= word < 2**63 for word in words)
+
+
+@pytest.mark.parametrize("power", [-60, -3, 0, 2, 6])
+def test_a_chance_is_that_of_a_binary_digit(power):
+    byte, first, *_ = bernoulli_bits(power)
+    assert (byte + first / 2**63) / 2**8 == pytest.approx(1 / (1 + math.exp(2.0**power)), rel=1e-14)
+
+
+class ScriptedRandom(SecretRandom):
+    """Bytes that are given beforehand, the same for every coin."""
+
+    def __init__(self, *script):
+        super().__init__()
+        self._script = list(script)
+
+    def _random_bytes(self, count):
+        data = self._script.pop(0)
+        return bytearray((data * count)[:count])
+
+
+def encode(*words):
+    return [word.to_bytes(8, "little") for word in words]
+
+
+def test_digits_are_compared_until_they_differ():
+    words = (100, 2**62 + 5, 7, 2**63 - 1)
+    top = 2**63 - 1
+
+    def flip(byte, *drawn):
+        return ScriptedRandom(bytes([byte]), *encode(*drawn)).bernoulli(words, 2).tolist()
+
+    assert flip(99, 0, 0, 0) == [True] * 2
+    assert flip(101, 0, 0, 0) == [False] * 2
+    assert flip(100, words[1] - 1, top, top) == [True] * 2
+    assert flip(100, words[1] + 1, 0, 0) == [False] * 2
+    assert flip(100, words[1], words[2] - 1, top) == [True] * 2
+    assert flip(100, words[1], words[2] + 1, 0) == [False] * 2
+    assert flip(100, words[1], words[2], words[3] - 1) == [True] * 2
+    assert flip(100, *words[1:]) == [False] * 2, "what equals the chance is not below it"
+    assert flip(100, words[1] - 1 + 2**63, 2**63, 2**63) == [True] * 2, "the 64th bit is no digit"
+
+
+def test_laplace_noise_is_made_of_powers_of_two_and_a_fair_side():
+    def draw(one_at, side, count=1):
+        """Of the digits, heads begin with a byte of 0; no bytes are left to compare after 255."""
+        zeros = encode(0, 0, 0)
+        digits = [(b"\0" if digit in one_at else b"\xff", *zeros) for digit in range(5 + 7)]
+        script = [data for digit in digits for data in digit]
+        return ScriptedRandom(*script, side, *encode(0)).discrete_laplace((count,), 5).tolist()
+
+    for digit in range(5 + 3):
+        assert draw([digit], b"\0") == [2**digit]
+    assert draw(range(12), b"\0") == [2**12 - 1]
+    assert draw([], bytes(range(256)), 256) == [0] * 128 + [-1] * 128
