@@ -413,9 +413,7 @@ def test_rounding_to_the_grid_is_to_the_nearest():
 # Coins and Laplace noise: digits that are compared one after another
 
 
-@pytest.mark.parametrize(
-    "share", ["0." + "3" * 28, "0." + "9" * 31, "1e-40", "0", "0.5"]
-)
+@pytest.mark.parametrize("share", ["0." + "3" * 28, "0." + "9" * 31, "1e-40", "0", "0.5"])
 def test_digits_are_those_of_the_chance(share):
     byte, *words = probability_bits(Decimal(share))
     whole = Fraction(byte, 2**8) + sum(
