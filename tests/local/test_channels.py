@@ -178,17 +178,6 @@ def test_laplace_draws_follow_the_law():
     assert np.allclose(law, geometric, rtol=1e-12)
 
 
-def test_coins_compare_to_the_last_digit():
-    """A probability under 2^-8 is decided after the first byte; one of 0 and nearly 1 never errs."""
-    rng = make_random(1)
-    count = 200_000
-    small = rng.bernoulli(bernoulli_bits(3), count).double().mean()  # 1/(1+e^8) = 0.000335
-    assert abs(float(small) - 1 / (1 + math.exp(8))) < 5 * math.sqrt(0.000335 / count)
-    assert not rng.bernoulli((0, 0, 0, 0), count).any()
-    assert rng.bernoulli((255, (1 << 63) - 1, (1 << 63) - 1), count).all()
-    assert rng.bernoulli((128, 0), 0).shape == (0,)
-
-
 # Gaussian noise
 
 

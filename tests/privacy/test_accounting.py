@@ -23,7 +23,7 @@ from privot.privacy.accounting import (
 )
 from privot.privacy.plan import Plan, Stage
 from privot.privacy.pure_epsilon import randomized_response_event
-from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.privacy.sampling import Fixed, Poisson, Shards
 from privot.privacy.subsampled_gaussian import poisson_pld
 
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
@@ -75,13 +75,6 @@ def test_a_shared_draw_is_one_event(coarse_accounting):
     """GS-WGAN as published: 32 rows share a critic, one answer at noise / sqrt(32), not 32."""
     shared = sampled_cost(Shards(1000), 1.07 / math.sqrt(32), 20_000).epsilon(DELTA)
     assert shared == pytest.approx(346.7, abs=2)
-
-
-def test_one_step_more_costs_more(coarse_accounting):
-    first, second, third = (
-        sampled_cost(Poisson(0.01), 1.0, steps).epsilon(DELTA) for steps in (99, 100, 101)
-    )
-    assert first < second < third
 
 
 # Closed forms
@@ -296,6 +289,8 @@ def test_without_replacement_lies_between_its_neighbours(drawn, size, noise, ste
     [
         (Shards(1), 20_000, 1.0),
         (Poisson(1.0), 640_000, 0.8),
+        (Fixed(7, 7), 3, 1.0),
+        (Poisson(1), 3, 1.0),
         slow(Shards(1), 1, 2.0),
         slow(Poisson(1.0), 1, 2.0),
         slow(Poisson(1.0), 20_000, 1.0),
@@ -322,12 +317,6 @@ def test_delta_and_epsilon_allow_for_the_same_rounding():
     lost = 2.0**-52 * 21_000
     assert cost.epsilon(lost) == math.inf
     assert cost.delta(np.array([cost.epsilon(2 * lost)]))[0] == pytest.approx(2 * lost, rel=0.05)
-
-
-@pytest.mark.parametrize("sampler", [Fixed(7, 7), Shards(1), Poisson(1.0), Poisson(1)], ids=str)
-def test_drawing_everything_is_no_draw(coarse_accounting, sampler):
-    exact = gaussian_cost(1.5 / math.sqrt(3)).epsilon(DELTA)
-    assert sampled_cost(sampler, 1.5, 3).epsilon(DELTA) == pytest.approx(exact, abs=0.002)
 
 
 # Grids and other accountants
@@ -518,16 +507,6 @@ def test_power_of_a_sampled_step():
         assert best - 1e-3 <= cost.max_tpr(rate) <= best + 0.02
 
 
-@pytest.mark.parametrize("event", [dpa.GaussianDpEvent(1.3), repeat(50, Shards(10).event(1.3))])
-def test_power_rises_with_the_rate_and_the_steps(coarse_accounting, event):
-    cost = compute_privacy_cost(event, REPLACE)
-    rates = (0, 1e-3, 0.01, 0.5)
-    powers = [cost.max_tpr(rate) for rate in rates]
-    assert powers == sorted(powers)
-    assert all(rate <= power <= 1 for power, rate in zip(powers, rates, strict=True))
-    assert compute_privacy_cost(repeat(2, event), REPLACE).max_tpr(0.01) > powers[2]
-
-
 # What has no proof
 
 
@@ -551,7 +530,3 @@ def test_power_rises_with_the_rate_and_the_steps(coarse_accounting, event):
 def test_pairs_without_proof_are_refused(event, neighbours):
     with pytest.raises(PlanError, match="no accounting"):
         compute_privacy_cost(event, neighbours)
-
-
-def test_full_is_the_only_local_draw():
-    assert compute_privacy_cost(repeat(4, Full().event(2.0)), LOCAL).mu == 1.0

@@ -14,6 +14,7 @@ import torch
 from scipy.special import ndtr
 from scipy.stats import kstest, kstwobign
 from support.fakes import NullLedger
+from support.gate_rig import Rig
 
 import privot.privacy
 from privot.data.dataset import Sensitive
@@ -29,14 +30,12 @@ from privot.privacy.noise import (
     probability_bits,
 )
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.sampling import Full, Shards
 from privot.runtime import Runtime
 
 SCALES = [(1.0, 0.01), (3.0, 0.5), (1e-3, 1.07), (40.0, 20.0)]  # (clip norm, noise multiplier)
 every_scale = pytest.mark.parametrize(("clip_norm", "noise"), SCALES)
 DRAWS = 1_000_000
 WIDE = 100_000
-CLIP = {"clip_norm": 0.7}
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +44,18 @@ def _from_the_system(monkeypatch):
     monkeypatch.setattr("privot.privacy.noise.os", os)
 
 
-def make_gate(stage, pixels=(0.0, 0.0), neighbours=Neighbours.REPLACE, **more):
-    """Records of one pixel and two declared classes, without a limit."""
-    count = len(pixels)
-    labels = np.arange(count) % 2
-    spec = Spec((1, 1, 1), 2, count, (count // 2, count // 2))
-    dataset = Sensitive(np.reshape(pixels, (count, 1, 1, 1)), labels, spec)
-    plan = Plan((stage,), neighbours)
+def make_gate(noise, pixels=(0.0, 0.0), **more):
+    """Records of one pixel."""
+    images = np.reshape(pixels, (-1, 1, 1, 1))
+    dataset = Sensitive(images, np.zeros(len(images), int), Spec((1, 1, 1), 1))
+    plan = Plan((Stage("it", "sum", noise, 300),), Neighbours.REPLACE)
     return Gate(dataset, plan, NullLedger(), Budget(math.inf), **more)
 
 
 def draw_noise(clip_norm, noise, **more):
     """The noise of 10^6 coordinates, through the gate: every part of the answer is zero."""
-    gate = make_gate(Stage("all", "sum", noise), **more)
-    return gate.sum("all", lambda image, label: image.new_zeros(DRAWS), clip_norm=clip_norm)
+    gate = make_gate(noise, **more)
+    return gate.sum("it", lambda image, label: image.new_zeros(DRAWS), clip_norm=clip_norm)
 
 
 def passes_kolmogorov(values, std):
@@ -107,64 +104,44 @@ def test_twins_are_rejected(monkeypatch, clip_norm, noise, factor, trust):
     trust("G1", "twins with 0.97 or 1.03 of the noise rejected", 1, of=1)
 
 
+OPERATIONS = {  # operation, neighbours, per class, and how many answers share 10^5 numbers
+    "sum": ("sum", Neighbours.REPLACE, False, 1),
+    "per_class": ("sum", Neighbours.REPLACE, True, 1),
+    "added": ("sum", Neighbours.ADD_REMOVE, False, 1),
+    "rows": ("rows", Neighbours.REPLACE, False, 200),
+    "query_sample": ("query_sample", Neighbours.REPLACE, False, 1),
+    "sorted_blocks": ("sorted_blocks", Neighbours.REPLACE, False, 25_000),
+    "query_random_shards": ("query_random_shards", Neighbours.REPLACE, False, 40),
+    "sum_over_shards": ("sum_over_shards", Neighbours.REPLACE, False, 1),
+}
+
+
 def expand(image, label, size):
     return image.flatten().expand(size)
 
 
-def expand_state(state, row, size):
-    return state["mean"].expand(size) + row
-
-
-def split_into_shards(gate):
-    """Every shard has the same mean here, so the draws do not show."""
-    gate.split_into_shards(4, {"mean": torch.zeros(4)})
-    gate.update_shards(lambda images, labels, state: {"mean": images.mean()})
-    return gate
-
-
-FRAME = torch.ones(500, 4) / math.sqrt(2000)  # of norm 1
-QUERIES = {  # 10^5 coordinates of every operation
-    "sum": lambda gate: gate.sum("it", expand, WIDE, **CLIP),
-    "per_class": lambda gate: gate.sum("it", expand, WIDE, per_class=True, **CLIP),
-    "added": lambda gate: gate.sum("it", expand, WIDE, **CLIP),
-    "rows": lambda gate: gate.rows("it", expand, WIDE // 200, **CLIP),
-    "query_sample": lambda gate: gate.query_sample(
-        "it", lambda records: torch.ones(WIDE), shape=(WIDE,), **CLIP
-    ),
-    "sorted_blocks": lambda gate: (
-        gate.sorted_blocks("it", expand, 4, frame=FRAME, num_blocks=100, **CLIP)
-        * (gate._dataset._count_records() // 200)
-    ),
-    "query_random_shards": lambda gate: split_into_shards(gate).query_random_shards(
-        "it", lambda state, row: expand_state(state, row, WIDE // 50), torch.zeros(50), **CLIP
-    ),
-    "sum_over_shards": lambda gate: split_into_shards(gate).sum_over_shards(
-        "it", lambda state: expand_state(state, 0, WIDE), **CLIP
-    ),
-}
-
-
-@pytest.mark.parametrize("operation", QUERIES)
+@pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize(("count", "fill"), [(200, 1.0), (400, 0.3)])
-def test_every_verb_gets_the_noise_of_the_table(operation, count, fill):
+def test_every_verb_gets_the_noise_of_the_table(name, count, fill):
     """Whatever the records' number and size: the noise is a function of public numbers alone."""
-    neighbours = Neighbours.ADD_REMOVE if operation == "added" else Neighbours.REPLACE
-    name = {"per_class": "sum", "added": "sum"}.get(operation, operation)
-    sampling = Shards(4) if operation == "query_random_shards" else Full()
+    *case, num_answers = OPERATIONS[name]
+    size = WIDE // num_answers
+    frame = torch.ones(500, 4) / math.sqrt(2000)  # of norm 1
+    blocks = {"frame": frame, "num_blocks": 100} if name == "sorted_blocks" else {}
     answers = []
-    for multiplier in (0.0, 1.5):
-        stage = Stage("it", name, multiplier, 50, sampling)
-        gate = make_gate(stage, np.full(count, fill), neighbours)
-        gate._chunk_size = 50  # keeps the parts small
-        answers.append(QUERIES[operation](gate))
+    for noise in (0.0, 1.5):
+        rig = Rig(*case, query=expand, noise=noise, count=count, shape=(1, 1, 1), dim=size)
+        rig.gate._chunk_size = 50  # keeps the parts small
+        images = np.full((count, 1, 1, 1), fill)
+        answers.append(rig.ask(images, scale=size, clip_norm=0.7, **blocks))
     noise = (answers[1] - answers[0]).flatten().numpy()
-    std = 1.5 * 0.7 * (1 if operation == "added" else 2)
+    std = 1.5 * 0.7 * (1 if name == "added" else 2)
     assert passes_kolmogorov(noise, std)
     assert noise.std() == pytest.approx(std, rel=0.02)  # 7 deviations are 1.6 %
 
 
 def test_no_step_goes_without_noise():
-    gate = make_gate(Stage("it", "sum", 1.0, 300), np.ones(4))
+    gate = make_gate(1.0, np.ones(4))
     answers = torch.stack([gate.sum("it", expand, 400, clip_norm=1.0) for _ in range(300)])
     noise = answers - 4 / 20  # four parts of norm 1 in 400 dimensions
     assert passes_kolmogorov(noise.flatten().numpy(), 2.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.fakes import NullLedger
+from support.gate_rig import ADD_REMOVE, CASES, REPLACE, Rig
 from support.tiny_settings import (
     choose_epsilon,
     choose_spec,
@@ -19,20 +20,18 @@ from privot.data.spec import Spec
 from privot.local.channels import Gaussian, Laplace, Projection
 from privot.methods import list_methods, make_method
 from privot.privacy import secret_side as secret_side_module
-from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.noise import choose_grid
-from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.sampling import Fixed, Full, Poisson, Shards
+from privot.privacy.plan import Budget
+from privot.privacy.sampling import Fixed, Poisson, Shards
 from privot.privacy.sensitivity import SENSITIVITY
 from privot.synthesis import synthesize
 
-ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
-SHAPE = (1, 4, 4)
-COUNT = 24
 BOUND = 0.7
 CLIP = {"clip_norm": BOUND}
 ON_GRID = "released values that are multiples of their public grid"
+IMAGES = np.random.default_rng(1).random((24, 1, 4, 4), np.float32)
+SHAPES = {"count": 24, "shape": (1, 4, 4), "dim": 16}
 
 
 def count_multiples(values, grid):
@@ -41,86 +40,27 @@ def count_multiples(values, grid):
     return int((steps == steps.round()).sum())
 
 
-def make_dataset(**facts):
-    images = np.random.default_rng(1).random((COUNT, *SHAPE), np.float32)
-    spec = Spec(SHAPE, 2, COUNT, (COUNT // 2, COUNT // 2), **facts)
-    return Sensitive(images, np.arange(COUNT) % 2, spec)
+def transform(image, label, scale):
+    return (image.flatten() * 3.7 - label) * scale
 
 
-def make_gate(operation, neighbours, noise=1.3, sampling=None, **facts):
-    plan = Plan((Stage("it", operation, noise, 8, sampling or Full()),), neighbours)
-    return Gate(make_dataset(**facts), plan, NullLedger(), Budget(math.inf), method="m")
+def ask(operation, neighbours, per_class=False, noise=1.3, scale=1.0, **more):
+    rig = Rig(operation, neighbours, per_class, query=transform, noise=noise, **SHAPES, **more)
+    return rig.ask(IMAGES, scale=scale, **CLIP)
 
 
-def make_shard_gate(operation, neighbours, shards, sampling=None, **facts):
-    gate = make_gate(operation, neighbours, sampling=sampling, **facts)
-    state = {"mean": torch.zeros(shards, 16)}
-    gate.split_into_shards(shards, state, records_per_shard=5 if facts else 0)
-    gate.update_shards(
-        lambda images, labels, state: {"mean": state["mean"] + images.flatten(1).mean(0)}
-    )
-    return gate
-
-
-def transform(image, label):
-    return image.flatten() * 3.7 - label
-
-
-def average(records):
-    return records.images.mean(0).flatten() * 9
-
-
-def read_state(state, *row):
-    return state["mean"] / 3 + sum(row)
-
-
-def sum_up(neighbours, sampling=None, **how):
-    gate = make_gate("sum", neighbours, sampling=sampling)
-    return gate.sum("it", transform, **how, **CLIP)
-
-
-def query_sample(neighbours):
-    gate = make_gate("query_sample", neighbours)
-    return gate.query_sample("it", average, shape=(16,), **CLIP)
-
-
-def query_shards(operation, neighbours, shards, *rows, **how):
-    gate = make_shard_gate(operation, neighbours, shards, **how)
-    return getattr(gate, operation)("it", read_state, *rows, **CLIP)
-
-
-CLIENTS = {"num_clients": 3}
-ROWS = torch.linspace(0, 1, 3 * 8 * 16).view(3, 8, 16)
-ANSWERS = {  # (operation, relation, how it is sampled)
-    ("sum", ADD_REMOVE, "all"): lambda: sum_up(ADD_REMOVE),
-    ("sum", REPLACE, "all"): lambda: sum_up(REPLACE),
-    ("sum", REPLACE, "per class"): lambda: sum_up(REPLACE, per_class=True),
-    ("sum", ADD_REMOVE, "Poisson"): lambda: sum_up(ADD_REMOVE, Poisson(0.3)),
-    ("sum", REPLACE, "fixed"): lambda: sum_up(REPLACE, Fixed(5, COUNT)),
-    ("rows", REPLACE, "all"): lambda: make_gate("rows", REPLACE).rows("it", transform, **CLIP),
-    ("rows", LOCAL, "all"): lambda: make_gate("rows", LOCAL).rows("it", transform, **CLIP),
-    ("query_sample", ADD_REMOVE, "all"): lambda: query_sample(ADD_REMOVE),
-    ("query_sample", REPLACE, "all"): lambda: query_sample(REPLACE),
-    ("query_random_shards", REPLACE, "shards"): lambda: query_shards(
-        "query_random_shards", REPLACE, 4, ROWS[0], sampling=Shards(4)
-    ),
-    ("sum_over_shards", REPLACE, "all"): lambda: query_shards("sum_over_shards", REPLACE, 4),
-    ("sum_over_shards", CLIENT, "all"): lambda: query_shards(
-        "sum_over_shards", CLIENT, 3, **CLIENTS
-    ),
-    ("query_clients", REPLACE, "shards"): lambda: query_shards(
-        "query_clients", REPLACE, 6, ROWS, sampling=Shards(2), **CLIENTS
-    ),
-    ("query_clients", CLIENT, "all"): lambda: query_shards(
-        "query_clients", CLIENT, 3, ROWS, **CLIENTS
-    ),
-}
-
-
-@pytest.mark.parametrize("which", ANSWERS, ids=" ".join)
-def test_every_verb_answers_on_its_grid(which, trust):
-    values = ANSWERS[which]()
-    grid = choose_grid(BOUND, 1.3 * SENSITIVITY[which[:2]] * BOUND)
+@pytest.mark.parametrize(
+    ("operation", "neighbours", "per_class", "sampling"),
+    [
+        *((*case, None) for case in CASES if case[0] != "sorted_blocks"),
+        ("sum", ADD_REMOVE, False, Poisson(0.3)),
+        ("sum", REPLACE, False, Fixed(5, 24)),
+        ("query_clients", REPLACE, False, Shards(2)),
+    ],
+)
+def test_every_verb_answers_on_its_grid(operation, neighbours, per_class, sampling, trust):
+    values = ask(operation, neighbours, per_class, sampling=sampling)
+    grid = choose_grid(BOUND, 1.3 * SENSITIVITY[operation, neighbours] * BOUND)
     on = count_multiples(values, grid)
     assert values.dtype == torch.float64
     assert on == values.numel(), "a value has bits below the grid: they may be those of a record"
@@ -128,12 +68,17 @@ def test_every_verb_answers_on_its_grid(which, trust):
     trust("R4", ON_GRID, on, of=values.numel())
 
 
+def make_dataset(spec):
+    return Sensitive(IMAGES, np.arange(len(IMAGES)) % 2, spec)
+
+
 @pytest.mark.parametrize("blocks", [3, 4])
 def test_block_means_are_whole_steps_over_a_public_count(blocks, trust):
-    values = make_gate("sorted_blocks", REPLACE).sorted_blocks(
-        "it", transform, frame=torch.eye(16, dtype=torch.float64), num_blocks=blocks, **CLIP
-    )
-    length = COUNT // 2 // blocks
+    gate = Rig("sorted_blocks", REPLACE, noise=1.3, **SHAPES).gate
+    gate._dataset = make_dataset(gate._dataset.spec)
+    frame = torch.eye(16, dtype=torch.float64)
+    values = gate.sorted_blocks("it", transform, 1.0, frame=frame, num_blocks=blocks, **CLIP)
+    length = 24 // 2 // blocks
     grid = choose_grid(BOUND, BOUND)
     sums = (values * length / grid).round() * grid  # of blocks, before they became means
     on = int((sums / length == values).sum())
@@ -144,8 +89,9 @@ def test_block_means_are_whole_steps_over_a_public_count(blocks, trust):
 @pytest.mark.parametrize("kind", [Laplace, Gaussian])
 def test_channels_send_points_of_their_grid(kind, trust):
     """As float32 of a point; the law of Laplace noise is about half a step."""
-    channel = kind.calibrate(8.0, 1e-5, projection=Projection(shape=SHAPE))
-    gate = Gate(make_dataset(), channel.plan(), NullLedger(), Budget(math.inf), method="m")
+    channel = kind.calibrate(8.0, 1e-5, projection=Projection(shape=(1, 4, 4)))
+    dataset = make_dataset(Spec((1, 4, 4), 2, 24))
+    gate = Gate(dataset, channel.plan(), NullLedger(), Budget(math.inf), method="m")
     values = gate.privatize(channel)
     shift = 0.5 if kind is Laplace else 0.0
     steps = (values.double() - channel.effective_center) / channel.grid_spacing - shift
@@ -192,7 +138,7 @@ def test_noise_that_was_not_rounded_is_seen(monkeypatch):
         return steps * grid + rng.normal(tuple(steps.shape)) * std
 
     monkeypatch.setattr(secret_side_module, "add_noise", add_continuous_noise)
-    assert count_multiples(sum_up(REPLACE), choose_grid(BOUND, 1.3 * 2 * BOUND)) == 0
+    assert count_multiples(ask("sum", REPLACE), choose_grid(BOUND, 1.3 * 2 * BOUND)) == 0
 
 
 def test_the_grid_is_a_function_of_public_numbers(monkeypatch):
@@ -206,8 +152,8 @@ def test_the_grid_is_a_function_of_public_numbers(monkeypatch):
 
     monkeypatch.setattr(secret_side_module, "add_noise", record)
     for scale in (0.0, 1.0, 1e20, math.nan):
-        make_gate("sum", REPLACE).sum("it", lambda image, label, s=scale: image * s, **CLIP)
+        ask("sum", REPLACE, scale=scale)
     assert len(grids) == 1
     for noise in (1e-6, 1e-2, 1e3, 1e9):
-        values = make_gate("sum", REPLACE, noise).sum("it", transform, **CLIP)
+        values = ask("sum", REPLACE, noise=noise)
         assert count_multiples(values, choose_grid(BOUND, noise * 2 * BOUND)) == values.numel()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.fakes import NullLedger, planted_clip
+from support.gate_rig import CASES, CLASSES, ROWS, SHARDS, Rig, adapt_query, center
 
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
@@ -16,7 +17,7 @@ from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
 from privot.privacy.noise import SecretRandom
 from privot.privacy.plan import Budget, Plan, Stage
-from privot.privacy.sampling import Full, Poisson, Shards
+from privot.privacy.sampling import Poisson, Shards
 from privot.privacy.sensitivity import SENSITIVITY
 from privot.runtime import Runtime
 
@@ -25,59 +26,14 @@ pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting", "array_o
 ADD_REMOVE, REPLACE, LOCAL, CLIENT = Neighbours
 COUNT = 8
 SIDE = 2
-CLASSES = 2
-PAIRS = 77  # 7 kinds of pairs x 11 scales
 SHAPE = (1, SIDE, SIDE)
 DIM = SIDE * SIDE
-SHARDS = 4
-ROWS = 40  # so many that every shard is drawn
+PAIRS = 77  # 7 kinds of pairs x 11 scales
 LIMIT = 1 + 1e-6
-OPEN = Spec(SHAPE, CLASSES)
-CLIENTS = Spec(SHAPE, CLASSES, num_clients=SHARDS)
-SPECS = {
-    "sorted_blocks": Spec(SHAPE, CLASSES, COUNT, (COUNT // 2, COUNT // 2)),
-    "rows": Spec(SHAPE, CLASSES, COUNT),
-    "query_clients": CLIENTS,
-}
 SCALES = [1e-200, 1e-20, 1e-3, 1.0, 1.0 + 2**-40, 1 - 2**-40, 10.0, 1e9, 1e150, 1e300, math.inf]
 EVEN = np.arange(COUNT) % CLASSES
 HALF = np.full((COUNT, *SHAPE), 0.5)
-SHARD_QUERIES = ("query_random_shards", "sum_over_shards", "query_clients")
-CASES = [
-    ("sum", ADD_REMOVE, False),
-    ("sum", REPLACE, False),
-    ("sum", ADD_REMOVE, True),
-    ("sum", REPLACE, True),
-    ("rows", REPLACE, False),
-    ("rows", LOCAL, False),
-    ("query_sample", ADD_REMOVE, False),
-    ("query_sample", REPLACE, False),
-    ("sorted_blocks", REPLACE, False),
-    ("query_random_shards", REPLACE, False),
-    ("sum_over_shards", REPLACE, False),
-    ("query_clients", REPLACE, False),
-    ("query_clients", CLIENT, False),
-    ("sum_over_shards", CLIENT, False),
-]
 every_case = pytest.mark.parametrize(("operation", "neighbours", "per_class"), CASES)
-
-
-def center(image, label, scale):
-    """Pixels around zero, times a scale: at 1, a black or a white image has norm 1, the bound."""
-    return (image.flatten().double() - 0.5) * scale
-
-
-def adapt_query(operation, query):
-    """A query of one record in the form that an operation asks: a sample or a shard sums it up."""
-
-    def sum_up(images, labels, scale):
-        return torch.func.vmap(query, (0, 0, None))(images, labels, scale).sum(0)
-
-    if operation == "query_sample":
-        return lambda records, scale: sum_up(records.images, records.labels, scale)
-    if operation in SHARD_QUERIES:
-        return lambda images, labels, state, scale: {"sum": sum_up(images, labels, scale)}
-    return query
 
 
 def double_features(image, label, scale):
@@ -86,51 +42,7 @@ def double_features(image, label, scale):
     return torch.cat([phase.cos(), phase.sin()] * 2)
 
 
-class Rig:
-    """A gate whose dataset changes between queries: thousands of datasets run through the real code."""
-
-    def __init__(self, operation, neighbours, per_class=False, noise=0.0, query=None, ledger=None):
-        self.operation = operation
-        self.query = query or adapt_query(operation, center)
-        self.spec = CLIENTS if neighbours is CLIENT else SPECS.get(operation, OPEN)
-        self.more = {
-            "sum": {"per_class": per_class},
-            "query_sample": {"shape": (DIM,)},
-        }.get(operation, {})
-        sampling = Shards(SHARDS) if operation == "query_random_shards" else Full()
-        self.gate = Gate(
-            Sensitive(np.zeros((COUNT, *SHAPE)), EVEN, self.spec),
-            Plan((Stage("it", operation, noise, 10**6, sampling),), neighbours),
-            ledger or NullLedger(),
-            Budget(math.inf),
-            runtime=Runtime("cpu", microbatch_size=COUNT + 1),
-        )
-
-    def ask(self, images, labels=EVEN, scale=1.0, clip_norm=1.0, **blocks):
-        self.gate._dataset = Sensitive(images, labels, self.spec)
-        ask = getattr(self.gate, self.operation)
-        if self.operation in SHARD_QUERIES:
-            return self._ask_shards(ask, scale, clip_norm)
-        answer = ask("it", self.query, scale, clip_norm=clip_norm, **self.more, **blocks)
-        if blocks:  # means become the sums that got the noise
-            answer = answer * (COUNT // CLASSES // blocks["num_blocks"])
-        return answer
-
-    def _ask_shards(self, ask, scale, clip_norm):
-        state = {"sum": torch.zeros(SHARDS, DIM, dtype=torch.float64)}
-        records_per_shard = COUNT // SHARDS if self.spec is CLIENTS else 0
-        self.gate.split_into_shards(SHARDS, state, records_per_shard)
-        self.gate.update_shards(self.query, scale)
-        if self.operation == "sum_over_shards":
-            return ask("it", lambda state: state["sum"], clip_norm=clip_norm)
-        self.gate._rng = SecretRandom(7)  # neighbours are compared draw by draw
-        random = self.operation == "query_random_shards"
-        rows = torch.zeros(ROWS) if random else torch.zeros(SHARDS, 3)
-        answer = ask("it", lambda state, row: state["sum"] + row, rows, clip_norm=clip_norm)
-        return answer.flatten(0, -2)
-
-
-def measure_declared(monkeypatch, *case, query=None, **how):
+def measure_declared(monkeypatch, *case, query=center, **how):
     """What the gate scales its noise to: the deviation it hands to `add_noise` at multiplier 1."""
     deviations = []
 
@@ -191,7 +103,7 @@ def make_pairs(rng, count, neighbours, move_label=True):
 
 
 def measure_largest_move(
-    monkeypatch, operation, neighbours, per_class=False, count=PAIRS, query=None, seed=1
+    monkeypatch, operation, neighbours, per_class=False, count=PAIRS, query=center, seed=1
 ):
     """The largest distance of two neighbours' answers over the declared one; NaN is infinite."""
     rng = np.random.default_rng(seed)
@@ -436,7 +348,7 @@ def test_parts_that_are_not_finite_contribute_zero(operation, value):
     blocks = {}
     if operation == "sorted_blocks":
         blocks = {"frame": torch.eye(DIM, dtype=torch.float64), "num_blocks": 4}
-    answer = Rig(operation, REPLACE, query=adapt_query(operation, query)).ask(images, **blocks)
+    answer = Rig(operation, REPLACE, query=query).ask(images, **blocks)
     quarters = torch.full((COUNT, DIM), 0.25, dtype=torch.float64)
     quarters[3] = 0
     if operation == "sum":
@@ -458,7 +370,7 @@ def test_parts_that_are_not_finite_contribute_zero(operation, value):
 def test_an_empty_draw_answers_noise(operation):
     """No record is drawn at a rate of 1e-15; the answer has its shape and its noise."""
     stages = tuple(Stage(name, name, 2.0, 3, Poisson(1e-15)) for name in ("sum", "query_sample"))
-    dataset = Sensitive(np.ones((COUNT, *SHAPE)), EVEN, OPEN)
+    dataset = Sensitive(np.ones((COUNT, *SHAPE)), EVEN, Spec(SHAPE, CLASSES))
     gate = Gate(dataset, Plan(stages, ADD_REMOVE), NullLedger(), Budget(1e9))
     ones = torch.ones(2000)
     if operation == "query_sample":
