@@ -5,21 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.fakes import NullLedger, planted_clip
+from support.fakes import planted_clip
 from support.gate_rig import CASES, CLASSES, ROWS, SHARDS, Rig, adapt_query, center
 
-from privot.data.dataset import Sensitive
-from privot.data.spec import Spec
 from privot.errors import PlanError, QueryError
 from privot.privacy import clipping as clipping_module
 from privot.privacy import secret_side as secret_side_module
 from privot.privacy.accounting import Neighbours
-from privot.privacy.gate import Gate
 from privot.privacy.noise import SecretRandom
-from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import Poisson, Shards
 from privot.privacy.sensitivity import SENSITIVITY
-from privot.runtime import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting", "array_order")
 
@@ -321,13 +316,8 @@ def test_one_record_more_does_not_round_the_others(count):
     images = rng.random((count + 1, 1, 28, 28), np.float32)
     images[-1] = 0
     weights = torch.from_numpy(rng.normal(size=(10, 784))).float()
-    plan = Plan((Stage("it", "sum", 0.0, 2),), ADD_REMOVE)
-    answers = []
-    for size in (count, count + 1):
-        dataset = Sensitive(images[:size], np.zeros(size, int), Spec((1, 28, 28), 1))
-        runtime = Runtime("cpu", microbatch_size=100)
-        gate = Gate(dataset, plan, NullLedger(), Budget(math.inf), runtime=runtime)
-        answers.append(gate.sum("it", multiply, weights, clip_norm=1.0))
+    rig = Rig("sum", ADD_REMOVE, query=multiply, count=99, shape=(1, 28, 28), dim=10)
+    answers = [rig.ask(images[:size], scale=weights) for size in (count, count + 1)]
     assert torch.equal(*answers)
 
 
@@ -366,21 +356,21 @@ def test_parts_that_are_not_finite_contribute_zero(operation, value):
         assert answer[1, 0].tolist() == [0.0, 0.25, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("operation", ["sum", "per_class", "query_sample"])
-def test_an_empty_draw_answers_noise(operation):
+@pytest.mark.parametrize(
+    ("operation", "per_class", "std", "shape"),
+    [
+        ("sum", False, 2.0, (2000,)),
+        ("sum", True, 2.0, (CLASSES, 2000)),
+        ("query_sample", False, 4.0, (2000,)),
+    ],
+)
+def test_an_empty_draw_answers_noise(operation, per_class, std, shape):
     """No record is drawn at a rate of 1e-15; the answer has its shape and its noise."""
-    stages = tuple(Stage(name, name, 2.0, 3, Poisson(1e-15)) for name in ("sum", "query_sample"))
-    dataset = Sensitive(np.ones((COUNT, *SHAPE)), EVEN, Spec(SHAPE, CLASSES))
-    gate = Gate(dataset, Plan(stages, ADD_REMOVE), NullLedger(), Budget(1e9))
-    ones = torch.ones(2000)
-    if operation == "query_sample":
-        answer = gate.query_sample(operation, lambda records: ones, clip_norm=1.0, shape=(2000,))
-        std = 4.0
-    else:
-        per_class = operation == "per_class"
-        answer = gate.sum("sum", lambda image, label: ones, clip_norm=1.0, per_class=per_class)
-        std = 2.0
-    assert answer.shape == ((CLASSES, 2000) if operation == "per_class" else (2000,))
+    how = {"noise": 2.0, "sampling": Poisson(1e-15), "dim": 2000}
+    rig = Rig(operation, ADD_REMOVE, per_class, **how)
+    rig.query = lambda *_: torch.ones(2000)
+    answer = rig.ask(HALF)
+    assert answer.shape == shape
     assert answer.std() == pytest.approx(std, rel=0.12)
     assert abs(answer.mean()) < 7 * std / math.sqrt(answer.numel())
 
@@ -399,6 +389,7 @@ FILLS = {
 }
 INDICES = {"one": [3], "all": range(COUNT), "class": range(0, COUNT, 2), "but one": range(1, COUNT)}
 NASTY = [
+    lambda image, label, scale: image.flatten(),  # of norm 0, if the image is black
     lambda image, label, scale: 1 / image.flatten(),
     lambda image, label, scale: image.flatten().log() * (label + 1),
     lambda image, label, scale: (image.flatten() * 1e3).exp(),
