@@ -221,15 +221,16 @@ def test_planted_clips_are_caught(monkeypatch, trust, name, neighbours, operatio
         trust("G2", "planted clips and entries of the table caught", 1, of=1)
 
 
+@pytest.mark.parametrize("factor", [0.5, pytest.param(0.99, marks=pytest.mark.slow)])
 @every_case
-def test_planted_table_entries_are_caught(monkeypatch, trust, operation, neighbours, per_class):
+def test_planted_table_entries_are_caught(
+    monkeypatch, trust, operation, neighbours, per_class, factor
+):
     """C in place of 2C (or half of C); also one that is 1 % short."""
-    for factor in (0.5, 0.99):
-        with monkeypatch.context() as patch:
-            planted = SENSITIVITY[operation, neighbours] * factor
-            patch.setitem(SENSITIVITY, (operation, neighbours), planted)
-            assert measure_largest_move(monkeypatch, operation, neighbours, per_class) > LIMIT
-    trust("G2", "planted clips and entries of the table caught", 2, of=2)
+    planted = SENSITIVITY[operation, neighbours] * factor
+    monkeypatch.setitem(SENSITIVITY, (operation, neighbours), planted)
+    assert measure_largest_move(monkeypatch, operation, neighbours, per_class) > LIMIT
+    trust("G2", "planted clips and entries of the table caught", 1, of=1)
 
 
 def test_planted_norms_and_roundings_are_caught(monkeypatch):
