@@ -179,8 +179,7 @@ def mix_worst_pair(rate, shift, others):
     ("rate", "noise"),
     [
         *itertools.product([1e-4, 0.06, 0.5, 0.999, 1.0], [1.0, 20.0]),
-        (0.06, 0.3),
-        *(slow(rate, 0.3) for rate in (1e-4, 0.5, 0.999, 1.0)),
+        *(slow(rate, 0.3) for rate in (1e-4, 0.06, 0.5, 0.999, 1.0)),
     ],
 )
 def test_poisson_draws_are_priced_as_dp_accounting_does(rate, noise):
@@ -289,8 +288,8 @@ def test_without_replacement_lies_between_its_neighbours(drawn, size, noise, ste
     [
         (Shards(1), 20_000, 1.0),
         (Poisson(1.0), 640_000, 0.8),
-        (Fixed(7, 7), 3, 1.0),
-        (Poisson(1), 3, 1.0),
+        slow(Fixed(7, 7), 3, 1.0),
+        slow(Poisson(1), 3, 1.0),
         slow(Shards(1), 1, 2.0),
         slow(Poisson(1.0), 1, 2.0),
         slow(Poisson(1.0), 20_000, 1.0),
@@ -338,7 +337,7 @@ def check_against_dp_accounting(noise, rate, steps):
     assert ours <= compute_renyi_cost(event, ADD_REMOVE).epsilon(DELTA) + 0.01  # Renyi is looser
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps"), list_events(2))
+@pytest.mark.parametrize(("noise", "rate", "steps"), list_events(1))
 def test_against_dp_accounting(noise, rate, steps):
     check_against_dp_accounting(noise, rate, steps)
 
