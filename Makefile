@@ -23,10 +23,11 @@ test-data: $(READY)
 coverage: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist worksteal --cov=privot --cov-report=term:skip-covered
 
+# The long statistical, fuzz, crash and device tests, with fresh random numbers.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow --fresh
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --fresh -n 2 --dist worksteal --durations=15
 
-# Every test, the long proofs included.
+# Every test that needs no data.
 test-all: test test-slow
 
 # All that shows the promise, fast and slow; writes docs/trust.json and docs/threats.md. ONLY="G1 B2" for some goals.

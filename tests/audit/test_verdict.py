@@ -1,4 +1,4 @@
-"""The verdict: what breaks a claim, what cannot, and a sentence that always tells the ceiling."""
+"""The verdict: what breaks a claim, what cannot, and a sentence that always states the ceiling."""
 
 import json
 from dataclasses import asdict, replace
@@ -20,104 +20,108 @@ from privot.privacy.plan import Neighbours, Plan, Stage
 
 DELTA = 1e-5
 NOISE = 3.7307  # epsilon 1, from below: what is claimed is shown rounded up
-PLAN = Plan((Stage("it", "sum", NOISE),), Neighbours.ADD_REMOVE)
+CLAIM = Guarantee.from_plan(Plan((Stage("it", "sum", NOISE),), Neighbours.ADD_REMOVE), DELTA)
+NO_CLAIM = NoGuarantee("no mechanism")
 BOUND = EpsilonBound(0.7, 0.95, 5.6, "1000 runs a side", 1000, DELTA)
 
 
-@pytest.fixture(scope="module")
-def claim():
-    return Guarantee.from_plan(PLAN, DELTA)
-
-
-def worlds(noise, count, seed=0):
+def draw_worlds(noise, count):
     """The statistic of the best attack on one Gaussian answer, with the record and without."""
-    return np.random.default_rng(seed).normal([[1 / noise], [0.0]], 1, (2, count))
+    return np.random.default_rng(0).normal([[1 / noise], [0.0]], 1, (2, count))
 
 
-def test_sentences(claim):
-    assert (
-        judge(BOUND, claim).summary
-        == "proves epsilon of at least 0.7 at 95 %; these trials could prove 5.6 at most; claimed 1"
-    )
-    assert judge(replace(BOUND, epsilon=2.71828), claim).summary == (
-        "proves epsilon of at least 2.718 at 95 %; these trials could prove 5.6 at most; claimed 1: the claim is broken"
-    )
-    assert judge(replace(BOUND, epsilon=0.0, ceiling=0.8), claim).summary == (
-        "proves epsilon of at least 0 at 95 %; these trials could prove 0.8 at most; claimed 1, so they could not have refuted it"
-    )
-    assert judge(replace(BOUND, confidence=1 - 1e-6), NoGuarantee("no mechanism")).summary == (
-        "proves epsilon of at least 0.7 at 99.9999 %; these trials could prove 5.6 at most; nothing is claimed (no mechanism)"
-    )
+@pytest.mark.parametrize(
+    ("change", "claim", "status", "sentence"),
+    [
+        ({}, CLAIM, "holds", "0.7 at 95 %; these trials could prove 5.6 at most; claimed 1"),
+        (
+            {"epsilon": 2.71828},
+            CLAIM,
+            "broken",
+            "2.718 at 95 %; these trials could prove 5.6 at most; claimed 1: the claim is broken",
+        ),
+        (
+            {"epsilon": 0.0, "ceiling": 0.8},
+            CLAIM,
+            "holds",
+            "0 at 95 %; these trials could prove 0.8 at most; claimed 1, so they could not have refuted it",
+        ),
+        (
+            {"confidence": 1 - 1e-6},
+            NO_CLAIM,
+            "no claim",
+            "0.7 at 99.9999 %; these trials could prove 5.6 at most; nothing is claimed (no mechanism)",
+        ),
+    ],
+)
+def test_sentences(change, claim, status, sentence):
+    verdict = judge(replace(BOUND, **change), claim)
+    assert verdict.summary == f"proves epsilon of at least {sentence}"
+    assert (verdict.status, verdict.is_broken) == (status, status == "broken")
+    assert verdict.is_inconclusive == ("could not have" in sentence)
+    assert Verdict.from_json(json.loads(json.dumps(asdict(verdict)))) == verdict
 
 
-def test_statuses(claim):
-    holds = judge(BOUND, claim)
-    broken = judge(replace(BOUND, epsilon=claim.epsilon + 1e-3), claim)
-    free = judge(BOUND, NoGuarantee("why"))
-    assert [each.status for each in (holds, broken, free)] == ["holds", "broken", "no claim"]
-    assert [each.is_broken for each in (holds, broken, free)] == [False, True, False]
-    assert judge(replace(BOUND, epsilon=claim.epsilon), claim).status == "holds"
-    assert judge(BOUND, replace(claim, epsilon=float("inf"))).status == "no claim"
-    assert (free.claimed, free.is_inconclusive, holds.is_inconclusive) == (None, False, False)
-    assert judge(replace(BOUND, ceiling=0.9), claim).is_inconclusive
-    assert [
-        judge(replace(BOUND, publishable=each), claim).publishable for each in (True, False)
-    ] == [True, False]
+def test_a_claim_is_broken_above_it_alone():
+    assert judge(replace(BOUND, epsilon=CLAIM.epsilon), CLAIM).status == "holds"
+    assert judge(replace(BOUND, epsilon=CLAIM.epsilon + 1e-3), CLAIM).is_broken
+    assert judge(BOUND, replace(CLAIM, epsilon=float("inf"))).status == "no claim"
+    assert judge(BOUND, NO_CLAIM).claimed is None
+    assert judge(replace(BOUND, ceiling=0.9), CLAIM).is_inconclusive
+    for publishable in (True, False):
+        assert judge(replace(BOUND, publishable=publishable), CLAIM).publishable is publishable
 
 
-def test_a_bound_judges_only_what_was_claimed(claim):
+def test_a_bound_judges_only_what_was_claimed():
     with pytest.raises(SettingError, match="delta"):
-        judge(replace(BOUND, delta=0.0), claim)  # the claim says nothing about a smaller delta
-    assert judge(replace(BOUND, delta=0.01, epsilon=3.0), claim).is_broken
-    assert judge(replace(BOUND, mu=0.2), claim).status == "holds"
+        judge(replace(BOUND, delta=0.0), CLAIM)  # the claim says nothing about a smaller delta
+    assert judge(replace(BOUND, delta=0.01, epsilon=3.0), CLAIM).is_broken
+    assert judge(replace(BOUND, mu=0.2), CLAIM).status == "holds"
     with pytest.raises(SettingError, match="Gaussian"):
-        judge(replace(BOUND, mu=0.2), replace(claim, accountant="PLD, grid 0.0001"))
+        judge(replace(BOUND, mu=0.2), replace(CLAIM, accountant="PLD, grid 0.0001"))
 
 
-def test_an_honest_mechanism_holds_and_a_loud_one_is_broken(claim):
+def test_an_honest_mechanism_holds_and_a_loud_one_is_broken():
     """By each kind of audit. A third of the noise is caught by the Gaussian reading, a tenth by all."""
     coins = np.random.default_rng(1).random(2000) < 0.5
 
-    def audits(noise):
-        with_it, without = worlds(noise, 2000)
-        yield audit_many_runs(with_it, without, DELTA, assume_gaussian=True)
-        yield audit_many_runs(with_it, without, DELTA)
-        yield audit_one_run(np.random.default_rng(2).normal(coins / noise, 1), coins, DELTA, 500)
-        yield estimate_tpr_at_fpr(with_it, without, fprs=(0.001, 0.01, 0.1), certify_fpr=True)
+    def judge_all(noise):
+        worlds = draw_worlds(noise, 2000)
+        one_run = np.random.default_rng(2).normal(coins / noise, 1)
+        bounds = (
+            audit_many_runs(*worlds, DELTA, assume_gaussian=True),
+            audit_many_runs(*worlds, DELTA),
+            audit_one_run(one_run, coins, DELTA, 500),
+            estimate_tpr_at_fpr(*worlds, fprs=(0.001, 0.01, 0.1), certify_fpr=True),
+        )
+        return [judge(bound, CLAIM).status for bound in bounds]
 
-    assert [judge(each, claim).status for each in audits(NOISE)] == ["holds"] * 4
-    assert judge(next(audits(NOISE / 3)), claim).is_broken
-    assert [judge(each, claim).status for each in audits(NOISE / 10)] == ["broken"] * 4
+    assert judge_all(NOISE) == ["holds"] * 4
+    assert judge_all(NOISE / 3)[0] == "broken"
+    assert judge_all(NOISE / 10) == ["broken"] * 4
 
 
-def test_rates_are_judged_by_the_stated_power(claim):
-    """The wall of a risk: no attack above this true-positive rate at that false-positive rate."""
-    found = judge(
-        estimate_tpr_at_fpr(*worlds(NOISE, 20_000), fprs=(0.001, 0.01, 0.1), certify_fpr=True),
-        claim,
-    )
-    assert found.quantity == f"true-positive rate at false-positive rate {0.1:g}"
-    assert found.claimed == claim.max_tpr["0.1"]
-    assert 0.1 < found.lower_bound < found.claimed < 0.99 < found.ceiling
-    assert found.summary.startswith("proves a true-positive rate of at least 0.1")
-    perfect = judge(estimate_tpr_at_fpr(np.ones(20_000), np.zeros(20_000)), claim)
-    assert perfect.is_broken
-    few = judge(estimate_tpr_at_fpr(np.ones(20), np.zeros(20)), claim)
+def test_rates_are_judged_by_the_stated_power():
+    """The bound of a risk: no attack above this true-positive rate at that false-positive rate."""
+    worlds = draw_worlds(NOISE, 20_000)
+    honest = judge(estimate_tpr_at_fpr(*worlds, fprs=(0.001, 0.01, 0.1), certify_fpr=True), CLAIM)
+    assert honest.quantity == f"true-positive rate at false-positive rate {0.1:g}"
+    assert honest.claimed == CLAIM.max_tpr["0.1"]
+    assert 0.1 < honest.lower_bound < honest.claimed < 0.99 < honest.ceiling
+    assert honest.summary.startswith("proves a true-positive rate of at least 0.1")
+    assert judge(estimate_tpr_at_fpr(np.ones(20_000), np.zeros(20_000)), CLAIM).is_broken
+    rates = estimate_tpr_at_fpr(np.ones(20), np.zeros(20))
+    few = judge(rates, CLAIM)
     assert (few.status, few.ceiling, few.is_inconclusive) == ("holds", 0.0, True)
     assert "could prove 0 at most" in few.summary
-    assert (
-        judge(estimate_tpr_at_fpr(np.ones(20), np.zeros(20)), NoGuarantee("why")).status
-        == "no claim"
-    )
+    assert judge(rates, NO_CLAIM).status == "no claim"
 
 
-def test_verdicts_and_bounds_come_back_from_json(claim):
-    for bound in (BOUND, audit_many_runs(*worlds(1.0, 200), DELTA, assume_gaussian=True)):
+def test_bounds_come_back_from_json_and_damaged_verdicts_do_not():
+    for bound in (BOUND, audit_many_runs(*draw_worlds(1.0, 200), DELTA, assume_gaussian=True)):
         assert EpsilonBound.from_json(json.loads(json.dumps(asdict(bound)))) == bound
-    for verdict in (judge(BOUND, claim), judge(BOUND, NoGuarantee("why"))):
-        assert Verdict.from_json(json.loads(json.dumps(asdict(verdict)))) == verdict
-    for change in ({"claimed": "1"}, {"status": 1}, {"lower_bound": None}, {"else": 1}):
+    sound = asdict(judge(BOUND, CLAIM))
+    changes = ({"claimed": "1"}, {"status": 1}, {"lower_bound": None}, {"else": 1})
+    for value in ([1], *(sound | change for change in changes)):
         with pytest.raises(ReleaseError, match="not a valid Verdict"):
-            Verdict.from_json(asdict(judge(BOUND, claim)) | change)
-    with pytest.raises(ReleaseError, match="not a valid Verdict"):
-        Verdict.from_json([1])
+            Verdict.from_json(value)

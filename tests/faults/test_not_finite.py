@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from support.tiny_settings import (
     choose_epsilon,
     choose_spec,
@@ -14,73 +13,68 @@ from support.tiny_settings import (
 
 from privot.errors import PrivotError
 from privot.methods import list_methods, make_method
-from privot.privacy import secret_side as secret_side_module
+from privot.privacy import secret_side
 from privot.synthesis import synthesize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "coarse_accounting")
-FAST = [("merf", "first", math.nan)]
-EVERY = [
-    (name, which, bad)
-    for name in sorted(list_methods())
-    if make_method(name, choose_tiny_settings(name))
-    .plan(choose_spec(make_method(name, choose_tiny_settings(name))))
-    .stages
-    for which, bad in (("first", math.nan), ("last", math.inf))
-]
 
 
-def spoilt(monkeypatch, place, bad):
-    """From now on the answer at this place has one such number; returns the count of answers."""
-    honest = secret_side_module.add_noise
-    asked = []
+def make_tiny_method(name):
+    return make_method(name, choose_tiny_settings(name))
 
-    def noisy(*args):
-        value = honest(*args)
-        asked.append(1)
-        if len(asked) == place:
+
+def list_cases():
+    """Every method that queries the gate: (name, which answer, what is put into it)."""
+    for name in sorted(list_methods()):
+        method = make_tiny_method(name)
+        if method.plan(choose_spec(method)).stages:
+            for case in ((name, "first", math.nan), (name, "last", math.inf)):
+                is_fast = case[:2] == ("merf", "first")
+                yield pytest.param(*case, marks=() if is_fast else pytest.mark.slow)
+
+
+def replace_number(monkeypatch, count, bad):
+    """From now on the answer of this count has one such number; returns a list that grows with the answers."""
+    add_noise = secret_side.add_noise
+    answers = []
+
+    def add_bad_number(*args):
+        value = add_noise(*args)
+        answers.append(1)
+        if len(answers) == count:
             value.view(-1)[0] = bad
         return value
 
-    monkeypatch.setattr(secret_side_module, "add_noise", noisy)
-    return asked
+    monkeypatch.setattr(secret_side, "add_noise", add_bad_number)
+    return answers
 
 
-def ran(method, folder):
-    return synthesize(
-        make_method_input(method, *make_records(), choose_spec(method)),
-        method,
-        choose_epsilon(method),
-        ledger=folder / "book.jsonl",
-    )
+def run(method, folder):
+    data = make_method_input(method, *make_records(), choose_spec(method))
+    return synthesize(data, method, choose_epsilon(method), ledger=folder / "ledger.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "which", "bad"),
-    [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY if each not in FAST)],
-)
+@pytest.mark.parametrize(("name", "which", "bad"), list(list_cases()))
 def test_nothing_that_is_not_finite_leaves(name, which, bad, tmp_path, monkeypatch, trust):
-    method = make_method(name, choose_tiny_settings(name))
-    place = 1
+    method = make_tiny_method(name)
+    count = 1
     (tmp_path / "count").mkdir()
     if which == "last":
         with monkeypatch.context() as patch:
-            counted = spoilt(patch, 0, bad)
-            ran(method, tmp_path / "count")
-            place = len(counted)
-    asked = spoilt(monkeypatch, place, bad)
+            answers = replace_number(patch, 0, bad)
+            run(method, tmp_path / "count")
+            count = len(answers)
+    answers = replace_number(monkeypatch, count, bad)
     stopped = 0
     try:
-        made = ran(method, tmp_path)
-        assert all(
-            value.isfinite().all()
-            for value in made.artifact.tensors.values()
-            if value.is_floating_point()
-        ), "it was released"
-        assert torch.isfinite(made.sample(made.spec.num_classes)[0]).all()
+        release = run(method, tmp_path)
+        tensors = release.artifact.tensors.values()
+        assert all(x.isfinite().all() for x in tensors if x.is_floating_point()), "it was released"
+        assert release.sample(release.spec.num_classes)[0].isfinite().all()
     except PrivotError as error:
         stopped = 1
         assert "\n" not in str(error)  # noqa: PT017 (either end is right)
-    assert len(asked) >= place, "the number was never put in"
+    assert len(answers) >= count, "the number was never put in"
     trust("N3", "injected NaN and infinity that did not leave", 1, of=1)
     trust(
         "N3",

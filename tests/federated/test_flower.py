@@ -1,4 +1,4 @@
-"""Our end of Flower, without its processes: what it carries, whom it asks, what it says of failures, and which doors stay shut."""
+"""Our end of Flower, without its processes: what it carries, whom it asks, what it says of failures, and which calls it refuses."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import os
 import ssl
 import subprocess
 import sys
-import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,14 +18,16 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore import telemetry, update_check
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from support.federation import ROOMY, RUN, Ward, images, serving, terms, wards
+from support.federation import ROOMY, RUN, Ward, is_answer, pack_request, serving, terms, wards
 
+from privot.cli.client_progress import CLIENT_STOPPED_MESSAGE, ClientMonitor
 from privot.errors import DataError, ReleaseError, SettingError
-from privot.federated import Request, pack_message, unpack_message
-from privot.federated.flower import server_app
+from privot.federated import pack_message
+from privot.federated.flower import server_app, simulation, supernode
 from privot.federated.flower.client_app import build_client_app
 from privot.federated.flower.codec import unwrap_message, wrap_message
 from privot.federated.flower.grid import NonBlockingGrid
@@ -41,17 +43,14 @@ from privot.privacy.shard_checkpoint import list_shard_checkpoints
 from privot.runtime import ignore_progress
 
 TERMS = terms()
+CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
 
 @pytest.fixture(autouse=True)
-def identity(monkeypatch):
-    """Flower's messages want to know in which run they are made."""
+def in_a_run(monkeypatch):
+    """Flower's messages want to know in which run they are made; no test waits for a poll."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
     monkeypatch.setattr(server_app, "MIN_POLL_SECONDS", 0.0)
     monkeypatch.setattr(server_app, "OFFLINE_WAIT_SECONDS", 0.0)
 
@@ -81,123 +80,121 @@ class Grid:
         return [self.replies.pop(number) for number in numbers if number in self.replies]
 
 
-def node(owner, fails=lambda message: False):
+def make_node(owner, fails=lambda: False):
     app = build_client_app(lambda context: owner)
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
     def answer(message):
-        return (
-            Message(Error(1, "gone"), reply_to=message) if fails(message) else app(message, context)
-        )
+        return Message(Error(1, "gone"), reply_to=message) if fails() else app(message, CONTEXT)
 
     return answer
 
 
-def federation(tmp_path, **fails):
-    """A server, its post, and owners who fail as told."""
+def make_federation(tmp_path, **fails):
+    """A server, its messenger, and owners that fail as ``fails`` says."""
     everyone = wards(tmp_path)
-    agreed = terms(owners=len(everyone))
-    grid = Grid(
-        {
-            10 + place: node(ward, fails.get(f"ward{place}", lambda message: False))
-            for place, ward in enumerate(everyone.values())
-        }
-    )
-    post = ClientMessenger(grid, {name: 10 + place for place, name in enumerate(everyone)})
-    return serving(agreed, everyone, tmp_path), post, grid, everyone
+    nodes = {
+        10 + number: make_node(ward, fails.get(f"ward{number}", lambda: False))
+        for number, ward in enumerate(everyone.values())
+    }
+    grid = Grid(nodes)
+    messenger = ClientMessenger(grid, dict(zip(everyone, nodes, strict=True)))
+    return serving(terms(owners=len(everyone)), everyone, tmp_path), messenger, grid, everyone
 
 
-def run(server, post, **more):
-    return run_federation(server, post, **({"join_timeout": 5.0, "round_timeout": 5.0} | more))
+def run(server, messenger, **more):
+    return run_federation(server, messenger, **({"join_timeout": 5.0, "round_timeout": 5.0} | more))
 
 
-# Looking for replies
+def exchange(messenger, names, *seconds, **more):
+    return list(messenger.exchange_messages(dict.fromkeys(names, b"x"), *seconds, **more))
+
+
+# Polling
 
 
 class Clock:
-    """Time that passes only when somebody sleeps, or looks for replies."""
+    """Time that passes only when somebody sleeps, or polls for replies."""
 
-    def __init__(self, grid, look):
+    def __init__(self, grid, poll_seconds):
         self.now = 0.0
         self.slept = []
-        self.pull = grid.pull_messages
-        grid.pull_messages = lambda numbers: self.sleep(look, looking=True) or self.pull(numbers)
+        pull = grid.pull_messages
+
+        def pull_slowly(numbers):
+            self.now += poll_seconds
+            return pull(numbers)
+
+        grid.pull_messages = pull_slowly
 
     def monotonic(self):
         return self.now
 
-    def sleep(self, seconds, looking=False):
+    def sleep(self, seconds):
         self.now += seconds
-        if not looking:
-            self.slept.append(seconds)
+        self.slept.append(seconds)
 
 
-@pytest.mark.parametrize(("look", "rest"), [(0.001, 0.1), (1.0, 4.0)])
-def test_looking_takes_a_fifth_of_the_time_at_most(look, rest, monkeypatch):
+@pytest.mark.parametrize(("poll_seconds", "rest"), [(0.001, 0.1), (1.0, 4.0)])
+def test_polling_takes_a_fifth_of_the_time_at_most(poll_seconds, rest, monkeypatch):
     grid = Grid({1: lambda message: None})
-    monkeypatch.setattr(server_app, "time", clock := Clock(grid, look))
+    monkeypatch.setattr(server_app, "time", clock := Clock(grid, poll_seconds))
     monkeypatch.setattr(server_app, "MIN_POLL_SECONDS", 0.1)
-    assert (
-        list(ClientMessenger(grid, {"silent": 1}).exchange_messages({"silent": b"x"}, 20.0)) == []
-    )
+    assert exchange(ClientMessenger(grid, {"silent": 1}), ["silent"], 20.0) == []
     assert set(clock.slept) == {rest}
 
 
-@pytest.mark.parametrize(("look", "told"), [(0.0, False), (6.0, True)])
-def test_a_round_that_lasts_counts_its_answers(tmp_path, monkeypatch, look, told):
-    server, post, grid, everyone = federation(tmp_path)
-    monkeypatch.setattr(server_app, "time", Clock(grid, look))
-    words = []
+@pytest.mark.parametrize(("poll_seconds", "is_counted"), [(0.0, False), (6.0, True)])
+def test_a_round_that_lasts_counts_its_answers(tmp_path, monkeypatch, poll_seconds, is_counted):
+    server, messenger, grid, everyone = make_federation(tmp_path)
+    monkeypatch.setattr(server_app, "time", Clock(grid, poll_seconds))
+    steps = []
     run(
         server,
-        post,
+        messenger,
         join_timeout=60.0,
         round_timeout=60.0,
-        progress=lambda *word, **facts: words.append(word),
+        progress=lambda *step, **facts: steps.append(step),
     )
-    assert sum(stage == "rounds" for stage, *_ in words) == server.terms.settings.rounds
-    assert (("answers in this round", 1, len(everyone)) in words) is told
+    assert sum(stage == "rounds" for stage, *_ in steps) == server.terms.settings.rounds
+    assert (("answers in this round", 1, len(everyone)) in steps) is is_counted
 
 
 # What Flower carries
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict(),
-        RecordDict({"other": ConfigRecord({"message": b"x"})}),
-        RecordDict({"privot": ConfigRecord({"message": "text"})}),
-        RecordDict({"privot": ConfigRecord({"message": b"x", "more": 1})}),
-        RecordDict({"privot": ConfigRecord({"message": [b"x"]})}),
-        RecordDict(
-            {"privot": ConfigRecord({"message": b"x"}), "beside": ConfigRecord({"count": 3})}
-        ),
-        RecordDict({"privot": ArrayRecord([np.zeros(3)])}),
-    ],
-)
-def test_anything_but_one_field_of_bytes_is_no_message(content):
+def make_record(**fields):
+    return RecordDict({"privot": ConfigRecord(fields)})
+
+
+def test_anything_but_one_field_of_bytes_is_no_message():
     assert unwrap_message(wrap_message(b"x")) == b"x"
-    assert unwrap_message(content) == b""
+    field = ConfigRecord({"message": b"x"})
+    for content in (
+        RecordDict(),
+        RecordDict({"other": field}),
+        make_record(message="text"),
+        make_record(message=b"x", more=1),
+        make_record(message=[b"x"]),
+        RecordDict({"privot": field, "beside": ConfigRecord({"count": 3})}),
+        RecordDict({"privot": ArrayRecord([np.zeros(3)])}),
+    ):
+        assert unwrap_message(content) == b""
 
 
 def test_an_owner_who_cannot_answer_says_only_that():
-    heard = []
+    warnings = []
 
-    def broken(context):
+    def fail(context):
         raise DataError("patient 17 has a bad scan")
 
-    app = build_client_app(broken, heard.append)
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    reply = app(Message(wrap_message(b"x"), 5, "query"), context)
+    app = build_client_app(fail, warnings.append)
+    reply = app(Message(wrap_message(b"x"), 5, "query"), CONTEXT)
     assert reply.has_error()
     assert "patient" not in reply.error.reason
-    assert "patient 17" in str(heard[0])
+    assert "patient 17" in str(warnings[0])
 
 
-def test_flower_tells_nobody(monkeypatch):
-    from flwr.supercore import telemetry, update_check
-
+def test_flower_sends_no_telemetry(monkeypatch):
     monkeypatch.setattr(
         telemetry.urllib.request, "urlopen", lambda *_, **__: pytest.fail("telemetry")
     )
@@ -227,120 +224,99 @@ def test_the_rest_runs_without_flower(tmp_path):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_over_the_grid(tmp_path):
-    server, post, grid, everyone = federation(tmp_path)
-    seen = []
-    traffic = run(
-        server, post, progress=lambda stage, step, of, **facts: seen.append((stage, step, of))
-    )
+    server, messenger, grid, everyone = make_federation(tmp_path)
+    steps = []
+    traffic = run(server, messenger, progress=lambda *step, **facts: steps.append(step))
     assert (server.is_finished, server.num_answers, server.offenses) == (True, 9, [])
-    assert seen[-1] == ("rounds", 3, 3)
+    assert steps[-1] == ("rounds", 3, 3)
     assert server.build_release().guarantee.epsilon == pytest.approx(everyone["ward 0"].spent())
-    assert len({message.metadata.group_id for message in grid.sent}) == len(
-        grid.sent
-    )  # no number can be guessed from another's
+    assert len({message.metadata.group_id for message in grid.sent}) == len(grid.sent)
     assert {tuple(message.content) for message in grid.sent} == {("privot",)}
-    sent = sum(len(unwrap_message(message.content)) for message in grid.sent[3:])
-    assert (traffic.bytes_sent, traffic.num_answers) == (sent, 9)
+    num_bytes = sum(len(unwrap_message(message.content)) for message in grid.sent[3:])
+    assert (traffic.bytes_sent, traffic.num_answers) == (num_bytes, 9)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_who_fails_is_passed_over_and_may_come_back(tmp_path):
     calls = []
 
-    def second_time(message):
-        calls.append(message)
+    def fails():
+        calls.append(1)
         return len(calls) == 3  # its consent, then a round, then this
 
-    server, post, _, everyone = federation(tmp_path, ward1=second_time)
-    run(server, post)
+    server, messenger, _, everyone = make_federation(tmp_path, ward1=fails)
+    run(server, messenger)
     assert (server.is_finished, server.num_answers) == (True, 8)
-    assert [(each.client_name, each.round, each.disqualifying) for each in server.offenses] == [
+    assert [(off.client_name, off.round, off.disqualifying) for off in server.offenses] == [
         ("ward 1", 1, False)
     ]
-    assert len({round(each.spent(), 9) for each in everyone.values()}) == 1
+    assert len({round(ward.spent(), 9) for ward in everyone.values()}) == 1
 
 
-def test_when_all_fail_the_run_does_not_end_well(tmp_path):
-    server, post, _, everyone = federation(
-        tmp_path, **{f"ward{place}": lambda message: True for place in range(3)}
-    )
+def test_when_all_fail_or_refuse_the_run_ends_in_an_error(tmp_path):
+    failing = {f"ward{number}": lambda: True for number in range(3)}
+    server, messenger, _, everyone = make_federation(tmp_path / "failing", **failing)
     with pytest.raises(ReleaseError, match="No client agreed"):
-        run(server, post)
-    assert not any(each.spent() for each in everyone.values())
+        run(server, messenger)
+    assert not any(ward.spent() for ward in everyone.values())
+    server, messenger, _, everyone = make_federation(tmp_path / "poor")
+    for number, ward in enumerate(everyone.values()):
+        poor = Ward(tmp_path / f"poor{number}", number, budget=Budget(0.1, 1e-5))
+        ward.owner = poor.owner
+    with pytest.raises(ReleaseError, match=r"No client agreed.*ward 0: .*budget"):
+        run(server, messenger)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_round_that_nobody_answers_stops_the_run_and_costs_none_of_it(tmp_path):
     away = []
-    fails = {f"ward{place}": lambda message: bool(away) for place in range(3)}
-    server, post, _, _ = federation(tmp_path, **fails)
+    fails = {f"ward{number}": lambda: bool(away) for number in range(3)}
+    server, messenger, _, _ = make_federation(tmp_path, **fails)
 
     def leave(stage, step, of, **facts):
         if (stage, step) == ("rounds", 1):
             away.append(True)
 
     with pytest.raises(ReleaseError, match="No client answered in round 1"):
-        run(server, post, progress=leave)
+        run(server, messenger, progress=leave)
     away.clear()
     again = serving(server.terms, server.client_names, tmp_path)
     assert again.round == 1
-    run(again, post)
+    run(again, messenger)
     assert (again.is_finished, again.num_answers) == (True, 9)
 
 
-def test_terms_that_all_refuse_are_named(tmp_path):
-    server, post, _, everyone = federation(tmp_path)
-    for place, ward in enumerate(everyone.values()):
-        ward.owner = Ward(
-            tmp_path / f"poor{place}", place, wall=type(ward.owner._budget)(0.1, 1e-5)
-        ).owner
-    with pytest.raises(ReleaseError, match=r"No client agreed.*ward 0: .*budget"):
-        run(server, post)
-
-
-def test_nodes_that_are_away_are_waited_for_only_so_long(tmp_path):
-    grid = Grid(
-        {
-            1: lambda message: Message(wrap_message(b"here"), reply_to=message),
-            2: lambda message: None,
-        }
-    )
+def test_silent_nodes_are_waited_for_only_so_long_or_until_a_stop():
+    here = {1: lambda message: Message(wrap_message(b"here"), reply_to=message)}
+    grid = Grid({**here, 2: lambda message: None})
     grid.online = {1}
-    post = ClientMessenger(grid, {"near": 1, "far": 2})
-    assert list(post.exchange_messages({"near": b"x", "far": b"x"}, 60.0, offline_timeout=0.0)) == [
-        ("near", b"here")
-    ]
-    grid.online = {1, 2}  # on the line, and silent
-    assert list(post.exchange_messages({"near": b"x", "far": b"x"}, 0.05)) == [("near", b"here")]
-
-
-def test_a_stop_is_heard_between_two_looks():
-    post = ClientMessenger(Grid({1: lambda message: None}), {"one": 1}, should_stop=lambda: True)
+    messenger = ClientMessenger(grid, {"near": 1, "far": 2})
+    names = ("near", "far")
+    assert exchange(messenger, names, 60.0, offline_timeout=0.0) == [("near", b"here")]
+    grid.online = {1, 2}  # connected, and silent
+    assert exchange(messenger, names, 0.05) == [("near", b"here")]
+    messenger = ClientMessenger(grid, {"far": 2}, should_stop=lambda: True)
     with pytest.raises(ReleaseError, match="--resume"):
-        list(post.exchange_messages({"one": b"x"}, 60.0))
+        exchange(messenger, ["far"], 60.0)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_when_a_simulation_is_over_no_critic_is_left(tmp_path):
     """One that missed its last turn, say."""
-    from privot.federated.flower.simulation import ClientSimulation
-
-    cast = ClientSimulation(
-        "digits", 3, ROOMY, tmp_path / "run", tmp_path / "ledgers", "cpu", "client"
-    )
+    folders = (tmp_path / "run", tmp_path / "ledgers")
+    cast = simulation.ClientSimulation("digits", 3, ROOMY, *folders, "cpu", "client")
     for number in range(2):
         cast.build_client(number).reply(pack_message(TERMS))
-    asked = Request(RUN, 0, images(TERMS))
-    assert unpack_message(cast.build_client(0).reply(pack_message(asked))).kind == "answer"
-    book = Ledger(tmp_path / "ledgers" / "client-0.jsonl")
-    assert list_shard_checkpoints(book)
+    assert is_answer(cast.build_client(0).reply(pack_request(0)))
+    ledger = Ledger(tmp_path / "ledgers" / "client-0.jsonl")
+    assert list_shard_checkpoints(ledger)
     cast.end_unfinished_clients()
-    assert list_shard_checkpoints(book) == {}
+    assert list_shard_checkpoints(ledger) == {}
     assert not (tmp_path / "ledgers" / "client-1.jsonl").exists()  # nothing is charged for it
 
 
 @pytest.mark.parametrize(
-    ("owners", "each", "cores", "gigabytes", "count"),
+    ("owners", "bytes_per_owner", "cores", "gigabytes", "count"),
     [
         (3, 0, 8, 64, 1),
         (20, 0, 8, 64, 5),
@@ -351,23 +327,24 @@ def test_when_a_simulation_is_over_no_critic_is_left(tmp_path):
     ],
 )
 def test_as_many_workers_as_the_machine_can_hold(
-    monkeypatch, owners, each, cores, gigabytes, count
+    monkeypatch, owners, bytes_per_owner, cores, gigabytes, count
 ):
-    from privot.federated.flower import simulation
-
+    pages = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": gigabytes * 10**6}
     monkeypatch.setattr(simulation.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(
-        simulation.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": gigabytes * 10**6}.get
-    )
-    assert simulation._choose_num_workers(owners, each) == count
+    monkeypatch.setattr(simulation.os, "sysconf", pages.get)
+    assert simulation._choose_num_workers(owners, bytes_per_owner) == count
 
 
-# Doors and keys
+# The firewall of the SuperLink
 
 
-def asked(app, path, headers=(), kind="http", body=()):
+async def respond(scope, receive, send):
+    await send({"status": 200})
+
+
+def call(app, path, headers=(), kind="http", body=()):
     """The status that a call gets."""
-    said = []
+    statuses = []
     parts = iter(body)
 
     async def receive():
@@ -375,80 +352,85 @@ def asked(app, path, headers=(), kind="http", body=()):
         return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
     async def send(message):
-        said.append(message.get("status"))
+        statuses.append(message.get("status"))
 
     asyncio.run(app({"type": kind, "path": path, "headers": list(headers)}, receive, send))
-    return said[0] if said else None
+    return statuses[0] if statuses else None
 
 
 def test_only_nodes_and_those_who_know_the_secret_come_in():
-    async def inner(scope, receive, send):
-        await send({"status": 200})
-
-    app = SuperLinkFirewall(inner, "word", 0)
-    right = [(SECRET_HEADER.encode(), b"word")]
-    wrong = [(SECRET_HEADER.encode(), b"wor")]
-    assert asked(app, "/v1/fleet/pull-messages") == 200
+    app = SuperLinkFirewall(respond, "word", 0)
+    right, wrong, empty = ([(SECRET_HEADER.encode(), word)] for word in (b"word", b"wor", b""))
+    assert call(app, "/v1/fleet/pull-messages") == 200
+    control = "/v1/control/start-run"
     for path in (
         "/v1/control/register-node",
-        "/v1/control/start-run",
+        control,
         "/v1/runtime/acquire-task",
         "/docs",
         "/health",
         "/v1/fleet",
     ):
-        assert (asked(app, path), asked(app, path, wrong), asked(app, path, right)) == (
-            404,
-            404,
-            200,
-        )
-    assert asked(app, "/v1/fleet/x", kind="websocket") is None
-    assert asked(app, "", kind="lifespan") == 200
-    for word in (
-        b"",
-        b"x",
-    ):  # a server without a secret opens nothing, to those who show none either
-        assert (
-            asked(
-                SuperLinkFirewall(inner, "", 0),
-                "/v1/control/start-run",
-                [(SECRET_HEADER.encode(), word)],
-            )
-            == 404
-        )
-    assert asked(SuperLinkFirewall(inner, "", 0), "/v1/control/start-run") == 404
+        statuses = [call(app, path), call(app, path, wrong), call(app, path, right)]
+        assert statuses == [404, 404, 200]
+    assert call(app, "/v1/fleet/x", kind="websocket") is None
+    assert call(app, "", kind="lifespan") == 200
+    for headers in ((), empty, wrong):  # a server without a secret lets nobody in
+        assert call(SuperLinkFirewall(respond, "", 0), control, headers) == 404
 
 
 def test_a_long_call_is_not_read_to_its_end():
-    """Flower would read 2 GiB of it before it asks who is there."""
-    heard = []
-    read = []
+    """Flower would read 2 GiB of it before it asks who is calling."""
+    bodies = []
+    parts_read = []
+    limit = 3 << 20
 
-    async def inner(scope, receive, send):
-        heard.append((await receive())["body"])
+    async def read_body(scope, receive, send):
+        bodies.append((await receive())["body"])
         await send({"status": 200})
 
-    def long():
+    def send_parts():
         for number in range(100):
-            read.append(number)
+            parts_read.append(number)
             yield bytes(1 << 20)
 
-    app = SuperLinkFirewall(inner, "word", 3 << 20)
-    room = 3 << 20
-    for path, parts in (
+    app = SuperLinkFirewall(read_body, "word", limit)
+    for path, count in (
         ("push-object", 4),
         ("push-messages", 1),
         ("activate-node", 1),
         ("pull-messages", 1),
     ):
-        read.clear()
-        assert (asked(app, f"/v1/fleet/{path}", body=long()), len(read), heard) == (413, parts, [])
-    assert asked(app, "/v1/fleet/push-object", body=[bytes(room), b"end"]) == 200
-    assert heard == [bytes(room) + b"end"]
+        parts_read.clear()
+        assert call(app, f"/v1/fleet/{path}", body=send_parts()) == 413
+        assert (len(parts_read), bodies) == (count, [])
+    assert call(app, "/v1/fleet/push-object", body=[bytes(limit), b"end"]) == 200
+    assert bodies == [bytes(limit) + b"end"]
+
+
+@pytest.mark.parametrize(
+    ("replies", "parts", "status"),
+    [(["x"], 3, 200), (["x"], 1, 200), (["x"], 4, 413), ([""], 1, 413), (["x", ""], 2, 413)],
+)
+def test_a_node_announces_replies_of_few_parts(replies, parts, status):
+    """What is announced is what Flower would store; and a message that answers none would go to other owners."""
+    tree = ObjectTree(object_id="0" * 64)
+    for number in range(1, parts):
+        tree.children.append(ObjectTree(object_id=f"{number:064x}"))
+    pushed = PushMessagesRequest(message_object_trees=[tree])
+    for reply in replies:
+        pushed.messages_list.add().metadata.reply_to_message_id = reply
+    app = SuperLinkFirewall(respond, "word", 0)
+    path = "/v1/fleet/push-messages"
+    assert call(app, path, body=[pushed.SerializeToString()]) == status
+    assert call(app, path, body=[b"\xff" * 100]) == 413
+
+
+# The SuperNode
 
 
 SUPERNODE = """
-import httpx, json
+import httpx, json, os
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -475,31 +457,44 @@ class Long(httpx.SyncByteStream):
 
 client = ProtobufClient("http://server")._client
 client._transport, client._mounts = Server(), {}
-def told(path, size=0):
+def request(path, size=0):
     try:
-        found = client.send(client.build_request("POST", f"http://server/v1/fleet/{path}", headers={"x-size": str(size)}))
-        return [found.status_code, len(found.content)]
+        response = client.send(client.build_request("POST", f"http://server/v1/fleet/{path}", headers={"x-size": str(size)}))
+        return [response.status_code, len(response.content)]
     except ValueError as error:
         return [type(error).__name__, 0]
 most, little = supernode_patches.MAX_PACKED_MESSAGE_BYTES, supernode_patches.RESPONSE_OVERHEAD_BYTES
-found = {"asked": [told("elsewhere"), len(Server.asked)], "packed": told("packed"), "short": told("get-run", little),
-         "long": told("get-fab", little + 1), "part": told("pull-object", most), "too long": told("pull-object", most + little + 1),
+results = {"asked": [request("elsewhere"), len(Server.asked)], "packed": request("packed"), "short": request("get-run", little),
+         "long": request("get-fab", little + 1), "part": request("pull-object", most), "too long": request("pull-object", most + little + 1),
          "wants": Server.asked[0].headers["accept-encoding"]}
 try:
     start_client_internal.pull_objects(list("abcd"), pull_object_fn=lambda name: b"")
 except supernode_patches.OversizedResponseError as error:
-    found["parts"] = str(error)
-found["few"] = sorted(start_client_internal.pull_objects(list("abc"), pull_object_fn=lambda name: b"x"))
-found["bundle"] = start_client_internal.get_fused_config_from_fab(b"no zip", None)
-found["seconds"] = InMemoryNodeState.get_message_processing_duration(None, message_id="x")
-print(json.dumps(found))
+    results["parts"] = str(error)
+results["few"] = sorted(start_client_internal.pull_objects(list("abc"), pull_object_fn=lambda name: b"x"))
+results["bundle"] = start_client_internal.get_fused_config_from_fab(b"no zip", None)
+results["seconds"] = InMemoryNodeState.get_message_processing_duration(None, message_id="x")
+results["no_proxy"] = os.environ["no_proxy"]
+plain = httpx.Client()
+results["direct"] = [
+    plain._transport_for_url(httpx.URL(url)) is plain._transport
+    for url in ("http://127.0.0.1:9", "http://[::1]:9", "http://far:9")
+]
+print(json.dumps(results))
 """
 
 
 def test_a_supernode_takes_little_and_tells_nothing_else():
-    """It goes nowhere else at the server's word, reads no endless answer, opens no bundle, and does not say how long the owner took."""
+    """It goes nowhere else at the server's word, reads no endless answer, opens no bundle, does not say how long the owner took, and
+    uses no proxy within this machine."""
+    proxies = {"http_proxy": "http://proxy:1", "no_proxy": "intranet"}
     done = subprocess.run(
-        [sys.executable, "-c", SUPERNODE], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", SUPERNODE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={"PATH": os.environ["PATH"], **proxies},
     )
     most = 1 << 26
     little = 1 << 18
@@ -515,59 +510,24 @@ def test_a_supernode_takes_little_and_tells_nothing_else():
         "few": ["a", "b", "c"],
         "bundle": {},
         "seconds": 0.0,
+        "no_proxy": "intranet,127.0.0.1,localhost,::1",
+        "direct": [True, True, False],
     }
 
 
-def test_calls_within_this_machine_go_through_no_proxy():
-    code = """
-import httpx, os, privot.federated.flower
-client = httpx.Client()
-near = [client._transport_for_url(httpx.URL(url)) is client._transport for url in ("http://127.0.0.1:9", "http://[::1]:9", "http://far:9")]
-print(os.environ["no_proxy"], near)
-"""
-    environment = {
-        "http_proxy": "http://proxy:1",
-        "no_proxy": "intranet",
-        "PATH": os.environ["PATH"],
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert done.stdout == "intranet,127.0.0.1,localhost,::1 [True, True, False]\n"
-
-
-@pytest.mark.parametrize(
-    ("replies", "parts", "let"),
-    [
-        (["x"], 3, True),
-        (["x"], 1, True),
-        (["x"], 4, False),
-        ([""], 1, False),
-        (["x", ""], 2, False),
-    ],
-)
-def test_a_node_announces_replies_of_few_parts(replies, parts, let):
-    """What is announced is what Flower would keep; and a message that answers none would go to other owners."""
-
-    async def inner(scope, receive, send):
-        await send({"status": 200})
-
-    tree = ObjectTree(object_id="0" * 64)
-    for number in range(1, parts):
-        tree.children.append(ObjectTree(object_id=f"{number:064x}"))
-    said = PushMessagesRequest(message_object_trees=[tree])
-    for each in replies:
-        said.messages_list.add().metadata.reply_to_message_id = each
-    status = asked(
-        SuperLinkFirewall(inner, "word", 0),
-        "/v1/fleet/push-messages",
-        body=[said.SerializeToString()],
-    )
-    assert status == (200 if let else 413)
-    assert (
-        asked(SuperLinkFirewall(inner, "word", 0), "/v1/fleet/push-messages", body=[b"\xff" * 100])
-        == 413
-    )
+@pytest.mark.parametrize("kind", ["train", "query.other", "evaluate"])
+def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, kind):
+    """Flower raises where no function is registered: in our loop this would end the client's process."""
+    sent = []
+    task = (Message(wrap_message(b"x"), 5, kind), CONTEXT, None, None)
+    heartbeat = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(supernode, "pull_task_input", lambda client: task)
+    monkeypatch.setattr(supernode, "push_message", lambda client, *message: sent.append(message))
+    monkeypatch.setattr(supernode, "push_task_output", lambda *_: sent.append(None))
+    monkeypatch.setattr(supernode, "HeartbeatSender", lambda beat: heartbeat)
+    app = build_client_app(lambda context: pytest.fail("the owner was asked"))
+    supernode._answer_message(app, "127.0.0.1:1", "secret", "token")
+    assert sent == []
 
 
 class Link:
@@ -576,103 +536,98 @@ class Link:
     def __init__(self):
         self.replies = {}
         self.parts = {}
-        self.confirmed = []
 
-    def announce(self, asked, message, whole=True):
+    def announce(self, number, message, whole=True):
         message.metadata.__dict__["_message_id"] = message.object_id
-        self.replies[asked] = (
-            message_to_proto(remove_content_from_message(message)),
-            get_object_tree(message),
-        )
-        self.replies[asked][
-            0
-        ].metadata.reply_to_message_id = (
-            asked  # of the announcement; what comes after it may say otherwise
-        )
-        found = {number: each.deflate() for number, each in get_all_nested_objects(message).items()}
-        self.parts |= found if whole else {}
-        return found
+        announcement = message_to_proto(remove_content_from_message(message))
+        announcement.metadata.reply_to_message_id = number  # what comes later may say otherwise
+        self.replies[number] = announcement, get_object_tree(message)
+        parts = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
+        self.parts |= parts if whole else {}
+        return parts
 
     def PullMessages(self, request):
-        found = [
-            self.replies.pop(each) for each in list(request.message_ids) if each in self.replies
+        pulled = [
+            self.replies.pop(number)
+            for number in list(request.message_ids)
+            if number in self.replies
         ]
-        return types.SimpleNamespace(
-            messages_list=[each for each, _ in found],
-            message_object_trees=[tree for _, tree in found],
+        return SimpleNamespace(
+            messages_list=[message for message, _ in pulled],
+            message_object_trees=[tree for _, tree in pulled],
         )
 
     def PullObject(self, request):
         content = self.parts.get(request.object_id, b"")
-        return types.SimpleNamespace(
+        return SimpleNamespace(
             object_found=True, object_available=bool(content), object_content=content
         )
 
     def ConfirmMessageReceived(self, request):
-        self.confirmed.append(request.message_object_id)
+        pass
 
 
-def test_a_line_waits_for_no_node():
+def test_the_grid_waits_for_no_node():
     """One announces a reply and never sends it, one sends parts that are no message, one says that it answers somebody else."""
-    line = NonBlockingGrid("127.0.0.1:1", b"", "token")
+    grid = NonBlockingGrid("127.0.0.1:1", b"", "token")
     link = Link()
-    line._client = link
-    line.set_run(Run.create_empty(1))
-    letters = [Message(wrap_message(b"?"), 7, "query", group_id=str(number)) for number in range(4)]
-    for letter in letters:
-        letter.metadata.__dict__["_message_id"] = letter.object_id
-    numbers = [letter.object_id for letter in letters]
-    link.announce(numbers[0], Message(wrap_message(b"honest"), reply_to=letters[0]))
-    rest = link.announce(
-        numbers[1], Message(wrap_message(b"slow"), reply_to=letters[1]), whole=False
-    )
-    odd = link.announce(numbers[2], Message(wrap_message(b"odd"), reply_to=letters[2]))
-    link.parts |= dict.fromkeys(odd, b"ConfigRecord  4\0junk")
-    link.announce(numbers[3], Message(wrap_message(b"in her name"), reply_to=letters[0]))
-    found = {
-        each.metadata.reply_to_message_id: unwrap_message(each.content)
-        for each in line.pull_messages(numbers)
+    grid._client = link
+    grid.set_run(Run.create_empty(1))
+    queries = [Message(wrap_message(b"?"), 7, "query", group_id=str(number)) for number in range(4)]
+    for query in queries:
+        query.metadata.__dict__["_message_id"] = query.object_id
+    numbers = [query.object_id for query in queries]
+
+    def announce(index, content, answers=None, **more):
+        reply = Message(wrap_message(content), reply_to=queries[index if answers is None else 0])
+        return link.announce(numbers[index], reply, **more)
+
+    announce(0, b"honest")
+    rest = announce(1, b"slow", whole=False)
+    link.parts |= dict.fromkeys(announce(2, b"odd"), b"ConfigRecord  4\0junk")
+    announce(3, b"in her name", answers=0)
+    replies = {
+        reply.metadata.reply_to_message_id: unwrap_message(reply.content)
+        for reply in grid.pull_messages(numbers)
     }
-    assert found == {numbers[0]: b"honest", numbers[2]: b"", numbers[3]: b""}
-    assert line.pull_messages(numbers[1:2]) == []
+    assert replies == {numbers[0]: b"honest", numbers[2]: b"", numbers[3]: b""}
+    assert grid.pull_messages(numbers[1:2]) == []
     link.parts |= rest
-    assert [unwrap_message(each.content) for each in line.pull_messages(numbers[1:2])] == [b"slow"]
+    assert [unwrap_message(reply.content) for reply in grid.pull_messages(numbers[1:2])] == [
+        b"slow"
+    ]
+
+
+# Keys
 
 
 def test_keys_for_a_trial(tmp_path, privot):
     code, out, err = privot("federate", "keys", "--out", "keys", "--json")
     assert code == 0, err
-    made = json.loads(out)
     folder = tmp_path / "keys"
-    assert sorted(made) == sorted(
-        [
-            "ca.crt",
-            "server.crt",
-            "server.key",
-            "nodes",
-            *(f"hospital-{number}.key" for number in range(1, 6)),
-        ]
+    hospitals = [f"hospital-{number}" for number in range(1, 6)]
+    assert sorted(json.loads(out)) == sorted(
+        ["ca.crt", "server.crt", "server.key", "nodes", *(f"{name}.key" for name in hospitals)]
     )
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    assert list(read_node_keys(folder / "nodes")) == [
-        f"hospital-{number}" for number in range(1, 6)
-    ]
-    for number in range(1, 6):
-        check_private_key(folder / f"hospital-{number}.key")
-    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    served.load_cert_chain(folder / "server.crt", folder / "server.key")
-    trusting = ssl.create_default_context(cafile=folder / "ca.crt")
-    for host, fits in (("127.0.0.1", True), ("localhost", True), ("elsewhere.org", False)):
-        assert shaken(served, trusting, host) is fits
+    assert list(read_node_keys(folder / "nodes")) == hospitals
+    for name in hospitals:
+        check_private_key(folder / f"{name}.key")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    client = ssl.create_default_context(cafile=folder / "ca.crt")
+    assert shake_hands(server, client, "127.0.0.1")
+    assert shake_hands(server, client, "localhost")
+    assert not shake_hands(server, client, "elsewhere.org")
     code, _, err = privot("federate", "keys", "--out", "keys")
     assert (code, "already exists" in err) == (2, True)
 
 
-def shaken(served, trusting, host):
-    """Whether a client that wants this host is content with the server's certificate."""
+def shake_hands(server_context, client_context, host):
+    """Whether a client that wants this host accepts the server's certificate."""
     pipes = [ssl.MemoryBIO() for _ in range(4)]
-    server = served.wrap_bio(pipes[0], pipes[1], server_side=True)
-    client = trusting.wrap_bio(pipes[2], pipes[3], server_hostname=host)
+    server = server_context.wrap_bio(pipes[0], pipes[1], server_side=True)
+    client = client_context.wrap_bio(pipes[2], pipes[3], server_hostname=host)
     for _ in range(4):
         for side in (client, server):
             try:
@@ -686,10 +641,10 @@ def shaken(served, trusting, host):
     return client.version() is not None
 
 
-def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
+def test_lists_of_nodes_and_keys_that_are_none_are_refused(tmp_path):
     make_keys(tmp_path / "keys", ["one", "two"], ["localhost"])
-    good = (tmp_path / "keys" / "nodes").read_text().splitlines()
-    kind, key, _ = good[0].split()
+    good = (tmp_path / "keys" / "nodes").read_text().splitlines()[0]
+    kind, key, _ = good.split()
     file = tmp_path / "list"
     for text in (
         "",
@@ -698,22 +653,18 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
         f"{kind} {key}\n",
         f"{kind} AAAA one\n",
         f"{kind} {key} a/b\n",
-        f"{good[0]}\n{good[0]}\n",
-        f"{good[0]}\n{kind} {key} another\n",
-        f"{good[0]} more\n",
+        f"{good}\n{good}\n",
+        f"{good}\n{kind} {key} another\n",
+        f"{good} more\n",
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== x\n",
     ):
         file.write_text(text)
         with pytest.raises(SettingError, match=r"list"):
             read_node_keys(file)
-    for bad in (
-        tmp_path / "keys" / "server.crt",
-        tmp_path / "keys" / "nodes",
-        tmp_path / "nowhere",
-        tmp_path,
-    ):
+    keys = tmp_path / "keys"
+    for path in (keys / "server.crt", keys / "nodes", tmp_path / "nowhere", tmp_path):
         with pytest.raises(SettingError):
-            check_private_key(bad)
+            check_private_key(path)
     for names in ([], ["a", "a"], ["../x"], ["server"]):
         with pytest.raises(SettingError):
             make_keys(tmp_path / "other", names, ["localhost"])
@@ -728,123 +679,35 @@ def test_lists_of_nodes_and_keys_that_are_none(tmp_path):
 # The command line
 
 
+SERVER = "server --epsilon 5 --client-keys keys/nodes --address localhost:1 --tls keys"
+SIMULATE = "simulate --data digits --epsilon 5"
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (("simulate", "--data", "digits", "--clients", 3), "no budget"),
-        (("simulate", "--data", "digitz", "--clients", 3, "--epsilon", 5), "did you mean 'digits'"),
-        (("simulate", "--data", "digits", "--clients", 0, "--epsilon", 5), "--clients"),
-        (("simulate", "--data", "digits", "--epsilon", 5, "--set", "round=3"), "did you mean"),
-        (
-            ("simulate", "--data", "digits", "--epsilon", 5, "--rounds", 3, "--set", "rounds=4"),
-            "not both",
-        ),
-        (
-            ("simulate", "--data", "digits", "--epsilon", 5, "--set", "noise_multiplier=1"),
-            "not both",
-        ),
-        (
-            (
-                "server",
-                "--address",
-                "x",
-                "--tls",
-                "keys",
-                "--client-keys",
-                "nowhere",
-                "--epsilon",
-                5,
-                "--spec-from",
-                "digits",
-            ),
-            "nowhere",
-        ),
-        (
-            (
-                "server",
-                "--address",
-                "localhost",
-                "--tls",
-                "keys",
-                "--client-keys",
-                "keys/nodes",
-                "--epsilon",
-                5,
-                "--spec-from",
-                "digits",
-            ),
-            "HOST:PORT",
-        ),
-        (
-            (
-                "server",
-                "--address",
-                "localhost:1",
-                "--tls",
-                "other",
-                "--client-keys",
-                "keys/nodes",
-                "--epsilon",
-                5,
-                "--spec-from",
-                "digits",
-            ),
-            "missing",
-        ),
-        (
-            (
-                "server",
-                "--address",
-                "localhost:1",
-                "--tls",
-                "keys",
-                "--client-keys",
-                "keys/nodes",
-                "--epsilon",
-                5,
-            ),
-            "--shape",
-        ),
-        (
-            (
-                "server",
-                "--address",
-                "localhost:1",
-                "--tls",
-                "keys",
-                "--client-keys",
-                "keys/nodes",
-                "--epsilon",
-                5,
-                "--spec-from",
-                "x",
-            ),
-            "built-in",
-        ),
+        ("simulate --data digits --clients 3", "no budget"),
+        ("simulate --data digitz --clients 3 --epsilon 5", "did you mean 'digits'"),
+        (f"{SIMULATE} --clients 0", "--clients"),
+        (f"{SIMULATE} --set round=3", "did you mean"),
+        (f"{SIMULATE} --rounds 3 --set rounds=4", "not both"),
+        (f"{SIMULATE} --set noise_multiplier=1", "not both"),
+        (f"{SERVER} --spec-from digits --address x --client-keys nowhere", "nowhere"),
+        (f"{SERVER} --spec-from digits --address localhost", "HOST:PORT"),
+        (f"{SERVER} --spec-from digits --tls other", "missing"),
+        (SERVER, "--shape"),
+        (f"{SERVER} --spec-from x", "built-in"),
     ],
 )
-def test_bad_words_are_refused(privot, tmp_path, words, said):
+def test_wrong_arguments_are_refused(privot, tmp_path, words, message):
     make_keys(tmp_path / "keys", ["one", "two"], ["localhost"])
-    code, out, err = privot("federate", *words, "--out", "release")
+    code, out, err = privot("federate", *words.split(), "--out", "release")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
     assert not list(tmp_path.glob("release*"))
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--key", "nowhere"), "nowhere"),
-        (("--ca", "nowhere"), "nowhere"),
-        (("--data", "nowhere"), "nowhere"),
-        (("--server", "localhost"), "HOST:PORT"),
-        (("--partition", "5/5"), "I/N"),
-        (("--partition", "x"), "I/N"),
-        (("--epsilon", 0), "epsilon=0"),
-        (("--unit", "house"), "client or record"),
-    ],
-)
-def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
+def test_a_client_that_cannot_begin_says_why(privot, tmp_path):
     make_keys(tmp_path / "keys", ["one"], ["localhost"])
     good = {
         "--data": "digits",
@@ -854,157 +717,98 @@ def test_a_client_that_cannot_begin_says_why(privot, tmp_path, words, said):
         "--key": "keys/one.key",
         "--epsilon": 5,
     }
-    given = [word for pair in (good | dict([words])).items() for word in pair]
-    code, out, err = privot("federate", "client", *given, "--ledger", "own.jsonl")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
-    assert not (tmp_path / "own.jsonl").exists()
+    for option, value, message in (
+        ("--key", "nowhere", "nowhere"),
+        ("--ca", "nowhere", "nowhere"),
+        ("--data", "nowhere", "nowhere"),
+        ("--server", "localhost", "HOST:PORT"),
+        ("--partition", "5/5", "I/N"),
+        ("--partition", "x", "I/N"),
+        ("--epsilon", 0, "epsilon=0"),
+        ("--unit", "house", "client or record"),
+    ):
+        words = [word for pair in (good | {option: value}).items() for word in pair]
+        code, out, err = privot("federate", "client", *words, "--ledger", "own.jsonl")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+        assert not (tmp_path / "own.jsonl").exists()
 
 
 def test_a_client_ends_when_no_turn_of_its_own_is_left():
     """Five owners, two a round, four rounds: who was asked in the second is not asked again."""
-    from privot.cli.client_progress import ClientMonitor
-
-    watched = ClientMonitor(
-        types.SimpleNamespace(
-            agreed_terms=terms(owners=5, clients_per_round=2, rounds=4),
-            last_round=-1,
-            has_left=False,
-        ),
-        ignore_progress,
-        1e-5,
-    )
-    for last, more in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
-        watched.last_round = last
-        assert watched.is_needed() is more
+    few = terms(owners=5, clients_per_round=2, rounds=4)
+    client = SimpleNamespace(agreed_terms=few, last_round=-1, has_left=False)
+    monitor = ClientMonitor(client, ignore_progress, 1e-5)
+    for last, is_needed in ((-1, True), (0, True), (1, False), (2, False), (3, False)):
+        monitor.last_round = last
+        assert monitor.is_needed() is is_needed
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_that_comes_back_after_its_last_answer_waits_to_send_it_again(tmp_path):
-    from privot.cli.client_progress import ClientMonitor
-
     own = terms(owners=1, rounds=1)
     ward = Ward(tmp_path, owners=1)
-    ask = pack_message(Request(RUN, 0, images(own, 0)))
-    for message in (pack_message(own), ask):
+    offer, request = pack_message(own), pack_request(0, agreed=own)
+    for message in (offer, request):
         ward.reply(message)
-    watched = ClientMonitor(ward.again().owner, ignore_progress, 1e-5)
-    assert (watched.awaits_resend, watched.is_needed()) == (True, True)
-    watched.reply(pack_message(own))
-    assert watched.is_needed()
-    watched.reply(ask)
-    assert (watched.is_needed(), watched.end_reason) == (False, "")
+    monitor = ClientMonitor(ward.again().owner, ignore_progress, 1e-5)
+    assert (monitor.awaits_resend, monitor.is_needed()) == (True, True)
+    monitor.reply(offer)
+    assert monitor.is_needed()
+    monitor.reply(request)
+    assert (monitor.is_needed(), monitor.end_reason) == (False, "")
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_client_whose_part_is_over_says_why(tmp_path):
-    from privot.cli.client_progress import CLIENT_STOPPED_MESSAGE, ClientMonitor
-
-    watched = ClientMonitor(Ward(tmp_path, wall=Budget(0.01, 1e-5)).owner, ignore_progress, 1e-5)
-    for message in (
-        b"noise",
-        pack_message(Request(RUN, 0, images(TERMS, 0))),
-    ):  # neither is an offer
-        watched.reply(message)
-        assert (watched.is_needed(), watched.end_reason) == (True, "")
-    watched.reply(pack_message(TERMS))
-    assert not watched.is_needed()
-    assert (
-        watched.end_reason
-        == f"The terms of run {RUN[:8]} were refused: The budget of this client does not cover the run."
-    )
-    watched.client.leave()
-    assert ClientMonitor(watched.client, ignore_progress, 1e-5).end_reason == CLIENT_STOPPED_MESSAGE
+    poor = Ward(tmp_path, budget=Budget(0.01, 1e-5)).owner
+    monitor = ClientMonitor(poor, ignore_progress, 1e-5)
+    for message in (b"noise", pack_request(0)):  # neither is an offer
+        monitor.reply(message)
+        assert (monitor.is_needed(), monitor.end_reason) == (True, "")
+    monitor.reply(pack_message(TERMS))
+    assert not monitor.is_needed()
+    for words in (f"The terms of run {RUN[:8]} were refused", "budget of this client"):
+        assert words in monitor.end_reason
+    monitor.client.leave()
+    assert ClientMonitor(poor, ignore_progress, 1e-5).end_reason == CLIENT_STOPPED_MESSAGE
 
 
-def test_a_run_that_is_there_is_not_written_over(privot, tmp_path, monkeypatch):
-    from privot.federated.flower import simulation
+def stop_simulation(app, *_, **__):
+    def stop():
+        raise ReleaseError("stopped")
 
+    app._main(SimpleNamespace(get_node_ids=stop), None)
+
+
+def test_files_of_another_run_are_not_written_over(privot, tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "run_simulation", lambda *_, **__: pytest.fail("it began"))
-    words = (
-        "federate",
-        "simulate",
-        "--data",
-        "digits",
-        "--clients",
-        3,
-        "--set",
-        "noise_multiplier=8",
-        "--rounds",
-        2,
-        "--out",
-        "release",
-    )
+
+    def simulate(*more):
+        words = "federate simulate --data digits --clients 3 --set noise_multiplier=8 --rounds 2"
+        return privot(*words.split(), "--out", "release", *more)[2]
+
     (tmp_path / "release.run").mkdir()
     (tmp_path / "release.run" / "x").touch()
-    assert "files of another run" in privot(*words)[2]
+    assert "files of another run" in simulate()
     (tmp_path / "release").mkdir()
-    assert "already exists" in privot(*words)[2]
+    assert "already exists" in simulate()
+    (tmp_path / "release.run" / "x").unlink()
     for folder in ("release.run", "release"):
-        for file in (tmp_path / folder).iterdir():
-            file.unlink()
         (tmp_path / folder).rmdir()
     (tmp_path / "wire").touch()
-    assert "for the transcript" in privot(*words, "--transcript", "wire")[2]
-    monkeypatch.setattr(simulation, "run_simulation", stopping)
-    assert "stopped" in privot(*words)[2]
-    assert "--resume" in privot(*words)[2]
-    assert "other settings" in privot(*words, "--resume", "--set", "critic_channels=4")[2]
-    assert "other settings" in privot(*words, "--resume", "--seed", 3)[2]
-    assert "stopped" in privot(*words, "--resume")[2]
+    assert "for the transcript" in simulate("--transcript", "wire")
+    monkeypatch.setattr(simulation, "run_simulation", stop_simulation)
+    assert "stopped" in simulate()
+    assert "--resume" in simulate()
+    assert "other settings" in simulate("--resume", "--set", "critic_channels=4")
+    assert "other settings" in simulate("--resume", "--seed", 3)
+    assert "stopped" in simulate("--resume")
 
 
-def stopping(app, *_, **__):
-    app._main(
-        types.SimpleNamespace(get_node_ids=lambda: (_ for _ in ()).throw(ReleaseError("stopped"))),
-        None,
-    )
-
-
-def test_data_with_a_wall_is_not_dealt_past_it(privot, tmp_path):
+def test_a_simulation_respects_the_limit_of_the_whole_data(privot, tmp_path):
     """Parts have ledgers of their own, but the run is charged to the whole. Of clients see tests/privacy/test_boundary_ledger.py."""
     assert privot("ledger", "digits", "--limit", 1)[0] == 0
-    code, _, err = privot(
-        "federate",
-        "simulate",
-        "--data",
-        "digits",
-        "--clients",
-        3,
-        "--epsilon",
-        5,
-        "--out",
-        "release",
-    )
+    code, _, err = privot("federate", *SIMULATE.split(), "--clients", 3, "--out", "release")
     assert (code, "does not allow this run: the total would come to 5" in err) == (2, True)
     assert not list(tmp_path.glob("release*"))
-
-
-@pytest.mark.parametrize("kind", ["train", "query.other", "evaluate"])
-def test_a_message_of_another_kind_gets_no_reply_and_ends_nobody(monkeypatch, kind):
-    """Flower raises where no function is registered: in our loop this would end the client's process."""
-    from privot.federated.flower import supernode as module
-
-    sent = []
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    monkeypatch.setattr(
-        module,
-        "pull_task_input",
-        lambda client: (Message(wrap_message(b"x"), 5, kind), context, None, None),
-    )
-    monkeypatch.setattr(
-        module, "push_message", lambda client, message, context: sent.append(message)
-    )
-    monkeypatch.setattr(module, "push_task_output", lambda *_: sent.append(None))
-    monkeypatch.setattr(
-        module,
-        "HeartbeatSender",
-        lambda beat: types.SimpleNamespace(start=lambda: None, stop=lambda: None),
-    )
-    module._answer_message(
-        build_client_app(lambda context: pytest.fail("the owner was asked")),
-        "127.0.0.1:1",
-        "secret",
-        "token",
-    )
-    assert sent == []

@@ -2,8 +2,7 @@
 
 import contextlib
 import json
-import struct
-from dataclasses import replace
+import math
 
 import pytest
 import torch
@@ -33,42 +32,30 @@ def test_what_is_packed_comes_back_to_the_byte(name):
     assert type(unpack_message(raw)) is type(MESSAGES[name])
 
 
-def test_every_float_comes_back_to_the_bit():
-    odd = torch.tensor([0.0, -0.0, 1e-45, -1.1754944e-38, 3.4e38, 0.1]).view(1, 1, 1, 2, 3)
-    back = unpack_message(pack_message(Answer(RUN, 0, odd))).gradients
-    assert back.numpy().tobytes() == odd.numpy().tobytes()
-
-
-def test_a_tensor_need_not_lie_in_order():
-    turned = torch.arange(24.0).view(1, 1, 2, 3, 4).transpose(3, 4)
-    assert torch.equal(unpack_message(pack_message(Answer(RUN, 0, turned))).gradients, turned)
-
-
-def test_it_is_a_file_of_the_safetensors_format():
-    assert torch.equal(
-        load(pack_message(MESSAGES["request"]))["images"], MESSAGES["request"].images
-    )
+def test_tensors_come_back_to_the_bit_from_few_bytes_in_the_safetensors_format():
+    numbers = torch.tensor([0.0, -0.0, 1e-45, -1.1754944e-38, 3.4e38, 0.1]).view(1, 1, 1, 2, 3)
+    unpacked = unpack_message(pack_message(Answer(RUN, 0, numbers))).gradients
+    assert unpacked.numpy().tobytes() == numbers.numpy().tobytes()
+    strided = torch.arange(24.0).view(1, 1, 2, 3, 4).transpose(3, 4)
+    assert torch.equal(unpack_message(pack_message(Answer(RUN, 0, strided))).gradients, strided)
+    request = MESSAGES["request"]
+    assert torch.equal(load(pack_message(request))["images"], request.images)
+    assert len(pack_message(plausible(terms(shape=(1, 28, 28), classes=62), 0))) < 1.5e5
 
 
 def test_terms_say_what_one_owner_is_asked():
-    found = unpack_message(pack_message(terms(owners=300, rounds=7, noise_multiplier=3.0))).plan()
-    assert [(stage.steps, stage.noise_multiplier) for stage in found.stages] == [(70, 3.0)]
-    assert found.neighbours is Neighbours.CLIENT
-
-
-def test_an_answer_takes_few_bytes():
-    raw = pack_message(plausible(terms(shape=(1, 28, 28), classes=62), 0))
-    assert len(raw) < 1.5e5
+    plan = unpack_message(pack_message(terms(owners=300, rounds=7, noise_multiplier=3.0))).plan()
+    assert [(stage.steps, stage.noise_multiplier) for stage in plan.stages] == [(70, 3.0)]
+    assert plan.neighbours is Neighbours.CLIENT
 
 
 @every
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_no_changed_byte_passes_unnoticed(name, data):
     """Of a message with any of its bytes changed: refused, or one that says so to the byte, never the old message."""
     raw = bytearray(pack_message(MESSAGES[name]))
-    place = data.draw(st.integers(0, len(raw) - 1))
-    raw[place] ^= data.draw(st.integers(1, 255))
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(MessageError):
         assert pack_message(unpack_message(bytes(raw))) == bytes(raw)
 
@@ -119,67 +106,40 @@ def test_blanks_and_order_cannot_carry_a_word(name):
             unpack_message(build_frame(text.encode(), data))
 
 
-def told(**change):
+def edit_terms(**change):
     """Terms whose JSON was changed by hand."""
     head, _ = split_frame(pack_message(terms()))
-    said = json.loads(head["__metadata__"]["terms"])
+    fields = json.loads(head["__metadata__"]["terms"])
     for key, value in change.items():
-        where = said if key in said else said["settings"]
-        where[key] = value
-    head["__metadata__"]["terms"] = json.dumps(said, separators=(",", ":"), sort_keys=True)
+        (fields if key in fields else fields["settings"])[key] = value
+    head["__metadata__"]["terms"] = json.dumps(fields, separators=(",", ":"), sort_keys=True)
     text = json.dumps(head, separators=(",", ":"), sort_keys=True).encode()
     return build_frame(text + b" " * (-len(text) % 8))
 
 
-def test_terms_changed_by_hand_can_be_read():
-    assert (
-        unpack_message(told(noise_multiplier=9.0)).settings.noise_multiplier == 9.0
-    )  # so the refusals below are of what they say
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"noise_multiplier": None},
-        {"noise_multiplier": float("nan")},
-        {"noise_multiplier": float("inf")},
-        {"noise_multiplier": -1.0},
-        {"noise_multiplier": "3"},
-        {"noise_multiplier": True},
-        {"noise_multiplier": [1.0]},
-        {"rounds": 0},
-        {"rounds": -3},
-        {"rounds": 1.5},
-        {"rounds": "many"},
-        {"batch_per_class": 0},
-        {"critic_channels": 0},
-        {"critic_learning_rate": float("nan")},
-        {"unit": "nobody"},
-        {"generator": "pickle"},
-        {"shape": [1, 8]},
-        {"shape": [1, 8, 10**9]},
-        {"shape": "abc"},
-        {"shape": [1.0, 8, 8]},
-        {"num_classes": 0},
-        {"num_classes": 10**12},
-        {"num_clients": 0},
-        {"num_clients": -1},
-        {"num_clients": None},
-        {"num_clients": True},
-        {"shape": [True, 8, 8]},
-        {"settings": {}},
-        {"settings": None},
-        {"bribe": 1},
-        {"noise_multiplier": 10**400},
-        {"frequency_fraction": 0.0},
-        {"ema_decay": 1.0},
-        {"pretrain": "/etc/passwd"},
-    ],
-    ids=str,
-)
-def test_terms_that_cannot_be_are_refused(change):
-    with pytest.raises(MessageError):
-        unpack_message(told(**change))
+def test_terms_that_cannot_be_are_refused():
+    assert unpack_message(edit_terms(noise_multiplier=9.0)).settings.noise_multiplier == 9.0
+    wrong = {
+        "noise_multiplier": (None, math.nan, math.inf, -1.0, "3", True, [1.0], 10**400),
+        "rounds": (0, -3, 1.5, "many"),
+        "shape": ([1, 8], [1, 8, 10**9], "abc", [1.0, 8, 8], [True, 8, 8]),
+        "num_classes": (0, 10**12),
+        "num_clients": (0, -1, None, True),
+        "settings": ({}, None),
+        "batch_per_class": (0,),
+        "critic_channels": (0,),
+        "critic_learning_rate": (math.nan,),
+        "unit": ("nobody",),
+        "generator": ("pickle",),
+        "bribe": (1,),
+        "frequency_fraction": (0.0,),
+        "ema_decay": (1.0,),
+        "pretrain": ("/etc/passwd",),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(MessageError):
+                unpack_message(edit_terms(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -198,26 +158,17 @@ def test_terms_that_cannot_be_are_refused(change):
         (Refusal, (RUN, -2, "no")),
     ],
 )
-def test_a_message_that_cannot_be_is_not_made(kind, fields):
+def test_a_message_that_cannot_be_is_refused(kind, fields):
     with pytest.raises(MessageError):
         kind(*fields)
 
 
-def test_size_is_looked_at_first():
+def test_the_size_is_checked_before_the_bytes_are_read():
     class Untouchable(bytes):
-        def __getitem__(self, where):
+        def __getitem__(self, key):
             raise AssertionError("it was read")
 
     with pytest.raises(MessageError, match="at most"):
         unpack_message(Untouchable(101), max_bytes=100)
-
-
-def test_a_forged_length_takes_no_memory():
     with pytest.raises(MessageError):
-        unpack_message(struct.pack("<Q", 2**63 - 1) + b"{}")
-
-
-def test_runs_are_kept_apart():
-    assert pack_message(replace(MESSAGES["answer"], run_id="f" * 32)) != pack_message(
-        MESSAGES["answer"]
-    )
+        unpack_message(build_frame(b"{}", length=2**63 - 1))

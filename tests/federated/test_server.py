@@ -1,8 +1,17 @@
-"""The server: rounds, equal weights, going on after a crash, the record of the wire, and a release that proves its claim."""
+"""The server: rounds, equal weights, going on after a crash, the transcript, and a release that proves its claim."""
 
 import pytest
 import torch
-from support.federation import consent, plausible, play, serving, terms, wards
+from support.federation import (
+    compute_price,
+    consent,
+    plausible,
+    play,
+    serve_consenting,
+    serving,
+    terms,
+    wards,
+)
 
 from privot.errors import PlanError, ReleaseError, SettingError
 from privot.federated import Refusal, pack_message, unpack_message
@@ -16,24 +25,13 @@ NAMES = ("ward 0", "ward 1", "ward 2")
 TERMS = terms(owners=3)
 
 
-def agreed(tmp_path=None, names=NAMES, own=TERMS, **more):
-    made = serving(own, names, tmp_path, **more)
-    for name, offer in made.pack_offers().items():
-        made.receive_consent(name, offer)
-    return made
-
-
 def answer(server, *names):
     for name in names:
-        assert (
-            server.receive(
-                name, pack_message(plausible(server.terms, server.round, seed=NAMES.index(name)))
-            )
-            is None
-        )
+        honest = plausible(server.terms, server.round, seed=NAMES.index(name))
+        assert server.receive(name, pack_message(honest)) is None
 
 
-def whole(server):
+def finish(server):
     while not server.is_finished:
         answer(server, *server.pack_requests())
         server.end_round()
@@ -44,116 +42,123 @@ def same(one, other):
     return all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_run_ends_in_a_release_that_proves_its_claim(tmp_path):
-    everyone = wards(tmp_path, 3)
-    release = play(serving(TERMS, everyone), everyone)
+class Listener:
+    """Passes messages on to an owner, and notes them."""
+
+    def __init__(self, name, ward, messages):
+        self.name = name
+        self.ward = ward
+        self.messages = messages
+
+    def reply(self, raw):
+        reply = self.ward.reply(raw)
+        self.messages.append((SENT_TO_CLIENT, self.name, raw))
+        self.messages.append((RECEIVED_FROM_CLIENT, self.name, reply))
+        return reply
+
+
+def test_a_run_ends_in_a_release_that_proves_its_claim_and_its_transcript_holds_every_message(
+    tmp_path, monkeypatch
+):
+    released = []
+    heard = []
+    query = Gate.query_clients
+    monkeypatch.setattr(
+        Gate,
+        "query_clients",
+        lambda *args, **more: released.append(query(*args, **more)) or released[-1],
+    )
+    everyone = {
+        name: Listener(name, ward, heard) for name, ward in wards(tmp_path, len(NAMES)).items()
+    }
+    release = play(serving(TERMS, everyone, transcript_path=tmp_path / "wire"), everyone)
     release.save(tmp_path / "out")
-    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(
-        float(TERMS.plan().cost().epsilon(1e-5))
-    )
+    assert verify(tmp_path / "out")["epsilon_from_events"] == pytest.approx(compute_price(TERMS))
     assert release.guarantee.neighbours == "client"
-    images, _ = Release.load(tmp_path / "out").sample(20)
-    assert images.shape == (20, 1, 8, 8)
     assert release.metadata["num_answers"] == 9
-
-
-def test_nobody_is_asked_before_they_agreed():
-    made = serving(TERMS, NAMES)
-    made.pack_offers()
-    assert made.pack_requests() == {}
-    made.end_round()
-    assert made.round == 1
-
-
-def test_who_refuses_the_terms_is_left_in_peace():
-    made = serving(TERMS, NAMES)
-    made.receive_consent(
-        "ward 0",
-        pack_message(Refusal(TERMS.run_id, -1, "the budget of this owner does not cover it")),
-    )
-    for name in NAMES[1:]:
-        made.receive_consent(name, pack_message(TERMS))
-    assert set(made.pack_requests()) == set(NAMES[1:])
-    assert set(made.pack_offers()) == set()
-    assert [(each.client_name, each.round, each.disqualifying) for each in made.offenses] == [
-        ("ward 0", -1, False)
+    assert Release.load(tmp_path / "out").sample(20)[0].shape == (20, 1, 8, 8)
+    entries = list(read_transcript(tmp_path / "wire"))
+    assert len(entries) == 2 * 3 * 4
+    assert sorted(
+        (entry.direction, entry.client_name, entry.message) for entry in entries
+    ) == sorted(heard)
+    received = [
+        unpack_message(entry.message)
+        for entry in entries
+        if entry.direction == RECEIVED_FROM_CLIENT
     ]
-    assert "budget" in made.offenses[0].reason
+    assert [
+        message.gradients.numpy().tobytes() for message in received if message.kind == "answer"
+    ] == [value.float().numpy().tobytes() for value in released]
+
+
+def test_nobody_is_asked_before_they_agreed_nor_after_a_refusal():
+    server = serving(TERMS, NAMES)
+    server.pack_offers()
+    assert server.pack_requests() == {}
+    server.end_round()
+    assert server.round == 1
+    reason = "the budget of this owner does not cover it"
+    server.receive_consent("ward 0", pack_message(Refusal(TERMS.run_id, -1, reason)))
+    for name in NAMES[1:]:
+        server.receive_consent(name, pack_message(TERMS))
+    assert set(server.pack_requests()) == set(NAMES[1:])
+    assert set(server.pack_offers()) == set()
+    (offense,) = server.offenses
+    assert (offense.client_name, offense.round, offense.disqualifying) == ("ward 0", -1, False)
+    assert "budget" in offense.reason
 
 
 def test_who_refuses_three_times_is_not_asked_again():
-    made = agreed(own=terms(owners=3, rounds=5))
+    server = serve_consenting(terms(owners=3, rounds=5), NAMES)
     for number in range(5):
-        asked = made.pack_requests()
+        asked = server.pack_requests()
         assert ("ward 0" in asked) == (number < 3)
         if "ward 0" in asked:
-            made.receive(
-                "ward 0", pack_message(Refusal(TERMS.run_id, number, "this owner cannot answer"))
-            )
-        answer(made, *NAMES[1:])
-        made.end_round()
-    assert (
-        len(
-            [
-                each
-                for each in made.offenses
-                if each.client_name == "ward 0" and "refused" in each.reason
-            ]
-        )
-        == 3
-    )
+            refusal = Refusal(TERMS.run_id, number, "this owner cannot answer")
+            server.receive("ward 0", pack_message(refusal))
+        answer(server, *NAMES[1:])
+        server.end_round()
+    reasons = [offense.reason for offense in server.offenses if offense.client_name == "ward 0"]
+    assert sum("refused" in reason for reason in reasons) == 3
 
 
-def test_everybody_gets_rows_of_their_own():
-    asked = agreed().pack_requests()
-    drawn = [unpack_message(raw).images for raw in asked.values()]
-    assert drawn[0].shape == (10, 1, 1, 8, 8)
-    assert not torch.equal(drawn[0], drawn[1])
-
-
-def test_asking_again_gives_the_same_bytes_to_those_who_have_not_answered():
-    made = agreed()
-    first = made.pack_requests()
-    answer(made, "ward 1")
-    assert made.pack_requests() == {name: raw for name, raw in first.items() if name != "ward 1"}
+def test_everybody_gets_rows_of_their_own_and_the_same_bytes_when_asked_again():
+    server = serve_consenting(TERMS, NAMES)
+    first = server.pack_requests()
+    one, two, _ = (unpack_message(raw).images for raw in first.values())
+    assert one.shape == (10, 1, 1, 8, 8)
+    assert not torch.equal(one, two)
+    answer(server, "ward 1")
+    assert server.pack_requests() == {name: first[name] for name in ("ward 0", "ward 2")}
 
 
 def test_a_cohort_goes_round():
-    made = agreed(own=terms(owners=3, clients_per_round=1, rounds=6))
-    seen = []
-    while not made.is_finished:
-        asked = list(made.pack_requests())
-        seen += asked
-        answer(made, *asked)
-        made.end_round()
-    assert sorted(seen) == sorted(NAMES * 2)
+    server = serve_consenting(terms(owners=3, clients_per_round=1, rounds=6), NAMES)
+    asked = []
+    while not server.is_finished:
+        names = list(server.pack_requests())
+        asked += names
+        answer(server, *names)
+        server.end_round()
+    assert sorted(asked) == sorted(NAMES * 2)
 
 
-def test_a_round_without_answers_changes_nothing_and_passes():
-    made = agreed()
-    before = {
-        key: value.clone()
-        for key, value in made._server_generator.state_dict().items()
-        if key.startswith("mean")
-    }
-    made.pack_requests()
-    made.end_round()
-    after = made._server_generator.state_dict()
-    assert same(before, after)
-    assert made.round == 1
-
-
-def test_a_release_needs_an_answer_and_the_end(tmp_path):
-    made = agreed()
+def test_rounds_without_answers_change_nothing_and_give_no_release():
+    server = serve_consenting(TERMS, NAMES)
     with pytest.raises(PlanError, match="round 0 of 3"):
-        made.build_release()
-    for _ in range(3):
-        made.pack_requests()
-        made.end_round()
+        server.build_release()
+    state = server._server_generator.state_dict()
+    before = {key: value.clone() for key, value in state.items() if key.startswith("mean")}
+    for number in range(3):
+        server.pack_requests()
+        server.end_round()
+        assert server.round == number + 1
+    assert same(before, server._server_generator.state_dict())
     with pytest.raises(ReleaseError, match="No client answered"):
-        made.build_release()
+        server.build_release()
     with pytest.raises(PlanError, match="The run is over"):
-        made.pack_requests()
+        server.pack_requests()
 
 
 @pytest.mark.parametrize("names", [NAMES[:2], (*NAMES, "ward 3"), ("ward 0", "ward 0", "ward 1")])
@@ -164,44 +169,40 @@ def test_names_must_fit_the_terms(names):
 
 def test_a_generator_may_begin_with_characters_of_public_fonts(tmp_path):
     own = terms(owners=3, pretrain="glyphs", pretrain_steps=2)
-    made = agreed(tmp_path, own=own)
-    again = agreed(tmp_path, own=own)
-    assert made.pack_requests() == again.pack_requests()
-    plain = agreed(own=TERMS)
-    assert (
-        unpack_message(plain.pack_requests()["ward 0"]).images.tolist()
-        != unpack_message(made.pack_requests()["ward 0"]).images.tolist()
-    )
+    requests = serve_consenting(own, NAMES, tmp_path).pack_requests()
+    assert serve_consenting(own, NAMES, tmp_path).pack_requests() == requests
+    assert serve_consenting(TERMS, NAMES).pack_requests()["ward 0"] != requests["ward 0"]
 
 
 # A crash of the server
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return finish(serve_consenting(TERMS, NAMES, tmp_path_factory.mktemp("unbroken")))
+
+
 @pytest.mark.parametrize("moment", ["offered", "asked", "some answered", "all answered", "closed"])
-def test_a_server_that_crashed_goes_on(tmp_path, moment):
-    straight = whole(agreed(tmp_path / "straight"))
-    made = agreed(tmp_path / "crashed")
-    if moment != "offered":
-        sent = made.pack_requests()
-        answer(
-            made,
-            *{"some answered": NAMES[:1], "all answered": NAMES, "closed": NAMES}.get(moment, ()),
-        )
-        if moment == "closed":
-            made.end_round()
-    made = agreed(tmp_path / "crashed")  # another process; who had agreed may say so again
-    assert made.round == (moment == "closed")
+def test_a_server_that_crashed_goes_on(unbroken, tmp_path, moment):
+    server = serve_consenting(TERMS, NAMES, tmp_path)
+    requests = server.pack_requests() if moment != "offered" else {}
+    answered = {"some answered": NAMES[:1], "all answered": NAMES, "closed": NAMES}
+    answer(server, *answered.get(moment, ()))
+    if moment == "closed":
+        server.end_round()
+    server = serve_consenting(TERMS, NAMES, tmp_path)  # they may agree again
+    assert server.round == (moment == "closed")
     if moment in ("asked", "some answered", "all answered"):
-        assert made.pack_requests() == sent  # so that owners send what they had sent, at no cost
-    assert same(whole(made), straight)
+        assert server.pack_requests() == requests  # owners send what they had sent, at no cost
+    assert same(finish(server), unbroken)
 
 
-def test_a_server_that_goes_on_sends_the_same_images_though_fewer_are_there(tmp_path):
-    sent = agreed(tmp_path).pack_requests()
+def test_a_server_that_goes_on_sends_the_same_images_to_fewer(tmp_path):
+    requests = serve_consenting(TERMS, NAMES, tmp_path).pack_requests()
     again = serving(TERMS, NAMES, tmp_path)
     for name in NAMES[1:]:
         again.receive_consent(name, pack_message(TERMS))
-    assert again.pack_requests() == {name: sent[name] for name in NAMES[1:]}
+    assert again.pack_requests() == {name: requests[name] for name in NAMES[1:]}
 
 
 def test_real_owners_see_no_difference(tmp_path):
@@ -211,129 +212,62 @@ def test_real_owners_see_no_difference(tmp_path):
     consent(server, everyone)
     replies = {}
     for number in range(3):
-        for name, asked in server.pack_requests().items():
-            replies[name, number] = everyone[name].again().reply(asked)
+        for name, request in server.pack_requests().items():
+            replies[name, number] = everyone[name].again().reply(request)
             if (name, number) == ("ward 1", 1):
+                server = serving(TERMS, everyone, tmp_path)
                 break
             server.receive(name, replies[name, number])
-        else:
-            server.end_round()
-            continue
-        server = serving(TERMS, everyone, tmp_path)
-        for name, asked in server.pack_requests().items():
-            reply = everyone[name].again().reply(asked)
+        for name, request in server.pack_requests().items():
+            reply = everyone[name].again().reply(request)
             assert replies.setdefault((name, number), reply) == reply
             server.receive(name, reply)
         server.end_round()
-    assert server.num_answers == 9
-    assert server.offenses == []
+    assert (server.num_answers, server.offenses) == (9, [])
     assert all(ward.rows() == TERMS.plan().stages[0].steps for ward in everyone.values())
 
 
-def test_what_was_said_of_whom_outlives_a_crash(tmp_path):
-    made = agreed(tmp_path)
-    made.pack_requests()
-    made.receive("ward 0", b"lie")
-    answer(made, "ward 1", "ward 2")
-    made.end_round()
+@pytest.mark.parametrize("ended", [False, True], ids=["in that round", "after it"])
+def test_a_liar_is_not_asked_again_by_a_server_that_crashed(tmp_path, ended):
+    server = serve_consenting(TERMS, NAMES, tmp_path, transcript_path=tmp_path / "wire")
+    server.pack_requests()
+    server.receive("ward 0", b"lie")
+    assert b"lie" in [entry.message for entry in read_transcript(tmp_path / "wire")]
+    if ended:
+        answer(server, "ward 1", "ward 2")
+        server.end_round()
     again = serving(TERMS, NAMES, tmp_path)
-    assert again.offenses == made.offenses
-    assert again.active == ["ward 1", "ward 2"]
-    assert (
-        again.receive("ward 0", pack_message(plausible(TERMS, 1))).reason
-        == "takes no part in this run"
-    )
-
-
-def test_a_liar_is_not_asked_again_by_a_server_that_crashed_in_that_round(tmp_path):
-    made = agreed(tmp_path)
-    made.pack_requests()
-    made.receive("ward 0", b"lie")
-    again = serving(TERMS, NAMES, tmp_path)
-    assert (again.round, again.active) == (0, ["ward 1", "ward 2"])
-    assert [each.client_name for each in again.offenses] == ["ward 0"]
+    assert again.offenses == server.offenses
+    assert [offense.client_name for offense in again.offenses] == ["ward 0"]
+    assert (again.round, again.active) == (ended, ["ward 1", "ward 2"])
     assert "ward 0" not in again.pack_requests()
+    late = pack_message(plausible(TERMS, int(ended)))
+    assert again.receive("ward 0", late).reason == "takes no part in this run"
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"own": terms(owners=3, noise_multiplier=9.0)}, {"names": NAMES[::-1]}],
-    ids=["terms", "names"],
+    ("own", "names"), [(terms(owners=3, noise_multiplier=9.0), NAMES), (TERMS, NAMES[::-1])]
 )
-def test_a_folder_is_of_one_run(tmp_path, change):
-    agreed(tmp_path)
+def test_a_folder_is_of_one_run(tmp_path, own, names):
+    serve_consenting(TERMS, NAMES, tmp_path)
     with pytest.raises(ReleaseError, match="other terms or other clients"):
-        serving(change.get("own", TERMS), change.get("names", NAMES), tmp_path)
+        serving(own, names, tmp_path)
 
 
 def test_a_folder_that_was_altered_is_refused(tmp_path):
-    agreed(tmp_path)
+    serve_consenting(TERMS, NAMES, tmp_path)
     (tmp_path / "server" / "server.json").write_text("[" * 10_000)
     with pytest.raises(ReleaseError, match="altered"):
         serving(TERMS, NAMES, tmp_path)
 
 
-# The record of the wire
-
-
-def test_the_record_holds_every_message_whole(tmp_path):
-    everyone = wards(tmp_path, 3)
-    wire = []
-
-    class Heard:
-        def __init__(self, name):
-            self.name = name
-
-        def reply(self, raw):
-            wire.append((SENT_TO_CLIENT, self.name, raw))
-            wire.append((RECEIVED_FROM_CLIENT, self.name, answer := everyone[self.name].reply(raw)))
-            return answer
-
-    server = serving(TERMS, everyone, transcript_path=tmp_path / "wire")
-    play(server, {name: Heard(name) for name in everyone})
-    assert sorted(
-        (each.direction, each.client_name, each.message)
-        for each in read_transcript(tmp_path / "wire")
-    ) == sorted(wire)
-    assert len(wire) == 2 * 3 * 4
-
-
-def test_the_answers_in_the_record_are_what_the_gates_gave(tmp_path, monkeypatch):
-    given = []
-    deal = Gate.query_clients
-    monkeypatch.setattr(
-        Gate, "query_clients", lambda *args, **more: given.append(deal(*args, **more)) or given[-1]
-    )
-    everyone = wards(tmp_path, 3)
-    play(serving(TERMS, everyone, transcript_path=tmp_path / "wire"), everyone)
-    seen = [
-        unpack_message(each.message)
-        for each in read_transcript(tmp_path / "wire")
-        if each.direction == RECEIVED_FROM_CLIENT
-    ]
-    values = [each.gradients.numpy().tobytes() for each in seen if each.kind == "answer"]
-    assert values == [each.float().numpy().tobytes() for each in given]
-    assert len(values) == 9
-
-
-def test_a_message_after_the_end_is_heard_and_named(tmp_path):
-    made = agreed(transcript_path=tmp_path / "wire")
-    made.pack_requests()
-    answer(made, "ward 0", "ward 1")
-    made.end_round()
-    for _ in range(2):
-        answer(made, *made.pack_requests())
-        made.end_round()
-    release = made.build_release()
-    assert (
-        made.receive("ward 2", pack_message(plausible(TERMS, 0))).reason
-        == "answered round 0 too late"
-    )
-    assert made.build_release() is release
-
-
-def test_a_lie_is_in_the_record_too(tmp_path):
-    made = agreed(transcript_path=tmp_path / "wire")
-    made.pack_requests()
-    made.receive("ward 0", b"lie")
-    assert [each for each in read_transcript(tmp_path / "wire") if each.message == b"lie"]
+def test_a_message_after_the_end_is_named_and_changes_nothing(tmp_path):
+    server = serve_consenting(TERMS, NAMES, transcript_path=tmp_path / "wire")
+    server.pack_requests()
+    answer(server, "ward 0", "ward 1")
+    server.end_round()
+    finish(server)
+    release = server.build_release()
+    late = pack_message(plausible(TERMS, 0))
+    assert server.receive("ward 2", late).reason == "answered round 0 too late"
+    assert server.build_release() is release

@@ -1,21 +1,17 @@
-"""All measures through one pipeline: names, what is refused, what may be published, and what nobody may watch."""
+"""All measures through one pipeline: names, what is refused, published, and what progress shows."""
 
 import dataclasses
-import json
 import math
-from dataclasses import asdict
 
-import numpy as np
 import pytest
 import torch
 from support.factories import make_release
+from support.noise_data import make_generator, make_noise_data
 
 from privot import io
-from privot.data import Public, Sensitive, Spec
+from privot.data import Public, Sensitive
 from privot.errors import DataError, SettingError
-from privot.io import to_jsonable
 from privot.measures import (
-    MetricResult,
     Samples,
     image_metrics,
     inception_score,
@@ -30,66 +26,58 @@ from privot.nets.classifiers.convnet import ConvNet
 from privot.nets.training import Recipe
 from privot.privacy.guarantee import NoGuarantee
 
-DOMAIN = [
-    "domain_fd",
-    "domain_kd",
-    "domain_precision",
-    "domain_recall",
-    "domain_density",
-    "domain_coverage",
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 INCEPTION = ["fid", "kid", "precision", "recall", "density", "coverage"]
+DOMAIN = [f"domain_{name}" for name in ("fd", "kd", *INCEPTION[2:])]
 
 
 @pytest.fixture(autouse=True)
 def empty_data_folders(monkeypatch, tmp_path):
-    """No weights anywhere, a judge of one epoch, and one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """No weights anywhere, and a score classifier of one epoch."""
+
+    def build(shape, classes):
+        return ConvNet(shape, classes, width=4, depth=1)
+
     monkeypatch.setattr(io, "list_data_folders", lambda: [tmp_path / "data"])
     monkeypatch.setattr(inception_score, "SCORE_CLASSIFIER_RECIPE", Recipe(1, 0.01))
-    monkeypatch.setattr(
-        inception_score, "VGG11", lambda shape, classes: ConvNet(shape, classes, width=4, depth=1)
-    )
-    yield tmp_path / "data"
-    torch.set_num_threads(before)
+    monkeypatch.setattr(inception_score, "VGG11", build)
+    return tmp_path / "data"
 
 
 @pytest.fixture
-def stand_in(monkeypatch):
-    """A ruler in place of the Inception network: eight pixels, and progress image by image; it notes what it saw."""
+def inception(monkeypatch):
+    """Eight pixels in place of the Inception network; the images that went through it."""
     seen = []
 
-    def features(images, progress):
+    def extract(images, progress):
         seen.append(images)
-        for place in range(len(images)):
-            progress("Inception features", place + 1, len(images))
+        for count in range(len(images)):
+            progress("Inception features", count + 1, len(images))
         return images.flatten(1)[:, 20:28]
 
-    ruler = FeatureExtractor(
-        "",
-        "eight pixels",
-        True,
-        features,
-        lambda images, progress: features(images, progress).softmax(1),
-    )
-    monkeypatch.setattr(reference, "load_inception_extractor", lambda *_: ruler)
+    def classify(images, progress):
+        return extract(images, progress).softmax(1)
+
+    extractor = FeatureExtractor("", "eight pixels", True, extract, classify)
+    monkeypatch.setattr(reference, "load_inception_extractor", lambda *_: extractor)
     return seen
 
 
-def box(kind=Public, count=90, seed=0, size=None, name="box", ordered=False):
-    images = np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)
-    labels = np.sort(np.arange(count) % 3) if ordered else np.arange(count) % 3
-    return kind(images, labels, Spec((1, 8, 8), 3, size), name=name)
+def make_real(kind=Public, count=90, seed=0, **more):
+    return make_noise_data(kind, count, seed, **more)
 
 
-def output(count=60, seed=7):
-    images = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+def make_samples(count=60, seed=7):
+    images = torch.rand(count, 1, 8, 8, generator=make_generator(seed))
     return Samples("noise", images, torch.arange(count) % 3, 3, publishable=True)
 
 
-def names(readings):
-    return [each.name for each in readings]
+def list_names(results):
+    return [result.name for result in results]
+
+
+def measure_by_name(*args, **more):
+    return {result.name: result for result in measure(*args, **more)}
 
 
 # Names
@@ -99,10 +87,8 @@ def test_groups_are_spelt_out_and_nothing_comes_twice():
     assert expand_metrics(["fid", "cnn", "fid"]) == ("fid", "cnn")
     assert expand_metrics(["gs_wgan"]) == GS_WGAN_CLASSIFIERS
     assert len(GS_WGAN_CLASSIFIERS) == 13
-    assert expand_metrics(["cnn", "default"]) == (
-        "cnn",
-        *(each for each in METRIC_GROUPS["default"] if each != "cnn"),
-    )
+    others = [name for name in METRIC_GROUPS["default"] if name != "cnn"]
+    assert expand_metrics(["cnn", "default"]) == ("cnn", *others)
     for group in METRIC_GROUPS.values():
         assert expand_metrics(group) == group
 
@@ -118,9 +104,8 @@ def test_groups_are_spelt_out_and_nothing_comes_twice():
     ],
 )
 def test_a_slip_is_answered_by_the_nearest_name(slip, meant):
-    with pytest.raises(
-        SettingError, match=rf"^There is no metric '{slip}'\. Did you mean '{meant}'\?$"
-    ):
+    reason = rf"^There is no metric '{slip}'\. Did you mean '{meant}'\?$"
+    with pytest.raises(SettingError, match=reason):
         expand_metrics(["fid", slip])
 
 
@@ -128,263 +113,210 @@ def test_a_slip_is_answered_by_the_nearest_name(slip, meant):
 def test_a_name_near_none_is_answered_by_all(name):
     with pytest.raises(SettingError) as refusal:
         expand_metrics([name])
-    assert all(
-        each in str(refusal.value)
-        for each in ("fid", "imagenet_is", "gs_wgan", *DOWNSTREAM_CLASSIFIERS)
-    )
+    for choice in ("fid", "imagenet_is", "gs_wgan", *DOWNSTREAM_CLASSIFIERS):
+        assert choice in str(refusal.value)
 
 
-# Rulers
+# Feature extractors
 
 
-def test_without_weights_only_domain_numbers_come_back(empty_data_folders):
-    told = []
-    found = measure(output(), box(), ["fid", "kid", "precision"], on_warning=told.append)
-    assert names(found) == DOMAIN
-    assert INCEPTION_WEIGHTS in told[0]
-    assert str(empty_data_folders / "weights") in told[0]
-    assert told[0].endswith("The domain_ metrics of a small network are measured instead.")
-    assert (
-        names(measure(output(), box(), ["kid"])) == DOMAIN
-    )  # never a number under the name of another ruler
-    assert not any("Inception" in each.protocol for each in found)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_without_sound_weights_only_domain_numbers_come_back(empty_data_folders, damaged):
+    path = empty_data_folders / "weights" / INCEPTION_WEIGHTS
+    if damaged:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"junk")
+    cautions = []
+    metrics = ["kid"] if damaged else ["fid", "kid", "precision"]
+    results = measure(make_samples(), make_real(), metrics, on_warning=cautions.append)
+    assert list_names(results) == DOMAIN  # never a number under the name of another extractor
+    assert not any("Inception" in result.protocol for result in results)
+    assert INCEPTION_WEIGHTS in cautions[0]
+    reason = f"{INCEPTION_WEIGHTS}: not the weights" if damaged else str(path.parent)
+    assert reason in cautions[0]
+    assert cautions[0].endswith("The domain_ metrics of a small network are measured instead.")
 
 
-def test_weights_named_and_not_there_are_refused(tmp_path):
+def test_named_weights_that_are_missing_or_damaged_are_refused(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"junk")
     for wrong in ("w.safetensors", "nothing.safetensors"):
         with pytest.raises(DataError, match=f"{wrong}: not the weights"):
-            measure(output(), box(), ["fid"], inception_weights=tmp_path / wrong)
+            measure(make_samples(), make_real(), ["fid"], inception_weights=tmp_path / wrong)
 
 
-def test_damaged_weights_that_were_found_are_named_in_the_notice(empty_data_folders):
-    (empty_data_folders / "weights").mkdir(parents=True)
-    (empty_data_folders / "weights" / INCEPTION_WEIGHTS).write_bytes(b"junk")
-    told = []
-    assert names(measure(output(), box(), ["fid"], on_warning=told.append)) == DOMAIN
-    assert f"{INCEPTION_WEIGHTS}: not the weights" in told[0]
+def test_with_weights_domain_numbers_come_only_if_asked(inception):
+    for metrics, names in ((["precision"], INCEPTION[2:]), (["fid", "domain"], ["fid", *DOMAIN])):
+        assert list_names(measure(make_samples(), make_real(), metrics)) == names
 
 
-def test_with_weights_domain_numbers_come_only_if_asked(stand_in):
-    assert names(measure(output(), box(), ["fid", "kid", "precision"])) == INCEPTION
-    assert names(measure(output(), box(), ["precision"])) == INCEPTION[2:]
-    assert names(measure(output(), box(), ["fid", "domain"])) == ["fid", *DOMAIN]
+def test_the_numbers_are_those_of_their_functions(inception):
+    samples = make_samples()
+    data = make_real()
+    metrics = ["fid", "kid", "precision", "sliced", "exact"]
+    results = measure_by_name(samples, data, metrics)
+    assert list(results)[: len(INCEPTION)] == INCEPTION
+    fake = samples.images.flatten(1)
+    real = data.records().images.flatten(1)
+    features = (real[:, 20:28], fake[:, 20:28])
+
+    def read(name):
+        return results[name].value, results[name].standard_error
+
+    frechet = image_metrics.frechet_distance(*features, make_generator())
+    assert read("fid") == pytest.approx((frechet.value, frechet.standard_error))
+    kernel = image_metrics.kernel_distance(*features, make_generator())
+    assert read("kid")[0] == pytest.approx(kernel[0])
+    quality = image_metrics.precision_recall(*features)
+    for position, name in enumerate(INCEPTION[2:]):
+        assert read(name) == pytest.approx((quality[position], quality[position + 4]))
+    exact = image_metrics.exact_wasserstein(real, fake).value
+    assert read("exact_wasserstein") == pytest.approx((exact, math.nan), rel=1e-5, nan_ok=True)
+    assert results["sliced_wasserstein"].value < exact
+    lower = {name for name, result in results.items() if result.better == "lower"}
+    assert lower == {"fid", "kid", "sliced_wasserstein", "exact_wasserstein"}
+    for result in results.values():
+        assert (result.num_samples, result.reference_size) == (60, 90)
+        assert result.reference == "noise"
+        assert result.protocol
+        assert result.seconds > 0
 
 
-def test_the_numbers_are_those_of_their_functions(stand_in):
-    subject = output()
-    real = box()
-    found = {
-        each.name: each
-        for each in measure(subject, real, ["fid", "kid", "precision", "sliced", "exact"])
-    }
-    ours = subject.images.flatten(1)
-    theirs = real.records().images.flatten(1)
-    generator = lambda: torch.Generator().manual_seed(0)  # noqa: E731
-    value = image_metrics.frechet_distance(theirs[:, 20:28], ours[:, 20:28], generator())
-    assert (found["fid"].value, found["fid"].standard_error) == pytest.approx(
-        (value.value, value.standard_error)
-    )
-    assert found["kid"].value == pytest.approx(
-        image_metrics.kernel_distance(theirs[:, 20:28], ours[:, 20:28], generator())[0]
-    )
-    quality = image_metrics.precision_recall(theirs[:, 20:28], ours[:, 20:28])
-    assert [found[name].value for name in INCEPTION[2:]] == pytest.approx(quality[:4])
-    assert [found[name].standard_error for name in INCEPTION[2:]] == pytest.approx(quality[4:])
-    assert found["exact_wasserstein"].value == pytest.approx(
-        image_metrics.exact_wasserstein(theirs, ours).value, rel=1e-5
-    )
-    assert math.isnan(found["exact_wasserstein"].standard_error)
-    assert found["sliced_wasserstein"].value < found["exact_wasserstein"].value
-    better = {each.name: each.better for each in found.values()}
-    assert {name for name, way in better.items() if way == "lower"} == {
-        "fid",
-        "kid",
-        "sliced_wasserstein",
-        "exact_wasserstein",
-    }
-    for each in found.values():
-        assert (each.num_samples, each.reference_size, each.reference) == (60, 90, "box")
-        assert each.protocol
-        assert each.seconds > 0
+def test_features_are_compared_with_the_training_data_where_it_is_named(inception):
+    """And neither a protocol nor a warning says which path the data has."""
+    test = make_real(seed=1, name="/home/ann/test.npz")
+    train = make_real(seed=2, count=120, name="/home/ann/train.npz")
+    metrics = ["fid", "is", "domain", "sliced", "gaussian_nb", "cnn"]
+    results = measure_by_name(make_samples(), test, metrics, training_data=train)
+    for name, result in results.items():
+        data, count = (test, 90) if name.endswith("accuracy") else (train, 120)
+        assert (result.reference, result.reference_size) == (data.name, count), name
+        assert "ann" not in result.protocol + result.warning
+    assert 1 <= results["is"].value <= 3
 
 
-def test_features_are_compared_with_the_training_data_where_it_is_named(stand_in):
-    test = box(seed=1, name="test")
-    train = box(seed=2, count=120, name="train")
-    found = {
-        each.name: each
-        for each in measure(
-            output(), test, ["fid", "is", "sliced", "gaussian_nb"], training_data=train
-        )
-    }
-    against = {name: (each.reference, each.reference_size) for name, each in found.items()}
-    assert against == {
-        "fid": ("train", 120),
-        "is": ("train", 120),
-        "sliced_wasserstein": ("train", 120),
-        "gaussian_nb_accuracy": ("test", 90),
-    }
-    assert 1 <= found["is"].value <= 3
-
-
-def test_on_a_cpu_a_random_part_goes_through_inception(stand_in, monkeypatch):
+def test_on_a_cpu_a_random_part_goes_through_inception(inception, monkeypatch):
     """Not the first ones: a folder of class folders begins with one class."""
     monkeypatch.setattr(reference, "MAX_INCEPTION_IMAGES_ON_CPU", 30)
-    real = box(ordered=True)
-    [fid] = measure(output(), real, ["fid"])
+    real = make_real(sort=True)
+    [fid] = measure(make_samples(), real, ["fid"])
     assert (fid.num_samples, fid.reference_size) == (30, 30)
-    labels = real.records().labels
-    where = [
-        (real.records().images == image).flatten(1).all(1).nonzero().item() for image in stand_in[0]
-    ]
-    assert len(set(where)) == 30
-    assert labels[where].unique().tolist() == [0, 1, 2]
+    images, labels = real.records()
+    chosen = [(images == image).flatten(1).all(1).nonzero().item() for image in inception[0]]
+    assert len(set(chosen)) == 30
+    assert labels[chosen].unique().tolist() == [0, 1, 2]
 
 
-def test_what_depends_on_the_real_data_alone_is_computed_once(stand_in):
-    bench = Evaluator(box(seed=1), box(seed=2))
-    one, two = (bench.measure(output(seed=seed), ["fid", "domain", "is"]) for seed in (7, 8))
-    assert [len(images) for images in stand_in] == [90, 60, 60]
-    alone = measure(output(seed=8), box(seed=1), ["fid", "domain", "is"], training_data=box(seed=2))
-    assert [each.value for each in two] == [each.value for each in alone]
-    assert names(one) == names(two)
+def test_what_depends_on_the_real_data_alone_is_computed_once(inception):
+    metrics = ["fid", "domain", "is"]
+    test = make_real(seed=1)
+    train = make_real(seed=2)
+    evaluator = Evaluator(test, train)
+    one, two = (evaluator.measure(make_samples(seed=seed), metrics) for seed in (7, 8))
+    assert [len(images) for images in inception] == [90, 60, 60]
+    alone = measure(make_samples(seed=8), test, metrics, training_data=train)
+    assert [result.value for result in two] == [result.value for result in alone]
+    assert list_names(one) == list_names(two)
 
 
-def test_few_samples_get_a_warning_with_the_bias(stand_in, monkeypatch):
-    told = []
-    [few] = measure(output(), box(), ["fid"], on_warning=told.append)
-    generator = torch.Generator().manual_seed(0)
-    bias = image_metrics.frechet_distance(
-        box().records().images.flatten(1)[:, 20:28], output().images.flatten(1)[:, 20:28], generator
-    ).bias
+def test_few_samples_get_a_warning_with_the_bias(inception, monkeypatch):
+    cautions = []
+    samples = make_samples()
+    [few] = measure(samples, make_real(), ["fid"], on_warning=cautions.append)
+    sides = (make_real().records().images, samples.images)
+    features = (images.flatten(1)[:, 20:28] for images in sides)
+    bias = image_metrics.frechet_distance(*features, make_generator()).bias
     assert f"about {bias:.2g} of the value" in few.warning
-    assert told == [f"fid: {few.warning}"]
+    assert cautions == [f"fid: {few.warning}"]
     monkeypatch.setattr(image_metrics, "FID_MIN_SAMPLES", 10)
-    told.clear()
-    assert measure(output(), box(), ["fid"], on_warning=told.append)[0].warning == ""
-    assert told == []
+    [enough] = measure(samples, make_real(), ["fid"], on_warning=cautions.append)
+    assert (enough.warning, len(cautions)) == ("", 1)
 
 
-def test_the_inception_score_asks_for_training_data():
+def test_scores_ask_for_training_data_and_for_logits(inception, monkeypatch):
     with pytest.raises(SettingError, match=r'metric "is" needs .*--train'):
-        measure(output(), box(), ["is"])
-
-
-def test_the_imagenet_score_asks_for_logits(stand_in, monkeypatch):
-    [found] = measure(output(), box(), ["imagenet_is"])
-    assert (found.name, found.reference, found.reference_size) == ("imagenet_is", "ImageNet", 0)
+        measure(make_samples(), make_real(), ["is"])
+    [score] = measure(make_samples(), make_real(), ["imagenet_is"])
+    assert (score.name, score.reference, score.reference_size) == ("imagenet_is", "ImageNet", 0)
     bare = FeatureExtractor("", "bare", True, lambda images, progress: images.flatten(1))
     monkeypatch.setattr(reference, "load_inception_extractor", lambda *_: bare)
     with pytest.raises(DataError, match="imagenet_is needs Inception weights with logits"):
-        measure(output(), box(), ["imagenet_is"])
+        measure(make_samples(), make_real(), ["imagenet_is"])
 
 
-def test_the_seed_replays(stand_in):
-    only = ["fid", "kid", "domain", "sliced", "decision_tree", "is"]
+def test_the_seed_replays(inception):
+    metrics = ["fid", "kid", "domain", "sliced", "decision_tree", "is"]
+    sides = (make_samples(), make_real(seed=1))
+    train = make_real(seed=2)
     one, two, other = (
-        [
-            each.value
-            for each in measure(output(), box(seed=1), only, training_data=box(seed=2), seed=seed)
-        ]
+        [result.value for result in measure(*sides, metrics, seed=seed, training_data=train)]
         for seed in (3, 3, 4)
     )
     assert one == two
     assert one != other
 
 
-# What may be published, and what may be watched
+# What may be published, and what progress shows
 
 
 @pytest.mark.parametrize("train", [None, Public, Sensitive])
 @pytest.mark.parametrize("test", [Public, Sensitive])
-def test_a_number_is_publishable_only_if_all_real_data_is_public(stand_in, test, train):
-    real = train and box(train, seed=2)
-    only = [
+def test_a_number_is_publishable_only_if_all_real_data_is_public(inception, test, train):
+    data = train and make_real(train, seed=2)
+    metrics = ["fid", "kid", "precision", "domain", "imagenet_is", "sliced", "exact", "gaussian_nb"]
+    if train:
+        metrics.append("is")
+    results = measure(make_samples(), make_real(test, seed=1), metrics, training_data=data)
+    assert len(results) == 16 + bool(train)
+    assert {result.publishable for result in results} == {Sensitive not in (test, train)}
+
+
+def test_numbers_about_unprotected_images_are_not_publishable():
+    unprotected = make_release(claim=NoGuarantee("none"))
+    for samples, publishable in (
+        (dataclasses.replace(make_samples(), publishable=False), False),
+        (Samples.from_release(unprotected, "x", 60), False),
+        (Samples.from_release(make_release(), "x", 60), True),
+    ):
+        [result] = measure(samples, make_real(seed=1), ["gaussian_nb"])
+        assert result.publishable is publishable
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_progress_shows_nothing_of_a_sensitive_set(request, empty_data_folders, weights):
+    """privacy: two sets of other size and content, and progress and notices are the same."""
+    if weights:
+        request.getfixturevalue("inception")
+    metrics = [
         "fid",
         "kid",
         "precision",
         "domain",
-        "imagenet_is",
+        "is",
         "sliced",
         "exact",
         "gaussian_nb",
-        *(["is"] if train else []),
+        "bernoulli_nb",
     ]
-    found = measure(output(), box(test, seed=1), only, training_data=real)
-    assert len(found) == 16 + bool(train)
-    assert {each.publishable for each in found} == {Sensitive not in (test, train)}
-
-
-def test_numbers_about_unprotected_images_are_not_publishable():
-    for bare in (
-        dataclasses.replace(output(), publishable=False),
-        Samples.from_release(make_release(claim=NoGuarantee("none")), "x", 60),
-    ):
-        assert not measure(bare, box(Public, seed=1), ["gaussian_nb"])[0].publishable
-    assert measure(
-        Samples.from_release(make_release(), "x", 60), box(Public, seed=1), ["gaussian_nb"]
-    )[0].publishable
-
-
-@pytest.mark.parametrize("weights", [True, False])
-def test_nobody_watches_a_sensitive_set(request, empty_data_folders, weights):
-    """privacy: two sets of other size and content, and whoever reads progress and notices sees no difference."""
-    if weights:
-        request.getfixturevalue("stand_in")
-    seen = []
+    runs = []
     for turn, count in enumerate((93, 141)):
-        watched = []
-        only = [
-            "fid",
-            "kid",
-            "precision",
-            "domain",
-            "is",
-            "sliced",
-            "exact",
-            "gaussian_nb",
-            "bernoulli_nb",
-        ]
-        found = measure(
-            output(),
-            box(Sensitive, count, seed=turn),
-            only,
-            training_data=box(Sensitive, count + 5, seed=10 + turn),
-            progress=lambda *step, watched=watched, **facts: watched.append((step, facts)),
-            on_warning=watched.append,
+        seen = []
+        results = measure(
+            make_samples(),
+            make_real(Sensitive, count, seed=turn),
+            metrics,
+            training_data=make_real(Sensitive, count + 5, seed=10 + turn),
+            progress=lambda *step, seen=seen, **facts: seen.append((step, facts)),
+            on_warning=seen.append,
         )
-        assert not any(each.publishable for each in found)
-        seen.append(watched)
-    assert seen[0] == seen[1]
-    assert any("so few images (60 samples)" in str(each) for each in seen[0])
+        assert not any(result.publishable for result in results)
+        runs.append(seen)
+    assert runs[0] == runs[1]
+    assert any("so few images (60 samples)" in str(event) for event in runs[0])
     assert not empty_data_folders.exists()  # and nothing of it is kept
 
 
-def test_a_declared_size_may_be_counted(stand_in):
-    watched = []
-    measure(
-        output(),
-        box(Sensitive, 93, size=93),
-        ["fid"],
-        progress=lambda *step, **facts: watched.append(step),
-    )
-    assert ("Inception features", 93, 93) in watched
-
-
-def test_readings_go_through_json(stand_in):
-    found = measure(output(), box(), ["fid", "exact", "gaussian_nb"])
-    text = json.dumps(to_jsonable([asdict(each) for each in found]), allow_nan=False)
-    again = [MetricResult.from_json(each) for each in json.loads(text)]
-    assert [repr(each) for each in again] == [repr(each) for each in found]
-    assert math.isnan(again[1].standard_error)
-
-
-def test_no_ruler_says_where_the_data_lies(stand_in):
-    """A public reading is published with its ruler; its reference the report shortens itself."""
-    test = box(seed=1, name="/home/ann/test.npz")
-    train = box(seed=2, name="/home/ann/train.npz")
-    for each in measure(
-        output(), test, ["fid", "domain", "is", "sliced", "gaussian_nb", "cnn"], training_data=train
-    ):
-        assert "ann" not in each.protocol + each.warning
+def test_a_declared_size_may_be_counted(inception):
+    steps = []
+    real = make_real(Sensitive, 93, size=93)
+    measure(make_samples(), real, ["fid"], progress=lambda *step, **_: steps.append(step))
+    assert ("Inception features", 93, 93) in steps

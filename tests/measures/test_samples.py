@@ -1,8 +1,10 @@
 """What is measured, from wherever it comes; and no test on what was trained on."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,266 +26,204 @@ from privot.measures.samples import (
 from privot.release import Release
 from privot.release.artifact import Artifact
 
+TWO = {"labels": torch.arange(2), "num_classes": 3}
+
 
 @pytest.fixture
-def release(tmp_path):
-    return make_release(data="digits").save(tmp_path / "merf-eps1.0")
+def saved(tmp_path):
+    """The path of a release."""
+    return str(make_release(data="digits").save(tmp_path / "merf-eps1.0"))
 
 
-def box(kind, images, classes=4, labels=None):
-    images = np.asarray(images)
-    return kind(
-        images,
-        np.arange(len(images)) % classes if labels is None else labels,
-        Spec(images.shape[1:], classes),
-        name="box",
-    )
-
-
-def noise(count, seed=0):
+def draw_noise(count, seed=0):
     return np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)
 
 
-def test_a_release_gives_its_samples(release):
-    found = Samples.from_source(str(release), 9, seed=3)
-    images, labels = found.release.sample(9, seed=3)
-    assert torch.equal(found.images, images)
-    assert torch.equal(found.labels, labels)
-    assert (found.name, found.num_classes, found.class_names) == (
-        "merf-eps1.0",
-        3,
-        ("cat", "dog", "ship"),
-    )
-    assert found.guarantee == found.release.guarantee
-    assert found.guarantee.epsilon > 0
+def make_data(images, kind=Public, classes=4, names=None):
+    spec = Spec(images.shape[1:], classes, class_names=names)
+    return kind(images, np.arange(len(images)) % classes, spec, name="noise")
+
+
+# Sources
+
+
+def test_a_release_gives_its_samples(saved):
+    samples = Samples.from_source(saved, 9, seed=3)
+    images, labels = samples.release.sample(9, seed=3)
+    assert torch.equal(samples.images, images)
+    assert torch.equal(samples.labels, labels)
+    assert (samples.name, samples.num_classes) == ("merf-eps1.0", 3)
+    assert samples.class_names == ("cat", "dog", "ship")
+    assert samples.guarantee == samples.release.guarantee
+    assert samples.guarantee.epsilon > 0
+    assert samples.soft_labels is None
 
 
 def test_an_npz_is_foreign_output(tmp_path):
-    pixels = (noise(20) * 255).astype(np.uint8)[:, 0]
+    pixels = (draw_noise(20) * 255).astype(np.uint8)[:, 0]
     np.savez(tmp_path / "theirs.npz", x=pixels, y=np.arange(20) % 4)
-    found = Samples.from_source(str(tmp_path / "theirs.npz"), 100)
-    assert (found.name, found.num_classes, found.release, found.guarantee) == (
-        "theirs",
-        4,
-        None,
-        None,
-    )
-    assert torch.equal((found.images * 255).round().byte()[:, 0], torch.from_numpy(pixels))
-    assert found.labels.tolist() == [each % 4 for each in range(20)]
+    samples = Samples.from_source(str(tmp_path / "theirs.npz"), 100)
+    assert (samples.name, samples.num_classes) == ("theirs", 4)
+    assert (samples.release, samples.guarantee) == (None, None)
+    assert torch.equal((samples.images * 255).round().byte()[:, 0], torch.from_numpy(pixels))
+    assert samples.labels.tolist() == [number % 4 for number in range(20)]
 
 
 def test_a_folder_of_class_folders_is_foreign_output(tmp_path):
     for name in ("cat", "dog"):
-        (tmp_path / "gan-1.5" / name).mkdir(parents=True)
-        for place in range(3):
-            Image.fromarray(np.full((8, 8), 40 * place, np.uint8)).save(
-                tmp_path / "gan-1.5" / name / f"{place}.png"
-            )
-    found = Samples.from_source(str(tmp_path / "gan-1.5"), 100)
-    assert (found.name, found.num_classes, found.class_names) == (
-        "gan-1.5",
-        2,
-        ("cat", "dog"),
-    )  # gan-1.0 beside it stays another
-    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        folder = tmp_path / "gan-1.5" / name
+        folder.mkdir(parents=True)
+        for number in range(3):
+            pixels = np.full((8, 8), 40 * number, np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    samples = Samples.from_source(str(tmp_path / "gan-1.5"), 100)
+    assert (samples.name, samples.num_classes) == ("gan-1.5", 2)  # gan-1.0 stays another
+    assert samples.class_names == ("cat", "dog")
+    assert samples.labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_the_same_number_must_be_the_same_class():
-    named = Samples("ours", torch.rand(4, 1, 8, 8), torch.arange(4) % 2, 2, ("cat", "dog"))
-    for names in (None, ("cat", "dog"), ("cat", "dog", "wolf")):
-        check_matching_spec(
-            named,
-            Public(
-                noise(6),
-                np.arange(6) % 3,
-                Spec((1, 8, 8), 3, class_names=names and (*names, "yak")[:3]),
-            ),
-        )
-    with pytest.raises(SettingError, match="Class 0 is 'cat' in ours, but 'ant' in the test data"):
-        check_matching_spec(
-            named,
-            Public(
-                noise(6), np.arange(6) % 3, Spec((1, 8, 8), 3, class_names=("ant", "cat", "dog"))
-            ),
-        )
-
-
-def test_a_built_in_is_its_train_split():
-    found = Samples.from_source("digits", 10_000)
+def test_a_built_in_is_its_train_split_cut_by_the_seed():
+    whole = Samples.from_source("digits", 10_000)
     real = load_dataset("digits", public=True).records()
-    assert (found.name, found.num_classes, found.guarantee) == ("digits", 10, None)
-    assert torch.equal(found.images, real.images)
-
-
-def test_a_cut_is_drawn_by_the_seed_with_labels_beside_images():
+    assert (whole.name, whole.num_classes) == ("digits", 10)
+    assert (whole.guarantee, whole.soft_labels) == (None, None)
+    assert torch.equal(whole.images, real.images)
     one, two, other = (Samples.from_source("digits", 50, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.images, two.images)
     assert not torch.equal(one.images, other.images)
-    real = load_dataset("digits", public=True).records()
     for image, label in zip(one.images, one.labels, strict=True):
         assert label in real.labels[(real.images == image).flatten(1).all(1)]
-    assert len({tuple(image.flatten().tolist()) for image in one.images}) == 50
+    assert len(one.images.unique(dim=0)) == 50
 
 
-@pytest.mark.parametrize("source", ["digit", "nothing.npz", "", "\0"])
-def test_what_is_not_there_is_refused(source):
-    with pytest.raises(PrivotError):
-        Samples.from_source(source, 5)
-
-
-def test_a_damaged_release_is_refused(release):
-    (release / "manifest.json").write_text("{}")
+def test_refuses_missing_sources_and_a_damaged_release(saved):
+    for source in ("digit", "nothing.npz", "", "\0"):
+        with pytest.raises(PrivotError):
+            Samples.from_source(source, 5)
+    Path(saved, "manifest.json").write_text("{}")
     with pytest.raises(PrivotError, match="digest"):
-        Samples.from_source(str(release), 5)
+        Samples.from_source(saved, 5)
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "shape", "reason"),
+    [
+        (2, None, (1, 8, 8), ""),
+        (3, None, (1, 8, 8), ""),
+        (2, ("cat", "dog"), (1, 8, 8), ""),
+        (3, ("cat", "dog", "wolf"), (1, 8, 8), ""),
+        (3, ("ant", "cat", "dog"), (1, 8, 8), "Class 0 is 'cat' in ours, but 'ant' in the test"),
+        (1, None, (1, 8, 8), "ours has images of 1x8x8 and 2 classes, but .* 1x8x8 and 1 classes"),
+        (2, None, (3, 8, 8), "of 3x8x8 and 2 classes"),
+    ],
+)
+def test_the_same_number_must_be_the_same_class_of_the_same_shape(classes, names, shape, reason):
+    labels = torch.arange(4) % 2
+    ours = Samples("ours", torch.rand(4, 1, 8, 8), labels, 2, names and ("cat", "dog"))
+    data = make_data(np.zeros((6, *shape), np.float32), classes=classes, names=names)
+    with pytest.raises(SettingError, match=reason) if reason else contextlib.nullcontext():
+        check_matching_spec(ours, data)
+
+
+# No test on what was trained on
 
 
 @pytest.mark.parametrize("kind", [Sensitive, Public])
 def test_a_test_on_the_training_data_is_refused(kind):
-    train = box(kind, noise(200))
-    halves = np.concatenate([noise(200)[:100], noise(100, seed=9)])
-    for test in (train, box(kind, noise(200)[::-1]), box(kind, halves), box(kind, noise(200)[:30])):
+    noise = draw_noise(200)
+    train = make_data(noise, kind)
+    halves = np.concatenate([noise[:100], draw_noise(100, seed=9)])
+    bytes_ = (noise * 255).round().astype(np.uint8)  # an 8-bit copy is a copy
+    for images in (noise, noise[::-1], halves, noise[:30], bytes_):
         with pytest.raises(DataError, match="The test data overlaps the training data"):
-            refuse_overlap(test, train, "the training data")
-    refuse_overlap(box(kind, noise(200, seed=1)), train, "the training data")
+            refuse_overlap(make_data(images, kind), train, "the training data")
+    refuse_overlap(make_data(draw_noise(200, seed=1), kind), train, "the training data")
 
 
-def test_a_few_twins_are_allowed():
+@pytest.mark.parametrize("twins", [0, 3, 4, 5])
+def test_a_few_twins_are_allowed(twins):
     """Benchmarks hold some; one in a hundred is the limit."""
-    train = noise(400)
-    fresh = noise(400, seed=1)
-    for twins in (0, 3, 4, 5):
-        test = box(Public, np.concatenate([train[:twins], fresh[twins:]]))
-        if twins > MAX_TEST_OVERLAP * 400:
-            with pytest.raises(DataError, match="overlaps"):
-                refuse_overlap(test, torch.from_numpy(train), "x")
-        else:
-            refuse_overlap(test, torch.from_numpy(train), "x")
+    train = draw_noise(400)
+    test = make_data(np.concatenate([train[:twins], draw_noise(400, seed=1)[twins:]]))
+    refused = pytest.raises(DataError, match="overlaps")
+    with refused if twins > MAX_TEST_OVERLAP * 400 else contextlib.nullcontext():
+        refuse_overlap(test, torch.from_numpy(train), "x")
 
 
-def test_an_8_bit_copy_is_a_copy():
-    train = noise(50)
-    with pytest.raises(DataError, match="overlaps"):
-        refuse_overlap(box(Public, (train * 255).round().astype(np.uint8)), box(Public, train), "x")
-
-
-def test_overlap_is_refused_before_anything_is_measured(release):
+def test_overlap_is_refused_before_anything_is_measured(tmp_path):
     digits = load_dataset("digits", public=True)
     test = load_dataset("digits", "test", public=True)
-    subject = Samples.from_source("digits", 100)
-    for wrong, train, words in (
-        (digits, digits, "the training data"),
-        (digits, None, "the released images"),
-        (test, test, "the training data"),
+    real = Samples.from_source("digits", 100)
+    # of a release nobody names the training data; the manifest does
+    path = make_release(data="digits", classes=10, names=None).save(tmp_path / "release")
+    released = Samples.from_source(str(path), 30)
+    for samples, wrong, train, words in (
+        (real, digits, digits, "the training data"),
+        (real, digits, None, "the released images"),
+        (real, test, test, "the training data"),
+        (released, digits, None, "the training data"),
     ):
         with pytest.raises(DataError, match=f"overlaps {words}"):
-            measure(subject, wrong, ["logistic"], training_data=train)
+            measure(samples, wrong, ["logistic"], training_data=train)
+    assert measure(released, test, ["gaussian_nb"])
 
 
-def test_the_data_of_a_release_is_found_by_its_name(release):
-    found = load_training_data(Samples.from_source(str(release), 3))
-    assert isinstance(found, Sensitive)
-    assert found.name == "digits"
-
-
-def test_a_release_of_the_digits_is_not_tested_on_what_it_was_trained_on(tmp_path):
-    """Nobody names the training data here; the manifest does."""
-    path = make_release(data="digits", classes=10, names=None).save(tmp_path / "release")
-    with pytest.raises(DataError, match="overlaps the training data"):
-        measure(
-            Samples.from_source(str(path), 30), load_dataset("digits", public=True), ["logistic"]
-        )
-    assert measure(
-        Samples.from_source(str(path), 30),
-        load_dataset("digits", "test", public=True),
-        ["gaussian_nb"],
-    )
-
-
-@pytest.mark.parametrize(
-    "data", ["/home/ann/scans.npz", "nothing", "", None, 3, [], ["digits"], {}]
-)
-def test_other_data_is_not_looked_for(data):
-    subject = Samples(
-        "x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=make_release(data=data)
-    )
-    assert load_training_data(subject) is None
-    assert load_training_data(Samples("digits", torch.rand(2, 1, 8, 8), torch.arange(2), 3)) is None
-
-
-def test_a_built_in_that_is_not_at_hand_is_no_obstacle(monkeypatch, tmp_path):
+def test_the_data_of_a_release_is_loaded_by_its_name(saved, monkeypatch, tmp_path):
+    data = load_training_data(Samples.from_source(saved, 3))
+    assert isinstance(data, Sensitive)
+    assert data.name == "digits"
+    foreign = Samples("digits", torch.rand(2, 1, 8, 8), **TWO)
+    assert load_training_data(foreign) is None
     monkeypatch.setattr(io, "list_data_folders", lambda: [tmp_path])
-    assert (
-        load_training_data(
-            Samples(
-                "x", torch.rand(2, 1, 8, 8), torch.arange(2), 3, release=make_release(data="mnist")
-            )
-        )
-        is None
-    )
-
-
-def test_other_shapes_and_more_classes_are_refused():
-    subject = Samples("x", torch.rand(4, 1, 8, 8), torch.arange(4), 4)
-    check_matching_spec(subject, box(Public, noise(10), classes=4))
-    check_matching_spec(subject, box(Public, noise(10), classes=5))
-    with pytest.raises(
-        SettingError,
-        match="x has images of 1x8x8 and 4 classes, but the test data has images of 1x8x8 and 3 classes",
-    ):
-        check_matching_spec(subject, box(Public, noise(10), classes=3))
-    with pytest.raises(SettingError, match="of 3x8x8 and 4 classes"):
-        check_matching_spec(subject, box(Public, noise(12).reshape(4, 3, 8, 8), classes=4))
+    # a built-in whose files are missing, and what is no built-in
+    for name in ("mnist", "/home/ann/scans.npz", "nothing", "", None, 3, [], ["digits"], {}):
+        release = make_release(data=name)
+        samples = Samples("x", torch.rand(2, 1, 8, 8), **TWO, release=release)
+        assert load_training_data(samples) is None
 
 
 # Sets
 
 
-def softened(soft="drawn"):
-    """A set of 7 images, 4 of class 0, 1 of class 1, 2 of class 2, with soft labels unless ``soft`` is something else."""
-    images = torch.rand(7, 1, 8, 8)
+def make_set(soft=True):
+    """7 images: 4 of class 0, 1 of class 1, 2 of class 2, with soft labels or without."""
     labels = torch.tensor([0, 0, 2, 1, 0, 2, 0])
-    soft = torch.rand(7, 3).softmax(1) if isinstance(soft, str) else soft
-    return dataclasses.replace(make_release(), artifact=Artifact.from_images(images, labels, soft))
+    soft_labels = torch.rand(7, 3).softmax(1) if soft else None
+    artifact = Artifact.from_images(torch.rand(7, 1, 8, 8), labels, soft_labels)
+    return dataclasses.replace(make_release(), artifact=artifact)
 
 
 def test_a_set_is_measured_as_it_is_and_no_image_twice():
-    release = softened()
+    release = make_set()
     own = release.artifact.tensors
     for count in (7, 100):
-        found = Samples.from_release(release, "x", count, seed=count)
-        assert all(
-            torch.equal(getattr(found, name), own[name])
-            for name in ("images", "labels", "soft_labels")
-        )
+        samples = Samples.from_release(release, "x", count, seed=count)
+        for name in ("images", "labels", "soft_labels"):
+            assert torch.equal(getattr(samples, name), own[name])
+    assert Samples.from_release(make_set(soft=False), "x", 100).soft_labels is None
 
 
 def test_soft_labels_stay_beside_their_images_when_a_set_is_cut():
-    release = softened()
-    found = Samples.from_release(release, "x", 6)
+    release = make_set()
+    samples = Samples.from_release(release, "x", 6)
     own = release.artifact.tensors
-    assert found.labels.tolist() == [0, 1, 2, 0, 1, 2]
-    for image, soft in zip(found.images, found.soft_labels, strict=True):
-        place = (own["images"] == image).flatten(1).all(1).nonzero().item()
-        assert torch.equal(soft, own["soft_labels"][place])
-
-
-def test_what_has_no_soft_labels_has_none(release, tmp_path):
-    assert Samples.from_source(str(release), 5).soft_labels is None
-    assert Samples.from_release(softened(None), "x", 100).soft_labels is None
-    assert Samples.from_source("digits", 10).soft_labels is None
+    assert samples.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    for image, soft in zip(samples.images, samples.soft_labels, strict=True):
+        position = (own["images"] == image).flatten(1).all(1).nonzero().item()
+        assert torch.equal(soft, own["soft_labels"][position])
 
 
 def test_soft_labels_go_to_disk_and_back_and_reach_the_networks(tmp_path):
-    release = softened()
+    release = make_set()
     release.save(tmp_path / "set")
-    found = Samples.from_source(str(tmp_path / "set"), 100)
-    assert torch.equal(found.soft_labels, release.artifact.tensors["soft_labels"])
-    readings = measure(found, box(Public, noise(20), classes=3), ["cnn", "gaussian_nb"])
-    assert ["soft labels" in each.protocol for each in readings] == [True, False]
+    samples = Samples.from_source(str(tmp_path / "set"), 100)
+    assert torch.equal(samples.soft_labels, release.artifact.tensors["soft_labels"])
+    results = measure(samples, make_data(draw_noise(20), classes=3), ["cnn", "gaussian_nb"])
+    assert ["soft labels" in result.protocol for result in results] == [True, False]
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "damage",
     [
         lambda soft: soft[:6],
         lambda soft: soft[:, :2],
@@ -295,25 +235,18 @@ def test_soft_labels_go_to_disk_and_back_and_reach_the_networks(tmp_path):
     ],
     ids=["rows", "columns", "precision", "sum", "nan", "inf", "negative"],
 )
-def test_soft_labels_that_are_no_probabilities_are_refused(tmp_path, harm):
-    folder = tmp_path / "set"
-    release = softened()
+def test_soft_labels_that_are_no_probabilities_are_refused(tmp_path, damage):
+    release = make_set()
     assert release.artifact.is_consistent_with(release.spec)
-    release.save(folder)
-    save_file(
-        {
-            **release.artifact.tensors,
-            "soft_labels": harm(release.artifact.tensors["soft_labels"]).contiguous(),
-        },
-        folder / "tensors.safetensors",
-    )
+    folder = Path(release.save(tmp_path / "set"))
+    path = folder / "tensors.safetensors"
+    soft = damage(release.artifact.tensors["soft_labels"]).contiguous()
+    save_file({**release.artifact.tensors, "soft_labels": soft}, path)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"] = {
-        "tensors.safetensors": hashlib.sha256(
-            (folder / "tensors.safetensors").read_bytes()
-        ).hexdigest()
-    }
-    (folder / "manifest.json").write_text(text := json.dumps(manifest))
-    (folder / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest() + "\n")
+    manifest["files"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+    text = json.dumps(manifest)
+    (folder / "manifest.json").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "manifest.sha256").write_text(f"{digest}\n")
     with pytest.raises(ReleaseError, match="its tensors do not match its manifest"):
         Release.load(folder)

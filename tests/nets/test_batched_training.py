@@ -1,12 +1,10 @@
 """Convolutions of many networks side by side are torch's, and so are all their derivatives, one by one and under vmap."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
+from support.triton_interpreter import run_interpreted
 from torch.func import grad, vmap
 from torch.nn.functional import conv2d
 
@@ -20,148 +18,138 @@ from privot.nets.vmap_conv import Conv, ConvInputGrad, ConvWeightGrad, batched_c
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def drawn(*shape, seed=0):
+def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def near(found, wanted):
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+def near(result, expected):
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_on_a_cpu_it_is_torch_s_to_the_bit():
-    x = drawn(2, 3, 6, 5).float()
-    w = drawn(4, 3, 5, 5, seed=1).float()
-    b = drawn(4, seed=2).float()
+    x, w, b = draw(2, 3, 6, 5).float(), draw(4, 3, 5, 5, seed=1).float(), draw(4, seed=2).float()
     assert torch.equal(convolve(x, w, b, 2, 2), conv2d(x, w, b, 2, 2))
 
 
 @pytest.mark.parametrize(
     ("side", "stride", "padding"), [(5, 2, 2), (3, 1, 1), (4, 3, 1), (1, 2, 0)]
 )
-def test_the_faces_are_those_of_each_network_alone(side, stride, padding):
-    x = drawn(3, 2, 2, 6, 5)
-    w = drawn(3, 4, 2, side, side, seed=1)
+def test_the_operations_are_those_of_each_network_alone(side, stride, padding):
+    x = draw(3, 2, 2, 6, 5)
+    w = draw(3, 4, 2, side, side, seed=1)
     y = Conv.apply(x, w, stride, padding)
-    dy = drawn(*y.shape, seed=2)
-    faces = (
+    dy = draw(*y.shape, seed=2)
+    results = (
         y,
         ConvInputGrad.apply(dy, w, 6, 5, stride, padding),
         ConvWeightGrad.apply(x, dy, side, stride, padding),
     )
-    for place in range(3):
-        one = x[place].clone().requires_grad_()
-        weight = w[place].clone().requires_grad_()
-        plain = conv2d(one, weight, None, stride, padding)
-        wanted = plain, *torch.autograd.grad((plain * dy[place]).sum(), (one, weight))
-        for found, each in zip(faces, wanted, strict=True):
-            near(found[place], each)
+    for index in range(3):
+        image, weight = (given[index].clone().requires_grad_() for given in (x, w))
+        plain = conv2d(image, weight, None, stride, padding)
+        expected = plain, *torch.autograd.grad((plain * dy[index]).sum(), (image, weight))
+        for result, one in zip(results, expected, strict=True):
+            near(result[index], one)
 
 
-@pytest.mark.parametrize("face", [Conv, ConvInputGrad, ConvWeightGrad])
-def test_every_face_has_right_slopes_twice(face):
-    x = drawn(2, 1, 2, 4, 3)
-    w = drawn(2, 2, 2, 3, 3, seed=1)
-    dy = drawn(2, 1, 2, 2, 2, seed=2)
+@pytest.mark.parametrize("operation", [Conv, ConvInputGrad, ConvWeightGrad])
+def test_every_operation_has_right_gradients_twice(operation):
+    x = draw(2, 1, 1, 4, 3)
+    w = draw(2, 2, 1, 3, 3, seed=1)
+    dy = draw(2, 1, 2, 2, 2, seed=2)
     given, more = {
         Conv: ((x, w), ()),
         ConvInputGrad: ((dy, w), (4, 3)),
         ConvWeightGrad: ((x, dy), (3,)),
-    }[face]
-    given = [each.requires_grad_() for each in given]
-    assert torch.autograd.gradcheck(lambda *some: face.apply(*some, *more, 2, 1), given)
-    assert torch.autograd.gradgradcheck(lambda *some: face.apply(*some, *more, 2, 1), given)
+    }[operation]
+    given = [tensor.requires_grad_() for tensor in given]
+    assert torch.autograd.gradcheck(lambda *some: operation.apply(*some, *more, 2, 1), given)
+    assert torch.autograd.gradgradcheck(lambda *some: operation.apply(*some, *more, 2, 1), given)
 
 
 @pytest.mark.parametrize("dims", [(0, 0), (2, 1), (0, None), (1, None), (None, 0), (None, 2)])
-@pytest.mark.parametrize("face", [Conv, ConvInputGrad, ConvWeightGrad])
-def test_under_vmap_it_is_each_alone(face, dims):
+@pytest.mark.parametrize("operation", [Conv, ConvInputGrad, ConvWeightGrad])
+def test_under_vmap_it_is_each_alone(operation, dims):
     shapes = {"x": (2, 3, 2, 4, 5), "w": (2, 4, 2, 3, 3), "dy": (2, 3, 4, 2, 3)}
     names, more = {
-        Conv: ("xw", ()),
+        Conv: (("x", "w"), ()),
         ConvInputGrad: (("dy", "w"), (4, 5)),
         ConvWeightGrad: (("x", "dy"), (3,)),
-    }[face]
-    whole = [
-        drawn(*(() if at is None else (3,)), *shapes[name], seed=place)
-        for place, (name, at) in enumerate(zip(names, dims, strict=True))
+    }[operation]
+    batches = [
+        draw(*(() if dim is None else (3,)), *shapes[name], seed=seed)
+        for seed, (name, dim) in enumerate(zip(names, dims, strict=True))
     ]
-    given = [
-        each if at is None else each.movedim(0, at) for each, at in zip(whole, dims, strict=True)
-    ]
-    found = vmap(lambda *some: face.apply(*some, *more, 2, 1), in_dims=dims)(*given)
-    for place in range(3):
-        near(
-            found[place],
-            face.apply(
-                *(
-                    each if at is None else each[place]
-                    for each, at in zip(whole, dims, strict=True)
-                ),
-                *more,
-                2,
-                1,
-            ),
-        )
+    pairs = list(zip(batches, dims, strict=True))
+    given = [batch if dim is None else batch.movedim(0, dim) for batch, dim in pairs]
+    results = vmap(lambda *some: operation.apply(*some, *more, 2, 1), in_dims=dims)(*given)
+    for index in range(3):
+        alone = (batch if dim is None else batch[index] for batch, dim in pairs)
+        near(results[index], operation.apply(*alone, *more, 2, 1))
 
 
-def shard(count=3, width=3, shape=(2, 9, 8), batch=4):
-    """The same things that a gate would give: critics, sketches and states in double precision."""
+def make_shard(count=3, width=3, shape=(2, 9, 8), batch=4):
+    """The same things that a gate would give: critics, tiny generators and states in double precision."""
     critic = Critic(shape, 3, width)
-    sketch = TinyGenerator(shape, 3, channels=2)
-    weights, along = (
-        each.double() for each in critic.init_weights(count, torch.Generator().manual_seed(0))
+    generator = TinyGenerator(shape, 3, channels=2)
+    weights, left_vectors = (
+        tensor.double() for tensor in critic.init_weights(count, torch.Generator().manual_seed(0))
     )
-    weights = weights + 0.1 * drawn(*weights.shape)
-    drafts = sketch.init_weights(count, torch.Generator().manual_seed(1)).double()
-    state = {"weights": weights, "left_vectors": along}
-    state |= {"adam_mean": 0 * weights, "adam_square": 0 * weights}
-    state |= {f"tiny_generator{moment}": 0 * drafts for moment in ("_mean", "_square")}
-    state["tiny_generator"] = drafts
-    images = drawn(count, 5, *shape, seed=3).sigmoid()
+    weights = weights + 0.1 * draw(*weights.shape)
+    tiny = generator.init_weights(count, torch.Generator().manual_seed(1)).double()
+    state = {
+        "weights": weights,
+        "left_vectors": left_vectors,
+        "adam_mean": 0 * weights,
+        "adam_square": 0 * weights,
+        "tiny_generator_mean": 0 * tiny,
+        "tiny_generator_square": 0 * tiny,
+        "tiny_generator": tiny,
+    }
+    images = draw(count, 5, *shape, seed=3).sigmoid()
     labels = torch.arange(5 * count).view(count, 5) % 3
-    codes = drawn(2, batch, sketch.latent_dim, seed=4)
-    mix = drawn(2, batch, seed=5).sigmoid()
-    given = (critic, sketch, drawn(2, batch, seed=6).sigmoid(), codes, mix, torch.tensor(0.0), 1e-3)
+    codes = draw(2, batch, generator.latent_dim, seed=4)
+    mix = draw(2, batch, seed=5).sigmoid()
+    draws = draw(2, batch, seed=6).sigmoid()
+    given = (critic, generator, draws, codes, mix, torch.tensor(0.0), 1e-3)
     return images, labels, state, given
 
 
-def both_ways(monkeypatch, run):
-    """Torch's own convolutions, and the faces."""
+def run_both_ways(monkeypatch, run):
+    """With the batched operations, and with torch's own convolutions."""
     plain = run()
     for networks in (functional_critic, tiny_generator):
         monkeypatch.setattr(networks, "convolve", batched_conv)
     return run(), plain
 
 
-def test_critics_and_sketches_learn_the_same_through_the_faces(monkeypatch):
-    """A slope of a slope, under vmap."""
-    images, labels, state, given = shard()
-    each = vmap(warm_up, in_dims=(0, 0, 0, *(None for _ in given)))
-    found, wanted = both_ways(monkeypatch, lambda: each(images, labels, state, *given))
-    for name, value in wanted.items():
-        near(found[name], value)
+def test_critics_and_tiny_generators_learn_the_same(monkeypatch):
+    """A gradient of a gradient, under vmap."""
+    images, labels, state, given = make_shard()
+    train = vmap(warm_up, in_dims=(0, 0, 0, *(None for _ in given)))
+    result, expected = run_both_ways(monkeypatch, lambda: train(images, labels, state, *given))
+    for name, value in expected.items():
+        near(result[name], value)
         assert not torch.equal(value, state[name])
 
 
-def test_slopes_of_many_images_by_many_critics(monkeypatch):
+def test_gradients_of_many_images_by_many_critics(monkeypatch):
     """Nested vmaps: the inner one shares its critic's weights."""
-    _, _, state, (critic, *_) = shard()
-    images = drawn(4, 2, 9, 8, seed=7).sigmoid()
+    _, _, state, (critic, *_) = make_shard()
+    images = draw(4, 2, 9, 8, seed=7).sigmoid()
     labels = torch.arange(4) % 3
-    how = {"critic": critic, "row_basis": drawn(9, 3, seed=8), "column_basis": drawn(8, 2, seed=9)}
-    each = vmap(
-        lambda one: compute_clipped_gradients(one, images, labels, **how),
+    bases = {"row_basis": draw(9, 3, seed=8), "column_basis": draw(8, 2, seed=9)}
+    query = vmap(
+        lambda one: compute_clipped_gradients(one, images, labels, critic=critic, **bases),
         chunk_size=2,
     )
-    found, wanted = both_ways(monkeypatch, lambda: each(state))
-    near(found, wanted)
+    near(*run_both_ways(monkeypatch, lambda: query(state)))
 
 
 def test_one_critic_alone(monkeypatch):
-    images, labels, state, (critic, _, _, _, mix, *_) = shard(count=1)
+    images, labels, state, (critic, _, _, _, mix, *_) = make_shard(count=1)
     given = state["left_vectors"][0], images[0, :4], images[0, 1:], labels[0, :4], mix[0]
-    found, wanted = both_ways(monkeypatch, lambda: grad(critic.loss)(state["weights"][0], *given))
-    near(found, wanted)
+    near(*run_both_ways(monkeypatch, lambda: grad(critic.loss)(state["weights"][0], *given)))
 
 
 INTERPRETED = """
@@ -204,12 +192,12 @@ for nets, n, channels, height, outs, side, *how in cases:
     dy, size = torch.randn_like(y), (height, height + 1)
     dx = ConvInputGrad.apply(dy, w, *size, *how)
     wanted = y, dx, ConvWeightGrad.apply(x, dy, side, *how)
-    among = fused(x, w, dy, size, side, how)
-    for found, each in zip(among, wanted):
-        near(found, each)
-    x, w, dy = (each[1:] for each in (x, w, dy))
+    together = fused(x, w, dy, size, side, how)
+    for result, expected in zip(together, wanted):
+        near(result, expected)
+    x, w, dy = (tensor[1:] for tensor in (x, w, dy))
     alone = fused(x, w, dy, size, side, how)
-    assert all(torch.equal(one[0], many[1]) for one, many in zip(alone, among))
+    assert all(torch.equal(one[0], many[1]) for one, many in zip(alone, together))
     kernels.WEIGHT_TRANSPOSE_MIN_IMAGES = 8 - kernels.WEIGHT_TRANSPOSE_MIN_IMAGES
     near(kernels.conv_input_grad(dy, w, *size, *how)[0], wanted[1][1])
     shared, w = x.expand(3, *x.shape[1:]), torch.randn(3, outs, channels, side, side)
@@ -236,11 +224,5 @@ print("right")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here to interpret the kernels")
-def test_the_kernels_are_right_in_tritons_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout == "right\n", done.stderr
+def test_the_kernels_are_right_in_triton_s_interpreter():
+    run_interpreted(INTERPRETED)

@@ -1,13 +1,12 @@
 """A block is convolution, instance norm, ReLU and average pooling, by whichever way it is computed."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
+from support.triton_interpreter import run_interpreted
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
+from torch.testing import assert_close
 
 from privot.nets.conv_block import _pad_channels, apply_conv_block
 
@@ -19,76 +18,65 @@ gpu = pytest.mark.skipif(
 )
 
 
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+def randn(*size, seed=0, dtype=torch.float64):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def parts(count=3, channels=2, width=6, side=(10, 8), dtype=torch.float64):
+def make_block(count=3, channels=2, width=6, side=(10, 8), dtype=torch.float64):
     """Images, weights, bias, gain and shift of a block."""
     sizes = [(count, channels, *side), (width, channels, 3, 3), *[(width,)] * 3]
-    return [
-        torch.randn(size, generator=seeded(number), dtype=dtype)
-        for number, size in enumerate(sizes)
-    ]
+    return [randn(*size, seed=seed, dtype=dtype) for seed, size in enumerate(sizes)]
 
 
-def plainly(x, conv, bias, gain, shift, padding):
-    maps = conv2d(x, conv, bias, padding=padding)
+def pool_norm(maps, gain, shift):
     return avg_pool2d(group_norm(maps, maps.shape[1], gain, shift).relu(), 2)
+
+
+def apply_plainly(x, conv, bias, gain, shift, padding):
+    return pool_norm(conv2d(x, conv, bias, padding=padding), gain, shift)
 
 
 @pytest.mark.parametrize(
     ("padding", "side"), [(1, (10, 8)), (3, (28, 28)), (1, (8, 8)), (1, (7, 9)), (1, (2, 2))]
 )
 def test_a_block_is_its_plain_composition_in_value_and_gradient(padding, side):
-    given = [each.requires_grad_() for each in parts(side=side)]
-    found, wanted = (way(*given, padding=padding) for way in (apply_conv_block, plainly))
-    torch.testing.assert_close(found, wanted)
-    weights = torch.randn(found.shape, generator=seeded(9), dtype=torch.float64)
-    for one, two in zip(
-        *(torch.autograd.grad((each * weights).sum(), given) for each in (found, wanted)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, two)
+    given = [tensor.requires_grad_() for tensor in make_block(side=side)]
+    values = [block(*given, padding=padding) for block in (apply_conv_block, apply_plainly)]
+    assert_close(*values)
+    weights = randn(*values[0].shape, seed=9)
+    gradients = [torch.autograd.grad((value * weights).sum(), given) for value in values]
+    assert_close(*gradients)
 
 
-def test_each_map_is_normalised_alone():
+def test_every_map_is_normalised_alone():
     """Written out by hand for one map, so that a norm over the batch or over channels would show."""
-    x, conv, bias, gain, shift = parts()
+    x, conv, bias, gain, shift = make_block()
     maps = conv2d(x, conv, bias, padding=1)[1, 4]
     normal = (maps - maps.mean()) / (maps.var(correction=0) + 1e-5).sqrt()
-    lit = (normal * gain[4] + shift[4]).clamp(min=0)
-    torch.testing.assert_close(
-        apply_conv_block(x, conv, bias, gain, shift, 1)[1, 4],
-        lit.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3)),
-    )
+    active = (normal * gain[4] + shift[4]).clamp(min=0)
+    pooled = active.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).mean((1, 3))
+    assert_close(apply_conv_block(x, conv, bias, gain, shift, 1)[1, 4], pooled)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 12])
 def test_black_channels_change_no_map(channels):
-    x, conv, *_ = parts(channels=channels)
-    wide, filled = _pad_channels(x, conv)
-    assert filled.shape[1] == wide.shape[1]
-    assert filled.shape[1] % 8 == 0
-    torch.testing.assert_close(conv2d(wide, filled, padding=1), conv2d(x, conv, padding=1))
+    x, conv, *_ = make_block(channels=channels)
+    padded_x, padded_conv = _pad_channels(x, conv)
+    assert padded_conv.shape[1] == padded_x.shape[1]
+    assert padded_conv.shape[1] % 8 == 0
+    assert_close(conv2d(padded_x, padded_conv, padding=1), conv2d(x, conv, padding=1))
 
 
-def test_half_precision_takes_weights_of_full_precision_beside_it():
-    x, conv, *rest = parts(
-        dtype=torch.float32
-    )  # as frozen nets have them: convolutions in half precision, the rest in full
-    found = apply_conv_block(x.bfloat16(), conv.bfloat16(), *rest, padding=1)
-    torch.testing.assert_close(
-        found.float(), apply_conv_block(x, conv, *rest, padding=1), rtol=0.05, atol=0.05
-    )
-
-
-def test_half_precision_stays_half_and_near():
-    given = parts(dtype=torch.float32)
+def test_half_precision_stays_half_and_near_also_beside_weights_of_full_precision():
+    given = make_block(dtype=torch.float32)
+    x, conv, *rest = given
+    expected = apply_plainly(*given, 1)
+    frozen = apply_conv_block(x.bfloat16(), conv.bfloat16(), *rest, padding=1)
     with torch.autocast("cpu", torch.bfloat16):
-        found = apply_conv_block(*given, padding=1)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), plainly(*given, 1), rtol=0.05, atol=0.05)
+        half = apply_conv_block(*given, padding=1)
+    assert half.dtype == torch.bfloat16
+    for value in (half, frozen):
+        assert_close(value.float(), expected, rtol=0.05, atol=0.05)
 
 
 # The fused way
@@ -96,61 +84,52 @@ def test_half_precision_stays_half_and_near():
 SUITED = [(16, (8, 8)), (64, (16, 32)), (128, (32, 32)), (256, (4, 4)), (8, (2, 2))]
 
 
-def maps_for(width, side, count=5):
-    x = (
-        (torch.randn(count, width, *side, generator=seeded(), dtype=torch.float64) * 2 + 0.5)
-        .cuda()
-        .bfloat16()
-    )
-    gain, shift = (
-        1 + 0.3 * torch.randn(width, generator=seeded(seed), dtype=torch.float64).cuda()
-        for seed in (1, 2)
-    )
+@pytest.fixture
+def fused():
+    return pytest.importorskip("privot.nets.kernels.norm_relu_pool")
+
+
+def make_maps(width, side, count=5):
+    x = (randn(count, width, *side) * 2 + 0.5).cuda().bfloat16()
+    gain, shift = (1 + 0.3 * randn(width, seed=seed).cuda() for seed in (1, 2))
     return x.contiguous(memory_format=torch.channels_last), gain.float(), shift.float() - 1
 
 
-def in_double(x, gain, shift):
-    return avg_pool2d(group_norm(x.double(), x.shape[1], gain.double(), shift.double()).relu(), 2)
+def to_double(tensors):
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 
-def near(found, wanted, within):
+def near(result, expected, within):
     """By their norms: single entries of half precision are off by more."""
-    assert found.shape == wanted.shape
-    assert (found.double() - wanted).norm() <= within * wanted.norm()
+    assert result.shape == expected.shape
+    assert (result.double() - expected).norm() <= within * expected.norm()
 
 
 @gpu
 @pytest.mark.parametrize(("width", "side"), SUITED)
-def test_fused_values_and_gradients_are_those_of_double_precision(width, side):
-    from privot.nets.kernels import norm_relu_pool
-
-    x, gain, shift = given = maps_for(width, side)
-    assert norm_relu_pool.supports_norm_relu_pool(x)
-    exact = [each.double().requires_grad_() for each in given]
-    for each in given:
-        each.requires_grad_()
-    found = norm_relu_pool.norm_relu_pool(x, gain, shift)
-    wanted = in_double(*exact)
-    near(found, wanted, 0.004)  # bfloat16 has 8 bits
-    weights = torch.randn(wanted.shape, generator=seeded(3), dtype=torch.float64).cuda()
-    slopes = torch.autograd.grad((found * weights.bfloat16()).sum(dtype=torch.float32), given)
-    exact_slopes = torch.autograd.grad((wanted * weights.bfloat16().double()).sum(), exact)
-    for one, two in zip(slopes, exact_slopes, strict=True):
+def test_fused_values_and_gradients_are_those_of_double_precision(fused, width, side):
+    given = [tensor.requires_grad_() for tensor in make_maps(width, side)]
+    assert fused.supports_norm_relu_pool(given[0])
+    exact = to_double(given)
+    value = fused.norm_relu_pool(*given)
+    expected = pool_norm(*exact)
+    near(value, expected, 0.004)  # bfloat16 has 8 bits
+    weights = randn(*expected.shape, seed=3).cuda().bfloat16()
+    gradients = torch.autograd.grad((value * weights).sum(dtype=torch.float32), given)
+    exact_gradients = torch.autograd.grad((expected * weights.double()).sum(), exact)
+    for one, two in zip(gradients, exact_gradients, strict=True):
         near(one, two, 0.01)
 
 
 @gpu
-def test_fused_gradients_of_the_maps_alone():
+def test_fused_gradients_of_the_maps_alone(fused):
     """As when images are optimised by frozen nets: gain and shift want none."""
-    from privot.nets.kernels import norm_relu_pool
-
-    x, gain, shift = maps_for(64, (16, 16))
-    (slope,) = torch.autograd.grad(
-        norm_relu_pool.norm_relu_pool(x.requires_grad_(), gain, shift).float().square().sum(), x
-    )
-    exact = x.detach().double().requires_grad_()
-    (wanted,) = torch.autograd.grad(in_double(exact, gain, shift).square().sum(), exact)
-    near(slope, wanted, 0.02)
+    x, gain, shift = make_maps(64, (16, 16))
+    value = fused.norm_relu_pool(x.requires_grad_(), gain, shift)
+    (gradient,) = torch.autograd.grad(value.float().square().sum(), x)
+    exact, *rest = to_double((x, gain, shift))
+    (expected,) = torch.autograd.grad(pool_norm(exact, *rest).square().sum(), exact)
+    near(gradient, expected, 0.02)
 
 
 @gpu
@@ -159,46 +138,33 @@ def test_fused_gradients_of_the_maps_alone():
     [(1, 28, 3, 128), (3, 32, 1, 128), (3, 16, 1, 48), (1, 8, 1, 16)],
 )
 def test_the_first_block_is_near_double_precision(channels, side, padding, width):
-    from privot.nets.kernels import conv_norm_relu_pool
+    from privot.nets.kernels.conv_norm_relu_pool import supports_conv_norm_relu_pool
 
-    x, conv, *rest = [
-        each.cuda()
-        for each in parts(
-            count=70, channels=channels, width=width, side=(side, side), dtype=torch.float32
-        )
-    ]
+    block = make_block(70, channels, width, (side, side), torch.float32)
+    x, conv, *rest = (tensor.cuda() for tensor in block)
     x = x.bfloat16()
     conv = conv.bfloat16()
-    assert conv_norm_relu_pool.supports_conv_norm_relu_pool(x, conv, rest[1], padding)
-    found = apply_conv_block(x.requires_grad_(), conv, *rest, padding=padding)
-    exact = x.detach().double().requires_grad_()
-    wanted = plainly(exact, conv.double(), *(each.double() for each in rest), padding)
-    near(found, wanted, 0.004)
-    (slope,), (goal,) = (
-        torch.autograd.grad(each.float().pow(2).sum(), of)
-        for each, of in ((found, x), (wanted, exact))
-    )
-    near(slope, goal.double(), 0.03)
-    x = x.detach()
+    assert supports_conv_norm_relu_pool(x, conv, rest[1], padding)
+    value = apply_conv_block(x.requires_grad_(), conv, *rest, padding=padding)
+    exact, *others = to_double((x, conv, *rest))
+    expected = apply_plainly(exact, *others, padding)
+    near(value, expected, 0.004)
+    (gradient,) = torch.autograd.grad(value.float().pow(2).sum(), x)
+    (exact_gradient,) = torch.autograd.grad(expected.float().pow(2).sum(), exact)
+    near(gradient, exact_gradient.double(), 0.03)
     many = torch.func.vmap(
-        lambda each: apply_conv_block(each[None], conv, *rest, padding=padding)[0]
-    )(x)
-    assert torch.equal(many, found)
+        lambda image: apply_conv_block(image[None], conv, *rest, padding=padding)[0]
+    )(x.detach())
+    assert torch.equal(many, value)
 
 
 @gpu
-def test_fused_under_vmap_is_a_larger_batch():
-    from privot.nets.kernels import norm_relu_pool
-
-    x, gain, shift = maps_for(32, (8, 8), count=6)
-    found = torch.func.vmap(lambda each: norm_relu_pool.norm_relu_pool(each[None], gain, shift)[0])(
-        x
-    )
-    assert torch.equal(found, norm_relu_pool.norm_relu_pool(x, gain, shift))
+def test_fused_under_vmap_is_a_larger_batch(fused):
+    x, gain, shift = make_maps(32, (8, 8), count=6)
+    many = torch.func.vmap(lambda image: fused.norm_relu_pool(image[None], gain, shift)[0])(x)
+    assert torch.equal(many, fused.norm_relu_pool(x, gain, shift))
     with pytest.raises(NotImplementedError):
-        torch.func.vmap(lambda each: norm_relu_pool.norm_relu_pool(x, each, shift))(
-            gain.expand(3, -1)
-        )
+        torch.func.vmap(lambda gain: fused.norm_relu_pool(x, gain, shift))(gain.expand(3, -1))
 
 
 @gpu
@@ -213,52 +179,44 @@ def test_fused_under_vmap_is_a_larger_batch():
         (24, (8, 8), False),
     ],
 )
-def test_widths_and_sides_that_do_not_suit_take_the_plain_way(monkeypatch, width, side, suits):
-    from privot.nets.kernels import norm_relu_pool
-
-    taken = []
-    real = norm_relu_pool.norm_relu_pool
-    monkeypatch.setattr(
-        norm_relu_pool, "norm_relu_pool", lambda *given: taken.append(1) or real(*given)
-    )
-    given = [
-        each.cuda().requires_grad_()
-        for each in parts(channels=3, width=width, side=side, dtype=torch.float32)
-    ]
+def test_widths_and_sides_that_do_not_suit_take_the_plain_way(
+    fused, monkeypatch, width, side, suits
+):
+    calls = []
+    real = fused.norm_relu_pool
+    monkeypatch.setattr(fused, "norm_relu_pool", lambda *given: calls.append(1) or real(*given))
+    block = make_block(channels=3, width=width, side=side, dtype=torch.float32)
+    given = [tensor.cuda().requires_grad_() for tensor in block]
+    expected = apply_plainly(*to_double(given), 1)
     with torch.autocast("cuda", torch.bfloat16):
-        found = apply_conv_block(*given, padding=1)
-    assert bool(taken) == suits
-    near(found, plainly(*(each.double() for each in given), 1), 0.02)
-    taken.clear()
-    near(
-        apply_conv_block(*given, padding=1), plainly(*(each.double() for each in given), 1), 1e-3
-    )  # TF32 may be on
-    assert not taken  # full precision never takes the fused way
+        near(apply_conv_block(*given, padding=1), expected, 0.02)
+    assert bool(calls) == suits
+    calls.clear()
+    near(apply_conv_block(*given, padding=1), expected, 1e-3)  # TF32 may be on
+    assert not calls  # full precision never takes the fused way
 
 
 @gpu
 def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
-    given = [
-        each.cuda().requires_grad_()
-        for each in parts(count=8, channels=3, width=32, side=(32, 32), dtype=torch.float32)
-    ]
-    exact = [each.detach().double().requires_grad_() for each in given]
+    block = make_block(8, 3, 32, (32, 32), torch.float32)
+    given = [tensor.cuda().requires_grad_() for tensor in block]
+    exact = to_double(given)
     with torch.autocast("cuda", torch.bfloat16):
-        found = apply_conv_block(*given, padding=1)
-    wanted = plainly(*exact, 1)
-    near(found, wanted, 0.01)
-    chosen = [0, 1, 3, 4]  # a bias before a norm has no slope
-    some, other = ([each[place] for place in chosen] for each in (given, exact))
+        value = apply_conv_block(*given, padding=1)
+    expected = apply_plainly(*exact, 1)
+    near(value, expected, 0.01)
+    del given[2], exact[2]  # a bias before a norm has no gradient
     for one, two in zip(
-        torch.autograd.grad(found.float().square().sum(), some),
-        torch.autograd.grad(wanted.square().sum(), other),
+        torch.autograd.grad(value.float().square().sum(), given),
+        torch.autograd.grad(expected.square().sum(), exact),
         strict=True,
     ):
-        near(one, two, 0.08)  # rounding alone, at the same places, is 0.048 for the pixels
+        near(one, two, 0.08)  # rounding alone is 0.048 for the pixels
 
 
 INTERPRETED = """
 import torch
+from support.triton_interpreter import run_interpreted
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
 from privot.nets.kernels.conv_norm_relu_pool import (
     conv_norm_relu_pool,
@@ -299,15 +257,6 @@ print("right")
 """
 
 
-@pytest.mark.skipif(
-    find_spec("triton") is None, reason="no Triton here to interpret the fused steps"
-)
-def test_the_fused_steps_are_right_in_tritons_interpreter():
-    """Without a GPU, and so in full precision; the kernels are the same."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.stdout == "right\n", done.stderr
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here to interpret the kernels")
+def test_the_fused_steps_are_right_in_triton_s_interpreter():
+    run_interpreted(INTERPRETED)

@@ -15,7 +15,6 @@ from privot.data.spec import Spec
 from privot.errors import PlanError
 from privot.privacy.accounting import Neighbours
 from privot.privacy.gate import Gate
-from privot.privacy.ledger import Ledger
 from privot.privacy.noise import SecretRandom
 from privot.privacy.plan import Budget, Plan, Stage
 from privot.privacy.sampling import SAMPLERS, Fixed, Full, Poisson, Shards
@@ -27,44 +26,39 @@ DRAWN = 100_000
 FALSE_ALARM = 1e-9
 
 
-def table(draws, count=COUNT):
+def tabulate(draws, count=COUNT):
     """[draws, units]: who was drawn. A unit is a record, or a shard."""
     chosen = np.zeros((len(draws), count), bool)
-    units = [np.asarray(each) for each in draws]
-    chosen[np.arange(len(units)).repeat([len(each) for each in units]), np.concatenate(units)] = (
-        True
-    )
+    units = [np.asarray(draw) for draw in draws]
+    rows = np.arange(len(units)).repeat([len(draw) for draw in units])
+    chosen[rows, np.concatenate(units)] = True
     return chosen
 
 
-def lawful(chosen, sampler):
-    """Every count of interest is binomial: test each exactly, all together at a false alarm of 1e-9.
+def is_lawful(chosen, sampler):
+    """Every count is binomial: test each exactly, all together at a false alarm of 1e-9.
 
-    Marginals, pairs of units within a draw, sizes, and pairs of units over two draws that follow each other.
+    Marginals, pairs of units within a draw, sizes, and pairs over two draws in succession.
     """
-    together, sizes = claimed(sampler)
+    together, sizes = state_law(sampler)
     units = chosen.shape[1]
     inside = np.triu_indices(units)  # the diagonal holds the marginals
-    counts = [((chosen.T.astype(float) @ chosen)[inside], together[inside], len(chosen))]
-    counts.append((np.bincount(chosen.sum(1), minlength=units + 1), sizes, len(chosen)))
-    first, second = (
-        chosen[: len(chosen) // 2 * 2].reshape(-1, 2, units).transpose(1, 0, 2).astype(float)
-    )  # disjoint, so independent
-    counts.append(
-        (
-            (first.T @ second).ravel(),
-            np.outer(np.diag(together), np.diag(together)).ravel(),
-            len(first),
-        )
-    )
+    pairs = chosen[: len(chosen) // 2 * 2].reshape(-1, 2, units)  # disjoint, so independent
+    first, second = pairs.transpose(1, 0, 2).astype(float)
+    independent = np.outer(np.diag(together), np.diag(together)).ravel()
+    counts = [
+        ((chosen.T.astype(float) @ chosen)[inside], together[inside], len(chosen)),
+        (np.bincount(chosen.sum(1), minlength=units + 1), sizes, len(chosen)),
+        ((first.T @ second).ravel(), independent, len(first)),
+    ]
     pvalues = np.concatenate(
         [2 * np.minimum(binom.cdf(seen, n, p), binom.sf(seen - 1, n, p)) for seen, p, n in counts]
     )
     return bool(pvalues.min() * len(pvalues) > FALSE_ALARM)
 
 
-def claimed(sampler):
-    """(probability that two units are drawn together, law of the size), from the event's own numbers."""
+def state_law(sampler):
+    """(probability that two units are drawn together, law of the size), from the event's numbers."""
     same = np.eye(COUNT, dtype=bool)
     match sampler.event(1.0):
         case dpa.PoissonSampledDpEvent(sampling_probability=rate):
@@ -79,7 +73,7 @@ def claimed(sampler):
     raise AssertionError
 
 
-class Buffered(SecretRandom):
+class BufferedRandom(SecretRandom):
     """The real stream, fetched in large pieces for speed."""
 
     rest = torch.empty(0)
@@ -92,334 +86,266 @@ class Buffered(SecretRandom):
         return taken
 
 
-SAMPLES = [Poisson(rate) for rate in (0.25, 0.03, 1.0)] + [
-    Fixed(drawn, COUNT) for drawn in (3, 1, COUNT)
+SAMPLES = [
+    *(Poisson(rate) for rate in (0.25, 0.03, 1.0)),
+    *(Fixed(drawn, COUNT) for drawn in (3, 1, COUNT)),
 ]
+
+
+def check_law(sampler, draws, trust):
+    rng = BufferedRandom()
+    assert is_lawful(tabulate([sampler.draw(COUNT, rng) for _ in range(draws)]), sampler)
+    trust("G5", "draws of the stated law", draws, of=draws)
 
 
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
 def test_law(sampler, trust):
-    secret = Buffered()
-    draws = DRAWN if sampler in (Poisson(0.25), Fixed(3, COUNT)) else DRAWN // 10
-    assert lawful(table([sampler.draw(COUNT, secret) for _ in range(draws)]), sampler)
-    trust("G5", "draws of the stated law", draws, of=draws)
+    check_law(sampler, DRAWN // 10, trust)
 
 
-def by_turns(shards, rows):
-    """Each row of a call beside the same row of the next call: [draws, units], for pairs that `lawful` would not look at."""
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [Poisson(0.25), Fixed(3, COUNT)], ids=str)
+def test_law_of_many_draws(sampler, trust):
+    check_law(sampler, DRAWN, trust)
+
+
+def rows_are_lawful(shards, count, rows):
+    """The shards of ``rows`` answers a call are uniform and independent within and between calls."""
     whole = shards[: len(shards) // (2 * rows) * 2 * rows]
-    return whole.reshape(-1, 2, rows).transpose(0, 2, 1).reshape(-1)
-
-
-def rows_lawful(shards, count, rows):
-    """The shards drawn for ``rows`` answers a call, one call after another, are uniform and independent within and between the calls."""
+    row_by_row = whole.reshape(-1, 2, rows).transpose(0, 2, 1).reshape(-1)
     return all(
-        lawful(table(each[:, None], count), Shards(count))
-        for each in (shards, by_turns(shards, rows))
+        is_lawful(tabulate(order[:, None], count), Shards(count)) for order in (shards, row_by_row)
     )
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 11])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_law_of_shards(count, rows):
-    secret = Buffered()
-    assert rows_lawful(
-        torch.cat([Shards(count).draw(rows, secret) for _ in range(DRAWN // 2 // rows)]).numpy(),
-        count,
-        rows,
-    )
+    rng = BufferedRandom()
+    draws = torch.cat([Shards(count).draw(rows, rng) for _ in range(DRAWN // 10)])
+    assert rows_are_lawful(draws.numpy(), count, rows)
 
 
-# Wrong samplers: generators of draws, each beside the sampler that it pretends to be
+# Wrong samplers: each is one draw, or the draws of an epoch, from a generator
 
 
-def shuffled_epochs():
+def draw_block_of_neighbours(rng):
+    """Marginals, sizes and sequence are right; pairs are not."""
+    return [(rng.integers(COUNT) + np.arange(2)) % COUNT]
+
+
+def shuffle_an_epoch(rng):
+    return rng.permutation(COUNT).reshape(-1, 2)
+
+
+def cycle_an_epoch(rng):
+    return np.random.default_rng(0).permutation(COUNT).reshape(-1, 2)
+
+
+def draw_two(rng):
+    return [rng.permutation(COUNT)[:2]]
+
+
+def draw_at_rate(factor):
+    return lambda rng: [np.flatnonzero(rng.random(COUNT) < 0.25 * factor)]
+
+
+def skip_empty(rng):
+    return [draw for draw in draw_at_rate(1.0)(rng) if len(draw)]
+
+
+def repeat_draws(draw, count):
     rng = np.random.default_rng(0)
-    while True:
-        yield from rng.permutation(COUNT).reshape(-1, 2)
-
-
-def fixed_size():
-    rng = np.random.default_rng(0)
-    while True:
-        yield rng.permutation(COUNT)[:2]
-
-
-def cycled():
-    return itertools.cycle(np.random.default_rng(0).permutation(COUNT).reshape(-1, 2))
-
-
-def cycled_shards():
-    return itertools.cycle(np.arange(4)[:, None])
-
-
-def other_rate(factor):
-    rng = np.random.default_rng(0)
-    while True:
-        yield np.flatnonzero(rng.random(COUNT) < 0.25 * factor)
-
-
-def empty_skipped():
-    return (draw for draw in other_rate(1.0) if len(draw))
-
-
-def block_of_neighbours():
-    rng = np.random.default_rng(0)
-    while True:
-        yield (
-            rng.integers(COUNT) + np.arange(2)
-        ) % COUNT  # marginals, sizes and sequence are right; pairs are not
+    draws = itertools.chain.from_iterable(draw(rng) for _ in itertools.count())
+    return list(itertools.islice(draws, count))
 
 
 @pytest.mark.parametrize(
     ("wrong", "sampler"),
     [
-        (shuffled_epochs(), Fixed(2, COUNT)),
-        (shuffled_epochs(), Poisson(0.25)),
-        (fixed_size(), Poisson(0.25)),
-        (cycled(), Fixed(2, COUNT)),
-        (cycled_shards(), Shards(4)),
-        (other_rate(0.9), Poisson(0.25)),
-        (other_rate(1.1), Poisson(0.25)),
-        (empty_skipped(), Poisson(0.25)),
-        (block_of_neighbours(), Fixed(2, COUNT)),
-    ],
-    ids=[
-        "epochs",
-        "epochs as Poisson",
-        "fixed size",
-        "cycle",
-        "cycled shards",
-        "rate -10 %",
-        "rate +10 %",
-        "empty skipped",
-        "blocks",
+        (shuffle_an_epoch, Fixed(2, COUNT)),
+        (shuffle_an_epoch, Poisson(0.25)),
+        (draw_two, Poisson(0.25)),
+        (cycle_an_epoch, Fixed(2, COUNT)),
+        (lambda rng: np.arange(4)[:, None], Shards(4)),
+        (draw_at_rate(0.9), Poisson(0.25)),
+        (draw_at_rate(1.1), Poisson(0.25)),
+        (skip_empty, Poisson(0.25)),
+        (draw_block_of_neighbours, Fixed(2, COUNT)),
     ],
 )
 def test_wrong_samplers_are_rejected(wrong, sampler, trust):
-    assert not lawful(
-        table(list(itertools.islice(wrong, DRAWN // 4)), getattr(sampler, "num_shards", COUNT)),
-        sampler,
-    )
+    units = getattr(sampler, "num_shards", COUNT)
+    assert not is_lawful(tabulate(repeat_draws(wrong, DRAWN // 4), units), sampler)
     trust("G5", "wrong samplers rejected", 1, of=1)
 
 
-def shared_by_a_call(rng, calls, rows):
-    return rng.integers(4, size=calls).repeat(rows)
+WRONG_ROUTES = {  # of [calls] x [rows]; one draw for a whole batch is common in the literature
+    "shared by a call": lambda rng, calls, rows: rng.integers(4, size=calls).repeat(rows),
+    "the same in every call": lambda rng, calls, rows: np.tile(rng.integers(4, size=rows), calls),
+    "never twice in a call": lambda rng, calls, rows: np.concatenate(
+        [rng.permutation(4)[:rows] for _ in range(calls)]
+    ),
+    "last call again": lambda rng, calls, rows: (
+        rng.integers(4, size=(calls // 2, rows)).repeat(2, 0).ravel()
+    ),
+    "lopsided": lambda rng, calls, rows: rng.choice(
+        4, size=calls * rows, p=[0.28, 0.24, 0.24, 0.24]
+    ),
+}
 
 
-def the_same_in_every_call(rng, calls, rows):
-    return np.tile(rng.integers(4, size=rows), calls)
-
-
-def never_twice_in_a_call(rng, calls, rows):
-    return np.concatenate([rng.permutation(4)[:rows] for _ in range(calls)])
-
-
-def last_call_again(rng, calls, rows):
-    return rng.integers(4, size=(calls // 2, rows)).repeat(2, 0).ravel()
-
-
-def lopsided(rng, calls, rows):
-    return rng.choice(4, size=calls * rows, p=[0.28, 0.24, 0.24, 0.24])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [shared_by_a_call, the_same_in_every_call, never_twice_in_a_call, last_call_again, lopsided],
-)
-def test_wrong_routes_are_rejected(wrong, trust):
-    """One draw for a whole batch, as in the literature, is the first of them."""
+@pytest.mark.parametrize("name", WRONG_ROUTES)
+def test_wrong_routes_are_rejected(name, trust):
     rng = np.random.default_rng(0)
-    assert not rows_lawful(wrong(rng, 8000, 3), 4, 3)
-    assert rows_lawful(rng.integers(4, size=24_000), 4, 3)
+    assert not rows_are_lawful(WRONG_ROUTES[name](rng, 8000, 3), 4, 3)
+    assert rows_are_lawful(rng.integers(4, size=24_000), 4, 3)
     trust("G5", "wrong samplers rejected", 1, of=1)
 
 
 def test_the_right_law_from_another_source_passes():
-    assert lawful(table(list(itertools.islice(other_rate(1.0), DRAWN))), Poisson(0.25))
-    assert lawful(table(list(itertools.islice(fixed_size(), DRAWN))), Fixed(2, COUNT))
+    for draw, sampler in ((draw_at_rate(1.0), Poisson(0.25)), (draw_two, Fixed(2, COUNT))):
+        assert is_lawful(tabulate(repeat_draws(draw, DRAWN // 2)), sampler)
+
+
+def make_gate(stage, pixels, neighbours=Neighbours.REPLACE):
+    dataset = Sensitive(pixels, np.zeros(len(pixels), int), Spec(pixels.shape[1:], 1))
+    plan = Plan((stage,), neighbours)
+    return Gate(dataset, plan, NullLedger(), Budget(math.inf), runtime=Runtime("cpu", 16))
 
 
 @pytest.mark.parametrize("sampler", [Poisson(0.25), Fixed(3, COUNT)], ids=str)
 def test_the_gate_draws_afresh_for_every_answer(sampler):
-    """Record i is one lit pixel, so a sum without noise tells who was drawn."""
-    relation = sampler.neighbours[0]
-    box = Sensitive(np.eye(COUNT).reshape(COUNT, 1, 2, 4), np.zeros(COUNT, int), Spec((1, 2, 4), 1))
-    gate = Gate(
-        box,
-        Plan((Stage("it", "sum", 0.0, 10**6, sampler),), relation),
-        NullLedger(),
-        NullLedger(),
-        runtime=Runtime("cpu", 16),
+    """Record i is one lit pixel, so a sum without noise shows who was drawn."""
+    pixels = np.eye(COUNT).reshape(COUNT, 1, 2, 4)
+    gate = make_gate(Stage("it", "sum", 0.0, 10**6, sampler), pixels, sampler.neighbours[0])
+    answers = [
+        gate.sum("it", lambda image, label: image.flatten(), clip_norm=1.0) for _ in range(600)
+    ]
+    assert is_lawful(torch.stack(answers).round().bool().numpy(), sampler)
+
+
+def make_shard_gate(num_shards, num_records=COUNT):
+    """The state of a shard is its own number, so an answer without noise shows who was drawn."""
+    stage = Stage("it", "query_random_shards", 0.0, 10**6, Shards(num_shards))
+    gate = make_gate(stage, np.zeros((num_records, 1, 1, 1)))
+    gate.split_into_shards(num_shards, {"own": torch.arange(float(num_shards))})
+    return gate
+
+
+def query_rows(gate, rows):
+    return gate.query_random_shards(
+        "it", lambda state, row: state["own"] + row, torch.zeros(rows), clip_norm=99.0
     )
-    chosen = (
-        torch.stack(
-            [
-                gate.sum("it", lambda image, label: image.flatten(), clip_norm=1.0)
-                for _ in range(1500)
-            ]
-        )
-        .round()
-        .bool()
-    )
-    assert lawful(chosen.numpy(), sampler)
 
 
 @pytest.mark.parametrize("learning", [False, True])
 def test_the_gate_draws_a_shard_for_every_row(learning):
-    """Each state is its shard's own number, so an answer without noise tells who was drawn; learning in between changes no draw."""
-    box = Sensitive(np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1))
-    plan = Plan((Stage("it", "query_random_shards", 0.0, 10**6, Shards(4)),), Neighbours.REPLACE)
-    gate = Gate(box, plan, NullLedger(), NullLedger())
-    seen = []
-    gate.split_into_shards(4, {"own": torch.arange(4.0)})
-    for _ in range(1500):
+    """An update in between changes no draw."""
+    gate = make_shard_gate(4)
+    answers = []
+    for _ in range(600):
         if learning:
             gate.update_shards(
                 lambda images, labels, state: {"own": state["own"] + images.sum()},
                 shard_indices=torch.arange(2),
             )
-        seen.append(
-            gate.query_random_shards(
-                "it", lambda state, row: state["own"] + row, torch.zeros(5), clip_norm=9.0
-            )
-        )
-    assert rows_lawful(torch.cat(seen).long().numpy(), 4, 5)
+        answers.append(query_rows(gate, 5))
+    assert rows_are_lawful(torch.cat(answers).long().numpy(), 4, 5)
 
 
 def test_draws_cannot_be_seeded_from_outside():
-    for sampler in (Poisson(0.5), Fixed(32, 64), Shards(64)):
-        draws = []
-        for _ in range(20):
+    makers = [
+        lambda: Poisson(0.5).draw(64, SecretRandom()),
+        lambda: Fixed(32, 64).draw(64, SecretRandom()),
+        lambda: Shards(64).draw(64, SecretRandom()),
+        lambda: query_rows(make_shard_gate(64, 64), 32),
+    ]
+    for draw in makers:
+        draws = set()
+        for _ in range(5):
             torch.manual_seed(0)
             np.random.seed(0)
-            draws.append(tuple(sampler.draw(64, SecretRandom()).tolist()))
-        assert len(set(draws)) > 1
+            draws.add(tuple(draw().tolist()))
+        assert len(draws) == 5
 
 
-def test_routes_cannot_be_seeded_from_outside(tmp_path):
-    box = Sensitive(np.zeros((64, 1, 1, 1)), np.zeros(64, int), Spec((1, 1, 1), 1))
-    plan = Plan((Stage("it", "query_random_shards", 0.0, 32, Shards(64)),), Neighbours.REPLACE)
-    draws = []
-    for turn in range(5):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        gate = Gate(box, plan, Ledger(tmp_path / f"{turn}.jsonl"), Budget(math.inf))
-        gate.split_into_shards(64, {"own": torch.arange(64.0)})
-        draws.append(
-            tuple(
-                gate.query_random_shards(
-                    "it", lambda state, row: state["own"] + row, torch.zeros(32), clip_norm=99.0
-                ).tolist()
-            )
-        )
-    assert len(set(draws)) == 5
-
-
-def test_full_takes_everything():
+def test_sizes_at_the_edge():
     assert Full().draw(5, SecretRandom()) is None
-
-
-def test_fixed_knows_its_size():
     with pytest.raises(PlanError, match="another size"):
         Fixed(2, 9).draw(8, SecretRandom())
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_poisson_of_few(count):
-    assert len(Poisson(1.0).draw(count, SecretRandom())) == count
-    assert Poisson(1e-18).draw(count, SecretRandom()).numel() == 0
-
-
-def test_rate_is_never_exceeded(monkeypatch):
-    """Uniforms lie on the lattice k 2^-53, k from 1: the chance of k 2^-53 <= rate is the rate, rounded down."""
-    monkeypatch.setattr(
-        SecretRandom,
-        "uniform",
-        lambda self, count: torch.tensor([0.25, 0.25 + 2**-53], dtype=torch.float64),
-    )
-    assert Poisson(0.25).draw(2, SecretRandom()).tolist() == [0]
-
-
-def test_shards_at_the_edge_of_the_lattice(monkeypatch):
-    for value, shard in ((2.0**-53, 0), (1.0, 0), (1 - 2.0**-53, 6), (0.5, 3)):
-        monkeypatch.setattr(
-            SecretRandom,
-            "uniform",
-            lambda self, count, value=value: torch.full((count,), value, dtype=torch.float64),
-        )
-        assert Shards(7).draw(2, SecretRandom()).tolist() == [shard, shard]
+    for count in range(3):
+        assert len(Poisson(1.0).draw(count, SecretRandom())) == count
+        assert Poisson(1e-18).draw(count, SecretRandom()).numel() == 0
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("sampler", "uniform", "drawn"),
     [
-        lambda: Poisson(0.0),
-        lambda: Poisson(-0.1),
-        lambda: Poisson(1.1),
-        lambda: Poisson(math.nan),
-        lambda: Fixed(0, 5),
-        lambda: Fixed(6, 5),
-        lambda: Fixed(-1, 5),
-        lambda: Shards(0),
-        lambda: Shards(-3),
+        (Poisson(0.25), [0.25, 0.25 + 2**-53], [0]),  # the rate, rounded down, is never exceeded
+        (Poisson(1.0), [1.0, 1.0], [0, 1]),
+        (Shards(7), [2.0**-53, 1.0], [0, 0]),
+        (Shards(7), [1 - 2.0**-53, 0.5], [6, 3]),
     ],
 )
-def test_bad_numbers_are_refused(make):
+def test_draws_at_the_edges_of_the_lattice(monkeypatch, sampler, uniform, drawn):
+    """Uniforms are k 2^-53, k from 1."""
+    numbers = torch.tensor(uniform, dtype=torch.float64)
+    monkeypatch.setattr(SecretRandom, "uniform", lambda self, count: numbers)
+    assert sampler.draw(2, SecretRandom()).tolist() == drawn
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        *((Poisson, (rate,)) for rate in (0.0, -0.1, 1.1, math.nan)),
+        *((Fixed, (drawn, 5)) for drawn in (0, 6, -1)),
+        *((Shards, (count,)) for count in (0, -3)),
+    ],
+)
+def test_bad_numbers_are_refused(kind, numbers):
     with pytest.raises(PlanError, match="needed"):
-        make()
+        kind(*numbers)
 
 
 def test_events():
     noise = dpa.GaussianDpEvent(2.0)
-    assert Full().event(2.0) == noise
-    assert Poisson(0.1).event(2.0) == dpa.PoissonSampledDpEvent(0.1, noise)
-    assert Fixed(3, 9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 3, noise)
-    assert Shards(9).event(2.0) == dpa.SampledWithoutReplacementDpEvent(9, 1, noise)
-    for sampler in (Full(), Poisson(0.1), Fixed(3, 9), Shards(9)):
-        assert (
-            Stage("a", "query_sample", 0.0, 3, sampler).event() == dpa.NonPrivateDpEvent()
-        )  # a sample without noise is the records themselves
+    for sampler, event in {
+        Full(): noise,
+        Poisson(0.1): dpa.PoissonSampledDpEvent(0.1, noise),
+        Fixed(3, 9): dpa.SampledWithoutReplacementDpEvent(9, 3, noise),
+        Shards(9): dpa.SampledWithoutReplacementDpEvent(9, 1, noise),
+    }.items():
+        assert sampler.event(2.0) == event
+        without_noise = Stage("a", "query_sample", 0.0, 3, sampler)  # the records themselves
+        assert without_noise.event() == dpa.NonPrivateDpEvent()
 
 
-def test_every_pair_of_verb_and_draw_is_allowed_or_refused(tmp_path):
-    """Rows in order of position lie further apart than one record can move them, and a sum over all shards has no draw at all."""
-    box = Sensitive(
-        np.zeros((COUNT, 1, 1, 1)), np.zeros(COUNT, int), Spec((1, 1, 1), 1, COUNT, (COUNT,))
-    )
-    allowed = set()
-    for verb, sampler, relation in itertools.product(
-        [*PROVEN_SAMPLERS, "shout"], [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)], Neighbours
+def test_every_pair_of_verb_and_draw_is_allowed_or_refused():
+    """Rows lie further apart than one record can move them, and a sum over all shards has no draw."""
+    pixels = np.zeros((COUNT, 1, 1, 1))
+    spec = Spec((1, 1, 1), 1, COUNT, (COUNT,))
+    dataset = Sensitive(pixels, np.zeros(COUNT, int), spec)
+    samplers = [Full(), Poisson(0.5), Fixed(2, COUNT), Shards(2)]
+    allowed = {}
+    for operation, sampler, neighbours in itertools.product(
+        [*PROVEN_SAMPLERS, "shout"], samplers, Neighbours
     ):
         try:
-            Gate(
-                box,
-                Plan((Stage("it", verb, 0.0, 1, sampler),), relation),
-                Ledger(tmp_path / "none.jsonl"),
-                Budget(math.inf),
-            )
+            plan = Plan((Stage("it", operation, 0.0, 1, sampler),), neighbours)
+            Gate(dataset, plan, NullLedger(), Budget(math.inf))
         except PlanError:
             continue
-        allowed.add((verb, type(sampler).__name__, str(relation)))
+        allowed.setdefault(operation, set()).add(f"{type(sampler).__name__} {neighbours}")
+    sample = {"Full add-remove", "Full replace", "Poisson add-remove", "Fixed replace"}
     assert allowed == {
-        ("sum", "Full", "add-remove"),
-        ("sum", "Full", "replace"),
-        ("sum", "Poisson", "add-remove"),
-        ("sum", "Fixed", "replace"),
-        ("rows", "Full", "replace"),
-        ("rows", "Full", "local"),
-        ("query_sample", "Full", "add-remove"),
-        ("query_sample", "Full", "replace"),
-        ("query_sample", "Poisson", "add-remove"),
-        ("query_sample", "Fixed", "replace"),
-        ("sorted_blocks", "Full", "replace"),
-        ("query_random_shards", "Shards", "replace"),
-        ("sum_over_shards", "Full", "replace"),
-        ("sum_over_shards", "Full", "client"),
-        ("query_clients", "Full", "replace"),
-        ("query_clients", "Full", "client"),
-        ("query_clients", "Shards", "replace"),
-        ("privatize", "Full", "local"),
+        "sum": sample,
+        "query_sample": sample,
+        "rows": {"Full replace", "Full local"},
+        "sorted_blocks": {"Full replace"},
+        "query_random_shards": {"Shards replace"},
+        "sum_over_shards": {"Full replace", "Full client"},
+        "query_clients": {"Full replace", "Full client", "Shards replace"},
+        "privatize": {"Full local"},
     }
     assert set(SAMPLERS) == {"full", "poisson", "fixed", "shards"}

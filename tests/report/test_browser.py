@@ -7,11 +7,12 @@ import pytest
 import torch
 from support.factories import GAUSSIAN, make_attack_result, make_metric_result, make_release
 from support.html_payloads import HTML_PAYLOADS
+from support.report_pages import write_toy_report
 
 from privot.measures import Samples
 from privot.privacy.guarantee import Guarantee
 from privot.privacy.plan import Plan, Stage
-from privot.report import OwnerInputs, compare, write_report
+from privot.report import OwnerInputs, compare
 from privot.report.formatting import clean_text
 
 playwright = pytest.importorskip(
@@ -70,31 +71,25 @@ def visit(browser):
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """Every kind of page: sound, broken, without guarantee, internal, hostile, large, a comparison."""
+def pages(tmp_path_factory):
+    """Every kind of page: sound, broken, hostile, internal, large, a comparison."""
     root = tmp_path_factory.mktemp("pages")
-    numbers = {
-        "results": [
-            make_metric_result(),
-            make_metric_result("is", 5.0, protocol=PAID),
-            make_metric_result("fid", 60.0, better="lower", warning="few samples"),
-        ],
-        "attacks": [make_attack_result()],
-    }
-    write_report(make_release(), root / "sound", name="Toy", **numbers, owner_inputs=OwnerInputs())
-    write_report(
-        make_release(),
-        root / "broken",
-        name="Toy",
-        attacks=[make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))],
-    )
+    results = [
+        make_metric_result(),
+        make_metric_result("is", 5.0, protocol=PAID),
+        make_metric_result("fid", 60.0, better="lower", warning="few samples"),
+    ]
+    attacks = [make_attack_result()]
+    write_toy_report(root / "sound", results=results, attacks=attacks, owner_inputs=OwnerInputs())
+    strong = make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))
+    write_toy_report(root / "broken", attacks=[strong])
     stages = tuple(
-        Stage(clean_text(name, 30) + str(place), name, 50.0, 3)
-        for place, name in enumerate(HTML_PAYLOADS)
+        Stage(f"{clean_text(name, 30)}{number}", name, 50.0, 3)
+        for number, name in enumerate(HTML_PAYLOADS)
     )
     plan = Plan(stages, GAUSSIAN.neighbours)
     settings = {name: name for name in HTML_PAYLOADS}
-    odd = make_release(
+    hostile = make_release(
         plan,
         Guarantee.from_plan(plan, 1e-5),
         classes=30,
@@ -106,41 +101,31 @@ def shown(tmp_path_factory):
         versions=settings,
         ledger={"head": HTML_PAYLOADS[3], "spent_epsilon": HTML_PAYLOADS[4]},
     )
-    numbers = {
-        "results": [
-            make_metric_result(name, protocol=name, reference=name, warning=name, better=name)
-            for name in HTML_PAYLOADS
-        ],
-        "attacks": [make_attack_result(name) for name in HTML_PAYLOADS],
-    }
-    for place, name in enumerate(HTML_PAYLOADS[:3]):
-        write_report(odd, root / f"hostile{place}", name=name, **numbers)
-    write_report(
-        make_release(shape=(3, 64, 64), classes=10, names=None, each=10),
-        root / "large",
-        name="Large",
-        owner_inputs=OwnerInputs(),
-    )
+    results = [
+        make_metric_result(name, protocol=name, reference=name, warning=name, better=name)
+        for name in HTML_PAYLOADS
+    ]
+    attacks = [make_attack_result(name) for name in HTML_PAYLOADS]
+    for number, name in enumerate(HTML_PAYLOADS[:3]):
+        folder = root / f"hostile{number}"
+        write_toy_report(folder, hostile, name, results=results, attacks=attacks)
+    large = make_release(shape=(3, 64, 64), classes=10, names=None, each=10)
+    write_toy_report(root / "large", large, owner_inputs=OwnerInputs())
     images = torch.rand(30, 1, 8, 8)
-    subjects = [
-        Samples(
-            name,
-            images,
-            torch.arange(30),
-            30,
-            tuple(HTML_PAYLOADS),
-            make_release(GAUSSIAN.scale_noise(2.0**-place), delta=10.0 ** -(5 + place)),
-        )
-        for place, name in enumerate(HTML_PAYLOADS[:5])
-    ]
-    many = [
-        make_metric_result(value=0.5, protocol=PAID, num_samples=place + 1) for place in range(5)
-    ]
-    compare(
-        [(each, (*numbers["results"][:4], one)) for each, one in zip(subjects, many, strict=True)],
-        root / "compared",
-    )
+    subjects = []
+    for number, name in enumerate(HTML_PAYLOADS[:5]):
+        release = make_release(GAUSSIAN.scale_noise(2.0**-number), delta=10.0 ** -(5 + number))
+        samples = Samples(name, images, torch.arange(30), 30, tuple(HTML_PAYLOADS), release)
+        one = make_metric_result(value=0.5, protocol=PAID, num_samples=number + 1)
+        subjects.append((samples, (*results[:4], one)))
+    compare(subjects, root / "compared")
     return root
+
+
+def read_color(element, name):
+    """Red, green and blue of a computed style."""
+    style = element.evaluate(f"each => getComputedStyle(each).{name}")
+    return [int(number) for number in re.findall(r"\d+", style)[:3]]
 
 
 PAGES = [
@@ -154,111 +139,87 @@ PAGES = [
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_any_screen(shown, visit, name):
-    page = visit(shown / f"{name}.html")
+def test_a_page_fits_any_screen(pages, visit, name):
+    page = visit(pages / f"{name}.html")
     for width, scheme in LOOKS:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        outside = page.evaluate(
-            """width => [...document.querySelectorAll('main *')].filter(each => !each.closest('.table, svg')).filter(each => {
-            const box = each.getBoundingClientRect(); return box.right > width + 1 || box.left < -1 }).map(each => each.outerHTML)""",
-            width,
-        )
-        assert outside == []
-        paper = map(
-            int,
-            re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[
-                :3
-            ],
-        )
+        script = """width => [...document.querySelectorAll('main *')]
+            .filter(each => !each.closest('.table, svg'))
+            .filter(each => each.getBoundingClientRect().right > width + 1
+                || each.getBoundingClientRect().left < -1)
+            .map(each => each.outerHTML)"""
+        assert page.evaluate(script, width) == []
+        paper = read_color(page.locator("body"), "backgroundColor")
         assert (sum(paper) < 200) is (scheme == "dark")
-    assert page.evaluate(
-        "[...document.images].every(each => each.complete && each.naturalWidth > 0)"
-    )
+    complete = "[...document.images].every(each => each.complete && each.naturalWidth > 0)"
+    assert page.evaluate(complete)
 
 
 @pytest.mark.parametrize(
     "name", ["hostile0/report", "hostile1/report", "hostile2/report", "compared/comparison"]
 )
-def test_names_are_shown_and_not_obeyed(shown, visit, name):
-    page = visit(shown / f"{name}.html")
+def test_names_are_shown_and_not_obeyed(pages, visit, name):
+    page = visit(pages / f"{name}.html")
     assert page.evaluate("window.pwned") is None
-    assert (
-        page.locator(
-            "script, iframe, object, embed, link, form, input, base, a, [style], [onerror], [onload], [onmouseover]"
-        ).count()
-        == 0
-    )
-    assert page.locator("img:not([src^='data:image/png;base64,'])").count() == 0
-    assert page.locator("meta[http-equiv]").count() == 1
-    assert (
-        page.locator("style").count()
-        == page.locator("h1").count()
-        == page.locator("head title").count()
-        == 1
-    )
+    active = "script, iframe, object, embed, link, form, input, base, a"
+    handlers = "[style], [onerror], [onload], [onmouseover]"
+    foreign = "img:not([src^='data:image/png;base64,'])"
+    for selector in (active, handlers, foreign):
+        assert page.locator(selector).count() == 0
+    for selector in ("meta[http-equiv]", "style", "h1", "head title"):
+        assert page.locator(selector).count() == 1
     seen = re.sub(r"\s+", " ", page.locator("main").text_content())
-    for each in HTML_PAYLOADS[:5] if name.startswith("compared") else HTML_PAYLOADS:
-        assert clean_text(each, 60)[:40] in seen
+    for payload in HTML_PAYLOADS[:5] if name.startswith("compared") else HTML_PAYLOADS:
+        assert clean_text(payload, 60)[:40] in seen
 
 
-def test_a_tower_of_accents_stays_in_its_line(shown, visit):
-    page = visit(shown / "hostile0" / "report.html")
-    assert (
-        page.evaluate(
-            "Math.max(...[...document.querySelectorAll('bdi')].map(each => each.textContent.length))"
-        )
-        <= 400
-    )
-    for each in page.locator("bdi").all_text_contents():
-        assert not re.search("[\u0300-\u036f]{3}|[\u202a-\u202e\u2066-\u2069\x00-\x1f]", each)
+def test_a_tower_of_accents_stays_in_its_line(pages, visit):
+    page = visit(pages / "hostile0" / "report.html")
+    lengths = "[...document.querySelectorAll('bdi')].map(each => each.textContent.length)"
+    assert max(page.evaluate(lengths)) <= 400
+    for text in page.locator("bdi").all_text_contents():
+        assert not re.search("[\u0300-\u036f]{3}|[\u202a-\u202e\u2066-\u2069\x00-\x1f]", text)
 
 
-def test_what_is_broken_is_said_in_red_at_the_top(shown, visit):
-    page = visit(shown / "broken" / "report.html")
+def test_what_is_broken_is_said_in_red_at_the_top(pages, visit):
+    page = visit(pages / "broken" / "report.html")
     banner = page.locator(".banner").first
     assert "Implementation broken" in banner.inner_text()
     assert banner.bounding_box()["y"] < 200
-    red, green, blue = map(
-        int, re.findall(r"\d+", banner.evaluate("each => getComputedStyle(each).color"))[:3]
-    )
+    red, green, blue = read_color(banner, "color")
     assert red > 2 * max(green, blue)
     assert page.locator(".over").count() > 0
-    assert visit(shown / "sound" / "report.html").locator(".banner, .over").count() == 0
+    assert visit(pages / "sound" / "report.html").locator(".banner, .over").count() == 0
+    banner = visit(pages / "sound-internal" / "internal.html").locator(".banner").first
+    assert "Internal: not for publication" in banner.inner_text()
 
 
-def test_internal_pages_say_so_at_the_top(shown, visit):
-    page = visit(shown / "sound-internal" / "internal.html")
-    assert "Internal: not for publication" in page.locator(".banner").first.inner_text()
-
-
-def test_the_style_is_let_in_by_the_policy(shown, visit):
-    page = visit(shown / "sound" / "report.html")
+def test_the_style_is_let_in_by_the_policy(pages, visit):
+    page = visit(pages / "sound" / "report.html")
     assert page.evaluate("getComputedStyle(document.querySelector('section')).display") == "grid"
     chart = page.locator("svg.chart").first.bounding_box()
     assert chart["width"] > 300
-    assert page.evaluate(
-        "getComputedStyle(document.querySelector('path.certified')).stroke"
-    ) not in ("none", "")
+    stroke = page.evaluate("getComputedStyle(document.querySelector('path.certified')).stroke")
+    assert stroke not in ("none", "")
 
 
-def test_a_large_page_is_small_enough(shown):
-    assert 100_000 < (shown / "large" / "report.html").stat().st_size < 3_000_000
-    assert (shown / "large-internal" / "internal.html").stat().st_size < 3_000_000
+def test_a_large_page_is_small_enough(pages):
+    assert 100_000 < (pages / "large" / "report.html").stat().st_size < 3_000_000
+    assert (pages / "large-internal" / "internal.html").stat().st_size < 3_000_000
 
 
 @pytest.mark.parametrize("name", ["sound/report", "hostile0/report", "compared/comparison"])
-def test_a_page_prints_on_a4(shown, visit, name):
-    page = visit(shown / f"{name}.html", scheme="dark")
+def test_a_page_prints_on_a4(pages, visit, name):
+    page = visit(pages / f"{name}.html", scheme="dark")
     paper = page.pdf(prefer_css_page_size=True, print_background=True)
     assert paper.startswith(b"%PDF")
     sizes = {
-        tuple(map(float, each.split())) for each in re.findall(rb"/MediaBox \[([\d. ]+)\]", paper)
+        tuple(map(float, size.split())) for size in re.findall(rb"/MediaBox \[([\d. ]+)\]", paper)
     }
     assert sizes
-    assert all(each[2:] == pytest.approx((595, 842), abs=1.5) for each in sizes)
+    assert all(size[2:] == pytest.approx((595, 842), abs=1.5) for size in sizes)
     page.emulate_media(media="print", color_scheme="dark")
-    assert (
-        page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 33, 38)"
-    )  # dark ink on white paper, whatever the screen
+    # dark ink on white paper, whatever the screen
+    assert read_color(page.locator("body"), "color") == [27, 33, 38]

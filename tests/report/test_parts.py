@@ -42,154 +42,115 @@ SAMPLED = Plan(
 # Words
 
 
-@given(st.text(max_size=300))
+@given(st.text(max_size=100))
 def test_clean_text_is_one_short_line_of_visible_characters(text):
-    said = clean_text(text, 40)
-    assert 0 < len(said) <= 40
-    assert "\n" not in said
-    assert all(each.isprintable() or each in "\u200c\u200d" for each in said)
-    assert clean_text(said, 40) == said
+    cleaned = clean_text(text, 40)
+    assert 0 < len(cleaned) <= 40
+    assert "\n" not in cleaned
+    assert all(letter.isprintable() or letter in "\u200c\u200d" for letter in cleaned)
+    assert clean_text(cleaned, 40) == cleaned
 
 
 @given(st.floats(1e-12, 1e12))
-def test_a_claim_is_never_rounded_down(value):
-    shown = float(format_rounded_up(value).replace(",", ""))
-    assert shown >= value * (1 - 1e-9)
-    assert shown <= value * 1.0011
+def test_claims_are_rounded_up_and_measurements_down(value):
+    up = float(format_rounded_up(value).replace(",", ""))
+    down = float(format_rounded_down(value).replace(",", ""))
+    assert value * 0.9989 <= down <= value * (1 + 1e-9)
+    assert value * (1 - 1e-9) <= up <= value * 1.0011
 
 
 @given(st.floats(1e-15, 1))
-def test_a_percentage_is_never_rounded_down(value):
+def test_claimed_percentages_are_rounded_up_and_lower_bounds_down(value):
+    down = format_percent(value, rounding="down")
     assert float(format_percent(value).rstrip(" %")) >= 100 * value * (1 - 1e-8)
+    assert float(down.rstrip(" %")) <= 100 * value * (1 + 1e-9)
+    assert (down == "100 %") is (value * (1 + 1e-9) >= 1)
 
 
-@given(st.floats(1e-12, 1e12))
-def test_what_was_measured_is_never_rounded_up(value):
-    shown = float(format_rounded_down(value).replace(",", ""))
-    assert value * 0.9989 <= shown <= value * (1 + 1e-9)
-
-
-@given(st.floats(1e-12, 1))
-def test_a_lower_bound_is_never_rounded_up(value):
-    assert float(format_percent(value, rounding="down").rstrip(" %")) <= 100 * value * (1 + 1e-9)
-    assert (format_percent(value, rounding="down") == "100 %") is (value * (1 + 1e-9) >= 1)
-
-
-def test_whole_numbers_without_end_are_shown():
-    assert [
-        format_number(10**400),
-        format_number(-(10**400)),
-        format_number_or_text(10**400),
-        format_rounded_up(10**400),
-    ] == [
-        f"{more} than {sign}1e300"
-        for more, sign in (
-            ("more", ""),
-            ("less", "-"),
-            ("more", ""),
-            ("more", ""),
-        )
-    ]
-    assert format_number(10**20) == "1e20"
-
-
-def test_numbers_that_are_none_are_said_so():
-    assert [format_number(each) for each in (math.inf, math.nan, True, None)] == [
-        "infinite",
-        "unknown",
-        "true",
-        "(none)",
-    ]
+def test_numbers_without_end_and_without_a_value_have_words():
+    huge = 10**400
+    for shown in (format_number(huge), format_number_or_text(huge), format_rounded_up(huge)):
+        assert shown == "more than 1e300"
+    values = (-huge, 10**20, math.inf, math.nan, True, None)
+    words = ["less than -1e300", "1e20", "infinite", "unknown", "true", "(none)"]
+    assert [format_number(value) for value in values] == words
 
 
 def test_every_sampler_has_words():
-    kinds = (Full(), Poisson(0.01), Fixed(50, 60000), Shards(1000))
-    said = [
-        describe_sampling({"kind": type(each).__name__.lower(), **vars(each)}) for each in kinds
-    ]
-    assert said == [
-        "all",
-        "each with probability 0.01",
-        "50 of 60,000, without replacement",
-        "one secret shard of 1,000",
-    ]
+    words = {
+        Full(): "all",
+        Poisson(0.01): "each with probability 0.01",
+        Fixed(50, 60000): "50 of 60,000, without replacement",
+        Shards(1000): "one secret shard of 1,000",
+    }
+    for sampler, text in words.items():
+        fields = {"kind": type(sampler).__name__.lower(), **vars(sampler)}
+        assert describe_sampling(fields) == text
     assert describe_sampling({"kind": "odd"}) == '{"kind": "odd"}'
 
 
-def test_a_large_epsilon_is_called_what_it_is():
-    plan = Plan((Stage("means", "sum", 0.3),), Neighbours.REPLACE)
-    for claim, weak in (
-        (Guarantee.from_plan(plan, 1e-5), True),
-        (Guarantee.from_plan(GAUSSIAN, 1e-5), False),
-    ):
-        assert (
-            any(
-                "promises little" in each
-                for each in build_statement(claim, Spec((1, 8, 8), 2))["promise"]
-            )
-            is weak
-        )
-
-
-def test_declared_class_sizes_keep_the_label():
+def test_the_statement_names_a_weak_promise_and_declared_class_sizes():
     claim = Guarantee.from_plan(GAUSSIAN, 1e-5)
-    assert "keeps the label" in build_statement(claim, Spec((1, 8, 8), 2, 4, (2, 2)))["neighbours"]
-    assert "keeps the label" not in build_statement(claim, Spec((1, 8, 8), 2, 4))["neighbours"]
+    one_stage = Plan((Stage("means", "sum", 0.3),), Neighbours.REPLACE)
+    for guarantee, weak in ((claim, False), (Guarantee.from_plan(one_stage, 1e-5), True)):
+        promise = build_statement(guarantee, Spec((1, 8, 8), 2))["promise"]
+        assert any("promises little" in line for line in promise) is weak
+    for sizes, keeps in ((None, False), ((2, 2), True)):
+        neighbours = build_statement(claim, Spec((1, 8, 8), 2, 4, sizes))["neighbours"]
+        assert ("keeps the label" in neighbours) is keeps
 
 
 # Spending
 
 
-@pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
+PLANS = pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
+
+
+@pytest.mark.usefixtures("coarse_accounting")
+@PLANS
 def test_the_curve_is_the_certificate_at_every_rate(plan):
-    drawn = compute_max_tpr_curve(cache_cost(plan.cost()))
+    curve = compute_max_tpr_curve(cache_cost(plan.cost()))
     plain = plan.cost()
-    for place in (0, 17, 40):
-        assert drawn["tpr"][place] == pytest.approx(
-            plain.max_tpr(CURVE_FALSE_POSITIVE_RATES[place]), rel=1e-5
-        )
-    assert drawn["fpr"][0] == 1e-4
-    assert drawn["tpr"][-1] == 1
-    assert drawn["tpr"] == sorted(drawn["tpr"])
+    for position in (0, 17, 40):
+        power = plain.max_tpr(CURVE_FALSE_POSITIVE_RATES[position])
+        assert curve["tpr"][position] == pytest.approx(power, rel=1e-5)
+    assert (curve["fpr"][0], curve["tpr"][-1]) == (1e-4, 1)
+    assert curve["tpr"] == sorted(curve["tpr"])
 
 
-@pytest.mark.parametrize("plan", [GAUSSIAN, SAMPLED], ids=["gauss", "pld"])
+@pytest.mark.usefixtures("coarse_accounting")
+@PLANS
 def test_epsilon_grows_to_the_claim(plan):
     claim = Guarantee.from_plan(plan, 1e-5)
     steps = compute_epsilon_by_step(plan, claim)
-    assert [each["steps"] for each in steps] == sorted({each["steps"] for each in steps})
-    assert [each["epsilon"] for each in steps] == sorted(each["epsilon"] for each in steps)
-    assert steps[-1] == {
-        "stage": plan.stages[-1].name,
-        "steps": sum(each.steps for each in plan.stages),
-        "epsilon": pytest.approx(claim.epsilon),
-    }
+    counts = [row["steps"] for row in steps]
+    epsilons = [row["epsilon"] for row in steps]
+    assert (counts, epsilons) == (sorted(set(counts)), sorted(epsilons))
+    assert [steps[0]["stage"], steps[-1]["stage"]] == [stage.name for stage in plan.stages]
+    assert (counts[0], counts[-1]) == (1, sum(stage.steps for stage in plan.stages))
     first = replace(plan, stages=plan.stages[:1]).cost().epsilon(1e-5)
-    assert steps[0] == {
-        "stage": plan.stages[0].name,
-        "steps": 1,
-        "epsilon": pytest.approx(first, rel=1e-5),
-    }
-    half = steps[len(steps) // 2]
-    part = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], steps=half["steps"] - 1)))
-    assert half["epsilon"] == pytest.approx(part.cost().epsilon(1e-5), rel=1e-3)
+    assert epsilons[0] == pytest.approx(first, rel=1e-5)
+    assert epsilons[-1] == pytest.approx(claim.epsilon)
+    middle = len(steps) // 2
+    second = replace(plan.stages[1], steps=counts[middle] - 1)
+    part = replace(plan, stages=(plan.stages[0], second))
+    assert epsilons[middle] == pytest.approx(part.cost().epsilon(1e-5), rel=1e-3)
     assert str(epsilon_chart(steps)).count("<circle") == len(steps)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 5, 12, 40])
-def test_few_accounts_are_made_however_long_the_plan(stages, monkeypatch):
-    plan = Plan(
-        tuple(Stage(f"s{place}", "sum", 50.0, 1000) for place in range(stages)), Neighbours.REPLACE
-    )
+@pytest.mark.parametrize("num_stages", [1, 2, 5, 12, 40])
+def test_few_accounts_are_made_however_long_the_plan(num_stages, monkeypatch):
+    stages = tuple(Stage(f"s{number}", "sum", 50.0, 1000) for number in range(num_stages))
+    plan = Plan(stages, Neighbours.REPLACE)
     claim = Guarantee.from_plan(plan, 1e-5)
-    asked = []
+    calls = []
     cost = Plan.cost
     monkeypatch.setattr(
-        Plan, "cost", lambda self, coarse=False: asked.append(1) or cost(self, coarse)
+        Plan, "cost", lambda self, coarse=False: calls.append(1) or cost(self, coarse)
     )
     steps = compute_epsilon_by_step(plan, claim)
-    assert len(asked) < len(steps) <= 12
-    assert steps[-1]["steps"] == 1000 * stages
+    assert len(calls) < len(steps) <= 12
+    assert steps[-1]["steps"] == 1000 * num_stages
 
 
 def test_one_step_needs_no_account():
@@ -199,7 +160,7 @@ def test_one_step_needs_no_account():
 
 # Attacks
 
-TOLD = {
+OPTIONAL = {
     "auc": 0.53,
     "perfect_attack_tpr_lower": (0.8, 0.9),
     "roc_curve": ((0.01, 1.0), (0.02, 1.0)),
@@ -212,12 +173,11 @@ TOLD = {
 
 def test_an_attack_comes_back_from_json(tmp_path):
     plain = make_attack_result()
-    whole = replace(make_attack_result(), **TOLD)
-    (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [asdict(plain), asdict(whole)]}))
-    assert load_attack_results(tmp_path / "attacks.json") == [plain, whole]
-    short = {key: each for key, each in asdict(plain).items() if key not in TOLD}
-    (tmp_path / "attacks.json").write_text(json.dumps({"attacks": [short]}))
-    assert load_attack_results(tmp_path / "attacks.json") == [plain]
+    whole = replace(plain, **OPTIONAL)
+    short = {key: value for key, value in asdict(plain).items() if key not in OPTIONAL}
+    path = tmp_path / "attacks.json"
+    path.write_text(json.dumps({"attacks": [asdict(plain), asdict(whole), short]}))
+    assert load_attack_results(path) == [plain, whole, plain]
 
 
 @pytest.mark.parametrize(
@@ -231,24 +191,19 @@ def test_an_attack_comes_back_from_json(tmp_path):
     ],
 )
 def test_an_audit_stands_beside_a_release_of_its_own_method_alone(tmp_path, other):
-    release = make_release(settings={"noise_multiplier": None})
-    audited = {
-        "method": "handmade",
-        "settings": {"noise_multiplier": None},
-        "claimed": release.guarantee.epsilon * 1.0001,
-    }
-    found = AttackResult("audit", (), (), (), 0.95, True, verdict="proves nothing")
-    (tmp_path / "verdict.json").write_text(
-        json.dumps({"audited": audited, "attacks": [asdict(found)]})
-    )
-    assert load_attack_results(tmp_path / "verdict.json", release) == [found]
-    (tmp_path / "verdict.json").write_text(
-        json.dumps({"audited": audited | other, "attacks": [asdict(found)]})
-    )
+    settings = {"noise_multiplier": None}
+    release = make_release(settings=settings)
+    claimed = release.guarantee.epsilon * 1.0001
+    audited = {"method": "handmade", "settings": settings, "claimed": claimed}
+    audit = AttackResult("audit", (), (), (), 0.95, True, verdict="proves nothing")
+    path = tmp_path / "verdict.json"
+    path.write_text(json.dumps({"audited": audited, "attacks": [asdict(audit)]}))
+    assert load_attack_results(path, release) == [audit]
+    path.write_text(json.dumps({"audited": audited | other, "attacks": [asdict(audit)]}))
     with pytest.raises(ReleaseError, match="audit"):
-        load_attack_results(tmp_path / "verdict.json", release)
+        load_attack_results(path, release)
     with pytest.raises(ReleaseError, match="1 to 200 numbers"):  # neither rates nor a verdict
-        replace(found, verdict="")
+        replace(audit, verdict="")
 
 
 @pytest.mark.parametrize(
@@ -293,49 +248,35 @@ def test_a_file_that_holds_no_attacks_is_refused(tmp_path, inside):
         load_attack_results(tmp_path / "attacks.json")
 
 
-def test_a_measured_rate_of_zero_accuses_nobody():
+def test_a_measured_rate_of_zero_accuses_nobody_and_is_drawn_on_the_edge():
     with pytest.raises(ReleaseError, match="Give an upper bound of the false-positive rate"):
         make_attack_result(fpr=(0.0, 0.1))
-    assert make_attack_result(fpr=(0.0, 0.1), lower=(0.0, 0.08)).exceeds_bound(
-        lambda rate: rate
-    ) == (
-        False,
-        False,
-    )
-
-
-def test_rates_of_zero_are_drawn_on_the_edge():
-    found = {
-        **asdict(make_attack_result(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))),
-        "exceeds_max_tpr": [False, False],
-    }
-    assert "nan" not in str(attack_power_chart(None, [found]))
+    attack = make_attack_result(fpr=(0.0, 0.1), lower=(0.0, 0.08))
+    assert attack.exceeds_bound(lambda rate: rate) == (False, False)
+    certain = make_attack_result(fpr=(0.0, 1.0), tpr=(0.0, 1.0), lower=(0.0, 1.0))
+    facts = {**asdict(certain), "exceeds_max_tpr": [False, False]}
+    assert "nan" not in str(attack_power_chart(None, [facts]))
 
 
 # Published figures
 
 
 def test_published_figures_are_shares_and_scores():
-    known = load_published_results()
-    assert {row["data"] for row in known["figures"]} == {"mnist", "fashion-mnist", "celeba"}
-    for row in [*known["figures"], *known["real"]]:
+    published = load_published_results()
+    assert {row["data"] for row in published["figures"]} == {"mnist", "fashion-mnist", "celeba"}
+    for row in [*published["figures"], *published["real"]]:
         assert row["source"]
         assert ("delta not known" in row["source"]) is (row["data"] == "celeba")
         for name, value in row["figures"].items():
             assert 0 < value <= 1 if name.endswith("accuracy") else 0 < value < 500
-    best = {
-        row["method"]: row["figures"]
-        for row in known["figures"]
-        if (row["data"], row["source"]) == ("mnist", "GS-WGAN, Table 1")
-    }
-    assert best["GS-WGAN"] == {
-        "is": 9.23,
-        "fid": 61.34,
-        "mlp_accuracy": 0.79,
-        "cnn_accuracy": 0.8,
-        "avg_accuracy": 0.6,
-        "calibrated_accuracy": 0.69,
-    }
+    [best] = [
+        row["figures"]
+        for row in published["figures"]
+        if (row["data"], row["source"], row["method"]) == ("mnist", "GS-WGAN, Table 1", "GS-WGAN")
+    ]
+    assert (best["is"], best["fid"]) == (9.23, 61.34)
+    assert (best["mlp_accuracy"], best["cnn_accuracy"]) == (0.79, 0.8)
+    assert (best["avg_accuracy"], best["calibrated_accuracy"]) == (0.6, 0.69)
 
 
 @pytest.mark.parametrize(
@@ -343,15 +284,10 @@ def test_published_figures_are_shares_and_scores():
     [(0.01, 0.2), (0.4, 0.2), (0.5, 1), (3, 1), (4, 10), (1e4, 10), (math.inf, math.inf)],
 )
 def test_the_closest_epsilon_is_shown(epsilon, closest):
-    assert {
-        row["epsilon"] for row in find_published_results("mnist", epsilon, ["cnn_accuracy"])
-    } == {closest}
+    rows = find_published_results("mnist", epsilon, ["cnn_accuracy"])
+    assert {row["epsilon"] for row in rows} == {closest}
 
 
 def test_nothing_stands_beside_what_nobody_published():
-    assert (
-        find_published_results("scans", 1.0, ["fid"])
-        == find_published_results("mnist", 1.0, ["my_measure"])
-        == find_published_results("mnist", None, ["fid"])
-        == []
-    )
+    for query in (("scans", 1.0, ["fid"]), ("mnist", 1.0, ["mine"]), ("mnist", None, ["fid"])):
+        assert find_published_results(*query) == []

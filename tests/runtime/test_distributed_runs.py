@@ -1,6 +1,7 @@
-"""Several processes as threads of this one: what a process tells, deals and adds up, where a changed gate can be watched."""
+"""Several processes as threads of this one: what a process sends, receives and adds up, where a changed gate can be watched."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,243 +21,209 @@ from privot.runtime.process_group import ProcessGroup, SingleProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+ROWS = "query_random_shards"
+SUM = "sum_over_shards"
 SHARDS = 5
 SIZE = 2
 PLAN = FreePlan(
-    (
-        Stage("query_random_shards", "query_random_shards", 0.7, 200, Shards(SHARDS)),
-        Stage("sum_over_shards", "sum_over_shards", 0.7, 3),
-    ),
-    Neighbours.REPLACE,
+    (Stage(ROWS, ROWS, 0.7, 200, Shards(SHARDS)), Stage(SUM, SUM, 0.7, 3)), Neighbours.REPLACE
 )
 
 
 class Wires:
-    """What `Several` asks of torch.distributed, between threads."""
+    """What `ProcessGroup` asks of torch.distributed, between threads."""
 
     class ReduceOp:
         MAX = "max"
 
     def __init__(self, count):
-        self._gate = threading.Barrier(count, timeout=20)
-        self._there = [None] * count
+        self._barrier = threading.Barrier(count, timeout=20)
+        self._values = [None] * count
         self._own = threading.local()
 
-    def sit(self, rank):
+    def set_rank(self, rank):
         self._own.rank = rank
 
-    def _all(self, value):
-        self._there[self._own.rank] = value
-        self._gate.wait()
-        seen = list(self._there)
-        self._gate.wait()
-        return seen
+    def _exchange(self, value):
+        self._values[self._own.rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
 
     def broadcast(self, value, source):
-        seen = self._all(value.clone())
-        value.copy_(seen[source])
+        values = self._exchange(value.clone())
+        value.copy_(values[source])
 
-    def scatter(self, here, hands, source):
-        here.copy_(self._all(hands)[source][self._own.rank])
+    def scatter(self, own, parts, source):
+        own.copy_(self._exchange(parts)[source][self._own.rank])
 
-    def gather(self, here, hands, goal):
-        seen = self._all(here.clone())
-        for place, value in zip(hands or [], seen, strict=False):
-            place.copy_(value)
+    def gather(self, own, parts, goal):
+        values = self._exchange(own.clone())
+        for part, value in zip(parts or [], values, strict=False):
+            part.copy_(value)
 
     def reduce(self, part, goal):
-        seen = self._all(part.clone())
+        values = self._exchange(part.clone())
         if self._own.rank == goal:
-            part.copy_(sum(seen))
+            part.copy_(sum(values))
 
-    def all_reduce(self, worst, kind):
-        assert kind == "max"
-        worst.copy_(torch.stack(self._all(worst.clone())).max())
-
-
-def box_of(count):
-    images = np.random.default_rng(1).random((count, 1, 2, 2), np.float32)
-    return Sensitive(images, np.arange(count) % 2, Spec((1, 2, 2), 2))
+    def all_reduce(self, worst, operation):
+        assert operation == "max"
+        worst.copy_(torch.stack(self._exchange(worst.clone())).max())
 
 
-def together(count, deed):
-    """``deed(rank, ranks)`` in so many threads: what each gives back, or the error that it ends with."""
+def run_together(count, work):
+    """``work(rank, group)`` in so many threads: what each gives back, or the error that it ends with."""
     wires = Wires(count)
-    found = [None] * count
 
-    def one(rank):
-        wires.sit(rank)
-        ranks = ProcessGroup(rank, count, False)
-        ranks._distributed = wires
+    def run(rank):
+        wires.set_rank(rank)
+        group = ProcessGroup(rank, count, False)
+        group._distributed = wires
         try:
-            found[rank] = deed(rank, ranks)
+            return work(rank, group)
         except Exception as error:
-            found[rank] = error
+            return error
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return found
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
 
 
-def gate_for(folder, rank, ranks, run=None, records=SHARDS * SIZE + 1):
+def make_gate(folder, rank, group, run=None, records=SHARDS * SIZE + 1):
     """With the leader's seed alone: a follower's noise would not be the leader's."""
-    own = folder / run if run and not rank else None
+    images = np.random.default_rng(1).random((records, 1, 2, 2), np.float32)
     return Gate(
-        box_of(records),
+        Sensitive(images, np.arange(records) % 2, Spec((1, 2, 2), 2)),
         PLAN,
         Ledger(folder / f"{rank}.jsonl"),
         NullLedger(),
         runtime=Runtime("cpu", 7),
         insecure_seed=rank,
-        process_group=ranks,
-        folder=own,
+        process_group=group,
+        folder=folder / run if run and not rank else None,
     )
 
 
-def start():
+def make_states():
     return {"it": torch.arange(SHARDS * 4.0).view(SHARDS, 4), "seen": torch.zeros(SHARDS)}
 
 
-def learn(images, labels, state, step):
+def gather_states(gate, group):
+    return {name: group.gather(value, SHARDS) for name, value in gate._shards[1].items()}
+
+
+def update(images, labels, state, step):
     return {"it": state["it"] + step * images.flatten(1).mean(0), "seen": state["seen"] + 1}
 
 
-def tell(state, row):
+def scale(state, row):
     return state["it"] * row
 
 
-def worked(folder, rank, ranks, run=None):
-    """All verbs of shards, once or more; what is public of it, and what each has learned, at the leader."""
-    gate = gate_for(folder, rank, ranks, run)
-    gate.split_into_shards(SHARDS, start())
-    gate.update_shards(learn, torch.tensor(1.0 + rank))  # a public number is the leader's
-    gate.update_shards(learn, torch.tensor(2.0), shard_indices=torch.tensor([1, 4, 3]))
-    gate.update_shards(
-        learn, torch.tensor(3.0), shard_indices=torch.tensor([3])
-    )  # some have nothing to do
+def use_shards(folder, rank, group, run=None):
+    """All verbs of shards, once or more: the public answers, the states at the leader, and how many queries remain."""
+    gate = make_gate(folder, rank, group, run)
+    gate.split_into_shards(SHARDS, make_states())
+    gate.update_shards(update, torch.tensor(1.0 + rank))  # a public number is the leader's
+    gate.update_shards(update, torch.tensor(2.0), shard_indices=torch.tensor([1, 4, 3]))
+    gate.update_shards(update, torch.tensor(3.0), shard_indices=torch.tensor([3]))  # one of them
     rows = torch.linspace(1, 2, 12) + rank
-    public = [
-        gate.query_random_shards("query_random_shards", tell, rows, clip_norm=5.0) for _ in range(2)
-    ]
-    public += [
-        gate.sum_over_shards(
-            "sum_over_shards",
-            lambda state, factor: state["it"] * factor,
-            torch.tensor(0.1 + rank),
-            clip_norm=2.0,
-        )
-        for _ in range(2)
+    factor = torch.tensor(0.1 + rank)
+    answers = [
+        *(gate.query_random_shards(ROWS, scale, rows, clip_norm=5.0) for _ in range(2)),
+        *(gate.sum_over_shards(SUM, scale, factor, clip_norm=2.0) for _ in range(2)),
     ]
     gate.save_shard_states()
-    states = {name: ranks.gather(value, SHARDS) for name, value in gate._shards[1].items()}
-    return (
-        public,
-        states,
-        (
-            gate.count_remaining_queries("query_random_shards"),
-            gate.count_remaining_queries("sum_over_shards"),
-        ),
-    )
+    remaining = gate.count_remaining_queries(ROWS), gate.count_remaining_queries(SUM)
+    return answers, gather_states(gate, group), remaining
+
+
+def all_equal(one, two):
+    return all(torch.equal(left, right) for left, right in zip(one, two, strict=True))
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_threads_that_share_the_shards_give_the_answers_of_one(tmp_path, count):
-    alone, states, left = worked(tmp_path, 0, SingleProcess())
-    (tmp_path / "here").mkdir()
-    found = together(count, lambda rank, ranks: worked(tmp_path / "here", rank, ranks, "run"))
-    assert left == (200 - 24, 1)
-    for each in found:
-        assert all(torch.equal(here, there) for here, there in zip(alone, each[0], strict=True)), (
-            "everyone has the leader's answers"
-        )
-        assert each[2] == left
-    assert all(torch.equal(value, found[0][1][name]) for name, value in states.items())
+    alone, states, remaining = use_shards(tmp_path, 0, SingleProcess())
+    assert remaining == (200 - 24, 1)
     assert states["seen"].tolist() == [1, 2, 1, 3, 2]
-    written = sorted(
-        path.name
-        for path in (tmp_path / "here").iterdir()
-        if path.is_file() and not path.name.endswith(".lock")
-    )
-    secret = ["0.jsonl.vault0-order.safetensors", "0.jsonl.vault0.safetensors"]
-    assert written == ["0.jsonl", "0.jsonl.head", *secret], "the leader alone pays and stores"
+    folder = tmp_path / "several"
+    folder.mkdir()
+    results = run_together(count, lambda rank, group: use_shards(folder, rank, group, "run"))
+    for result in results:
+        assert all_equal(alone, result[0]), "everyone has the leader's answers"
+        assert result[2] == remaining
+    assert all(torch.equal(value, results[0][1][name]) for name, value in states.items())
+    files = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".lock"}
+    secret = {"0.jsonl.vault0-order.safetensors", "0.jsonl.vault0.safetensors"}
+    assert files == {"0.jsonl", "0.jsonl.head", *secret}, "the leader alone pays and stores"
 
 
-def test_what_was_kept_comes_again_to_all_threads(tmp_path):
+def test_stored_answers_come_again_to_all_threads(tmp_path):
     """And states go on from what was stored, each in the process that has it now."""
-    before = together(2, lambda rank, ranks: worked(tmp_path, rank, ranks, "run"))
+    before = run_together(2, lambda rank, group: use_shards(tmp_path, rank, group, "run"))
     paid = Ledger(tmp_path / "0.jsonl").entries()
 
-    def go_on(rank, ranks):
-        gate = gate_for(tmp_path, rank, ranks, "run")
-        gate.split_into_shards(SHARDS, start())
-        states = {name: ranks.gather(value, SHARDS) for name, value in gate._shards[1].items()}
-        return (
-            [
-                gate.sum_over_shards("sum_over_shards", lambda state: state["it"], clip_norm=2.0)
-                for _ in range(2)
-            ],
-            states,
-            gate.count_remaining_queries("query_random_shards"),
-        )
+    def resume(rank, group):
+        gate = make_gate(tmp_path, rank, group, "run")
+        gate.split_into_shards(SHARDS, make_states())
+        states = gather_states(gate, group)
+        answers = [
+            gate.sum_over_shards(SUM, lambda state: state["it"], clip_norm=2.0) for _ in range(2)
+        ]
+        return answers, states, gate.count_remaining_queries(ROWS)
 
-    after = together(3, go_on)
-    for each in after:
-        assert all(
-            torch.equal(here, there) for here, there in zip(before[0][0][2:], each[0], strict=True)
-        )
-        assert each[2] == 200 - 24, "rows that were asked before are gone for all"
+    after = run_together(3, resume)
+    for result in after:
+        assert all_equal(before[0][0][2:], result[0])
+        assert result[2] == 200 - 24, "rows that were asked before are gone for all"
     assert all(torch.equal(value, after[0][1][name]) for name, value in before[0][1].items())
     assert Ledger(tmp_path / "0.jsonl").entries() == paid
 
 
 def test_followers_without_a_folder_know_that_the_leader_stores_nothing(tmp_path):
-    assert [each[2] for each in together(2, lambda rank, ranks: worked(tmp_path, rank, ranks))] == [
-        (200 - 24, 1)
-    ] * 2
+    results = run_together(2, lambda rank, group: use_shards(tmp_path, rank, group))
+    assert [result[2] for result in results] == [(200 - 24, 1)] * 2
     assert not list(tmp_path.glob("*.vault*"))
 
 
-def test_one_that_fails_ends_it_for_all(tmp_path):
-    def failing(images, labels, state):
+def test_a_query_that_fails_in_one_process_closes_the_gate_of_all(tmp_path):
+    def fail(images, labels, state):
         raise ValueError("secret 0.123")
 
     gates = [None, None]
 
-    def deed(rank, ranks):
-        gate = gates[rank] = gate_for(tmp_path, rank, ranks)
-        gate.split_into_shards(SHARDS, start())
-        gate.update_shards(failing if rank else lambda images, labels, state: state)
+    def work(rank, group):
+        gate = gates[rank] = make_gate(tmp_path, rank, group)
+        gate.split_into_shards(SHARDS, make_states())
+        gate.update_shards(fail if rank else lambda images, labels, state: state)
 
-    found = together(2, deed)
-    assert all(isinstance(each, QueryError) for each in found)
-    assert "of another process" in str(found[0])
-    assert not any("0.123" in str(each) for each in found)
+    errors = run_together(2, work)
+    assert all(isinstance(error, QueryError) for error in errors)
+    assert "of another process" in str(errors[0])
+    assert not any("0.123" in str(error) for error in errors)
     for gate in gates:
         with pytest.raises(PlanError, match="no stage"):
-            gate.sum_over_shards("sum_over_shards", lambda state: state["it"], clip_norm=1.0)
+            gate.sum_over_shards(SUM, lambda state: state["it"], clip_norm=1.0)
 
 
 @pytest.mark.parametrize(
-    ("shards", "records", "said"), [(1, 11, "Start fewer"), (SHARDS, 12, "the same records")]
+    ("shards", "records", "words"), [(1, 11, "Start fewer"), (SHARDS, 12, "the same records")]
 )
-def test_what_does_not_fit_is_refused_by_all_threads(tmp_path, shards, records, said):
-    def deed(rank, ranks):
-        here = records if rank else 11
-        gate_for(tmp_path, rank, ranks, records=here).split_into_shards(
-            shards, {"it": torch.zeros(shards)}
-        )
+def test_what_does_not_fit_is_refused_by_all_threads(tmp_path, shards, records, words):
+    def work(rank, group):
+        gate = make_gate(tmp_path, rank, group, records=records if rank else 11)
+        gate.split_into_shards(shards, {"it": torch.zeros(shards)})
 
-    found = together(2, deed)
-    assert all(isinstance(each, PrivotError) and said in str(each) for each in found)
+    errors = run_together(2, work)
+    assert all(isinstance(error, PrivotError) and words in str(error) for error in errors)
 
 
 def test_as_many_shards_as_processes_are_enough(tmp_path):
-    def deed(rank, ranks):
-        gate = gate_for(tmp_path, rank, ranks)
+    def work(rank, group):
+        gate = make_gate(tmp_path, rank, group)
         gate.split_into_shards(3, {"it": torch.arange(3.0)})
         return gate._shards[1]["it"].tolist()
 
-    assert together(3, deed) == [[0.0], [1.0], [2.0]]
+    assert run_together(3, work) == [[0.0], [1.0], [2.0]]

@@ -1,4 +1,4 @@
-"""A federation in one process: digits dealt to a few owners with tiny critics, and a wire that tests can tamper with."""
+"""A federation in one process: digits dealt to a few owners with tiny critics, and messages that tests can alter."""
 
 import os
 from functools import cache
@@ -9,7 +9,7 @@ import torch
 from privot.data import load_dataset
 from privot.data.dataset import Sensitive
 from privot.data.spec import Spec
-from privot.federated import Answer, Client, Server, Terms, unpack_message
+from privot.federated import Answer, Client, Request, Server, Terms, pack_message, unpack_message
 from privot.methods import make_method
 from privot.privacy.ledger import Ledger
 from privot.privacy.plan import Budget
@@ -28,9 +28,7 @@ TINY = {
 }
 SHAPE = (1, 8, 8)
 CLASSES = 10
-DEVICE = os.environ.get(
-    "PRIVOT_DEVICE", "cpu"
-)  # tests of bytes that come again hold on a CPU alone
+DEVICE = os.environ.get("PRIVOT_DEVICE", "cpu")  # bytes repeat on a CPU alone
 RUN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
 ROOMY = Budget(100.0, 1e-5)
@@ -40,40 +38,45 @@ def terms(owners=3, run=RUN, shape=SHAPE, classes=CLASSES, **settings):
     return Terms(run, make_method("federated-gs-wgan", TINY | settings), shape, classes, owners)
 
 
+def compute_price(terms):
+    """The epsilon of a whole run."""
+    return float(terms.plan().cost().epsilon(1e-5))
+
+
 @cache
-def _digits():
+def _load_digits():
     records = load_dataset("digits")._read_records(slice(None))
     return records.images.numpy(), records.labels.numpy()
 
 
-def box(place=0, owners=3):
-    """What one owner of digits holds, sealed."""
-    images, labels = _digits()
+def make_dataset(index=0, owners=3):
+    """The digits of one owner, sealed."""
+    images, labels = _load_digits()
     return Sensitive(
-        images[place::owners], labels[place::owners], Spec(SHAPE, CLASSES), name=f"ward {place}"
+        images[index::owners], labels[index::owners], Spec(SHAPE, CLASSES), name=f"ward {index}"
     )
 
 
 class Ward:
     """An owner with its folder and ledger; `again` is a new process on the same disk."""
 
-    def __init__(self, folder, place=0, owners=3, wall=ROOMY, data=None, **more):
+    def __init__(self, folder, index=0, owners=3, budget=ROOMY, **more):
         self.folder = folder
         self.ledger = Ledger(folder / "ledger.jsonl")
-        self.heard = []
-        self._make = lambda: Client(
-            data or box(place, owners),
-            wall,
+        self.warnings = []
+        self._make_client = lambda: Client(
+            make_dataset(index, owners),
+            budget,
             Ledger(folder / "ledger.jsonl"),
             folder / "run",
             Runtime(DEVICE),
-            on_warning=self.heard.append,
+            on_warning=self.warnings.append,
             **more,
         )
         self.again()
 
     def again(self):
-        self.owner = self._make()
+        self.owner = self._make_client()
         return self
 
     def reply(self, raw):
@@ -83,16 +86,15 @@ class Ward:
         return float(self.ledger.compute_spent_cost().epsilon(delta))
 
     def rows(self):
-        """How many answers the ledger has marked."""
-        return max(
-            (each["last"] + 1 for each in self.ledger.entries() if each["kind"] == "ask"), default=0
-        )
+        """The number of answers that the ledger has marked."""
+        asks = [entry["last"] + 1 for entry in self.ledger.entries() if entry["kind"] == "ask"]
+        return max(asks, default=0)
 
 
 def wards(tmp_path, owners=3, **more):
     return {
-        f"ward {place}": Ward(tmp_path / f"ward{place}", place, owners, **more)
-        for place in range(owners)
+        f"ward {index}": Ward(tmp_path / f"ward{index}", index, owners, **more)
+        for index in range(owners)
     }
 
 
@@ -100,6 +102,14 @@ def serving(agreed, names, tmp_path=None, **more):
     return Server(
         agreed, list(names), Streams(0, Runtime(DEVICE)), tmp_path and tmp_path / "server", **more
     )
+
+
+def serve_consenting(agreed, names, tmp_path=None, **more):
+    """A server to whose terms everybody has agreed."""
+    server = serving(agreed, names, tmp_path, **more)
+    for name, offer in server.pack_offers().items():
+        assert server.receive_consent(name, offer) is None
+    return server
 
 
 def consent(server, everyone):
@@ -134,9 +144,13 @@ def plausible(terms, number, seed=0):
 
 def refusal(raw):
     """The reason, of bytes that must be a refusal."""
-    said = unpack_message(raw)
-    assert said.kind == "refusal", said.kind
-    return said.reason
+    message = unpack_message(raw)
+    assert message.kind == "refusal", message.kind
+    return message.reason
+
+
+def is_answer(raw):
+    return unpack_message(raw).kind == "answer"
 
 
 def images(terms, seed=0, **other):
@@ -146,3 +160,10 @@ def images(terms, seed=0, **other):
         *other.get("shape", terms.shape),
     )
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+
+
+def pack_request(number, seed=0, agreed=None, run=RUN, **other):
+    """A request of this round as bytes, under the default terms or those given."""
+    return pack_message(
+        Request(run, number, images(agreed or terms(), seed + 100 * number, **other))
+    )

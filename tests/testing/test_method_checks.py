@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from support.tiny_settings import EXTRA_SETTINGS, NUM_CLASSES, SHAPE
+from support.tiny_settings import AUDIT_SETTINGS, EXTRA_SETTINGS, NUM_CLASSES, SHAPE
 from testing.miniatures import Means
 
 import privot.baselines
@@ -24,44 +24,6 @@ from privot.testing.declaration_checks import HEADINGS
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 SLOW = ("neighbours", "devices", "resume")  # `test_neighbours.py` has a short form of the first
 
-# An audit queries eight records: samples must hold the canary, and few queries keep a run short.
-AUDIT_SETTINGS = {
-    "dp-gan": {"sample_rate": 0.95, "steps": 2},
-    "dp-sinkhorn": {"sample_rate": 0.95, "steps": 2},
-    "gs-wgan": {
-        "num_critics": 2,
-        "steps": 2,
-        "batch_size": 6,
-        "warmup_rounds": 0,
-        "critic_batch_size": 4,
-        "critic_learning_rate": 0.3,
-        "normalize_gradients": True,
-    },
-    "g-pate": {
-        "num_critics": 2,
-        "steps": 2,
-        "warmup_rounds": 0,
-        "critic_batch_size": 4,
-        "critic_learning_rate": 0.3,
-    },
-    "private-set": {
-        "num_random_nets": 2,
-        "images_per_class": 1,
-        "net_width": 2,
-        "nets_per_round": 1,
-        "steps": 1,
-    },
-    "federated-average-gan": {"rounds": 2, "generator_steps": 1, "clip_norm": 0.01},
-    "federated-gs-wgan": {
-        "pretrain_steps": 1,
-        "rounds": 2,
-        "batch_per_class": 1,
-        "warmup_rounds": 0,
-    },
-    "merf": {"steps": 2},
-    "merf-ae": {"sample_rate": 0.95},
-    "sliced-flow": {"steps": 1},
-}
 # Settings that take another path through a method.
 OTHER_PATHS = {
     "sliced-flow": (
