@@ -6,7 +6,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from golden.core import CPU, bag, digits, golden, normal, numbers, public_digits, rng, uniform
+from golden.core import CPU, bag, golden, numbers
+from golden.inputs import digits, normal, public_digits, rng, uniform
 from golden.net_runs import make_random_lpips
 from support.factories import NO_GUARANTEE, make_release
 from support.tiny_settings import choose_tiny_settings
@@ -15,6 +16,7 @@ from privot import audit
 from privot.attacks.membership import (
     checks,
     control_data,
+    controls,
     gan_leaks,
     lira,
     loss,
@@ -24,12 +26,6 @@ from privot.attacks.membership import (
     runner,
 )
 from privot.attacks.membership.blind_baseline import run_blind_baseline
-from privot.attacks.membership.controls import (
-    Control,
-    ControlResult,
-    compute_null_p_value,
-    run_controls,
-)
 from privot.attacks.membership.registry import ATTACKS
 from privot.attacks.shadows.observe import OBSERVATIONS
 from privot.attacks.shadows.runner import prepare_shadows
@@ -132,18 +128,20 @@ def draw_fewer(seed):
     return control_data.ControlData(*sides)
 
 
-BLURRED = Control(control_data.build_blurred_set, draw_few)
-MISLABELLED = Control(control_data.build_blurred_set, control_data.draw_mislabeled_digits, 10)
-MEMORIZED = Control(control_data.build_memorizing_artifact, draw_fewer)
+BLURRED = controls.Control(control_data.build_blurred_set, draw_few)
+MISLABELLED = controls.Control(
+    control_data.build_blurred_set, control_data.draw_mislabeled_digits, 10
+)
+MEMORIZED = controls.Control(control_data.build_memorizing_artifact, draw_fewer)
 CONTROLS = {
     "loss": MISLABELLED,
     "lira": MISLABELLED,
     "lira-offline": MISLABELLED,
     "rmia": MISLABELLED,
-    "nearest-lpips": Control(control_data.build_blurred_set, draw_fewer),
-    "real-start": Control(control_data.build_shifted_set, draw_few),
-    "tracing": Control(control_data.build_blurred_set),
-    "gan-leaks-full": Control(control_data.build_memorizing_artifact, draw_few),
+    "nearest-lpips": controls.Control(control_data.build_blurred_set, draw_fewer),
+    "real-start": controls.Control(control_data.build_shifted_set, draw_few),
+    "tracing": controls.Control(control_data.build_blurred_set),
+    "gan-leaks-full": controls.Control(control_data.build_memorizing_artifact, draw_few),
     "gan-leaks-partial": MEMORIZED,
     "gan-leaks-white": MEMORIZED,
 }
@@ -222,16 +220,18 @@ def run_canaries(kind, folder):
 @golden("attack/power")
 def run_power(folder):
     """The controls of one attack as they are, on digits."""
-    yield "power", numbers(run_controls.__wrapped__("nearest-pixels"))
+    yield "power", numbers(controls.run_controls.__wrapped__("nearest-pixels"))
     yield "digits", [list(split) for split in control_data.load_digit_splits(0)]
     yield "mislabelled", [list(side) for side in control_data.draw_mislabeled_digits(1)]
-    yield "chance", [compute_null_p_value(*draw_scores(), seed=seed) for seed in (0, 1)]
+    yield "chance", [controls.compute_null_p_value(*draw_scores(), seed=seed) for seed in (0, 1)]
 
 
 def skip_controls():
     """An attack's proof of power is taken as given."""
     rest = (0.99, 0.5, 0.4, 0.9, True, "")
-    return mock.patch.object(checks, "run_controls", lambda name: ControlResult(name, *rest))
+    return mock.patch.object(
+        checks, "run_controls", lambda name: controls.ControlResult(name, *rest)
+    )
 
 
 @golden("attack/attempt")

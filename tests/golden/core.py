@@ -23,9 +23,6 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from privot import io
-from privot.data import Public, Sensitive, Spec, load_dataset
-from privot.privacy import accounting
 from privot.runtime import Runtime
 
 CPU = Runtime("cpu")
@@ -163,7 +160,7 @@ def get_version(name):
 def probe():
     """The digest of convolutions, products, decompositions and sorts of fixed numbers."""
     with isolate("probe"):
-        return digest(list(compute_probe(rng(0))))
+        return digest(list(compute_probe(torch.Generator().manual_seed(0))))
 
 
 def compute_probe(draws):
@@ -231,46 +228,3 @@ def isolate(label):
             torch.set_num_threads(threads)
             np.random.set_state(states[0])
             random.setstate(states[1])
-
-
-def coarse_accounting():
-    """Sampled plans are priced on the coarsest grid, which is 30 times as quick."""
-    return mock.patch.object(accounting, "GRID_STEPS", accounting.GRID_STEPS[-1:])
-
-
-def no_weights():
-    """No folder of the system has weights of networks."""
-    folders = [Path(os.environ["HOME"]) / "data"]
-    return mock.patch.object(io, "list_data_folders", return_value=folders)
-
-
-# Inputs
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def uniform(*shape, seed=0, dtype=torch.float32):
-    return torch.rand(*shape, generator=rng(seed), dtype=dtype)
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=rng(seed), dtype=dtype)
-
-
-def digits(count, start=0):
-    """Images [count, 1, 8, 8] and labels [count] of the embedded digits."""
-    images, labels = load_dataset("digits", public=True).records()
-    return images[start : start + count], labels[start : start + count]
-
-
-def public_digits(count, start=0):
-    images, labels = digits(count, start)
-    spec = Spec((1, 8, 8), 10)
-    return Public(images.numpy(), labels.numpy(), spec, name=f"digits from {start}")
-
-
-def sensitive_digits(count, size=None, **more):
-    images, labels = digits(count)
-    return Sensitive(images.numpy(), labels.numpy(), Spec((1, 8, 8), 10, size), **more)

@@ -3,13 +3,11 @@
 import dataclasses
 
 import torch
-from golden.core import (
-    CPU,
+from golden.core import CPU, golden, numbers
+from golden.inputs import (
     coarse_accounting,
     digits,
-    golden,
     normal,
-    numbers,
     public_digits,
     rng,
     sensitive_digits,
@@ -18,25 +16,14 @@ from golden.core import (
 from support.federation import ROOMY, play, serving, terms
 from torch import nn
 
-from privot.attacks.inversion import (
-    check_leakage,
-    compute_cramer_rao_bound,
-    defenses,
-    invert,
-    models,
-    score_reconstruction,
-    spear,
-)
+from privot.attacks import inversion
+from privot.attacks.inversion import defenses, models, spear
+from privot.attacks.inversion import labels as label_recovery
 from privot.attacks.inversion.attacks import INVERSION_ATTACKS
 from privot.attacks.inversion.box_least_squares import solve_box_least_squares
 from privot.attacks.inversion.defense_guarantee import DpSgdRun, derive_defense_guarantee
 from privot.attacks.inversion.experiment import InversionExperiment
 from privot.attacks.inversion.gauss_newton import refine_by_gauss_newton
-from privot.attacks.inversion.labels import (
-    compute_mean_logit_gradient,
-    find_last_linear,
-    recover_labels,
-)
 from privot.attacks.inversion.objectives import OBJECTIVES, compute_total_variation
 from privot.attacks.inversion.problem import Problem, Reconstruction
 from privot.attacks.inversion.rgap import reconstruct_by_rgap
@@ -72,7 +59,9 @@ def list_parts(result):
 
 @golden("inversion", INVERSION_ATTACKS)
 def run_inversion(name, folder):
-    result = invert(make_problem()[0], shorten_attack(name), restarts=1, trace_steps=(1, 3))
+    result = inversion.invert(
+        make_problem()[0], shorten_attack(name), restarts=1, trace_steps=(1, 3)
+    )
     return {"found": list_parts(result)}
 
 
@@ -81,10 +70,13 @@ def run_optimizers(folder):
     problem, _, labels = make_problem(3, 2)
     attack = shorten_attack("wdlg", 5)
     search = attack.replace_optimizer("lbfgs-search", 5, 0.5)
-    yield "adam", list_parts(invert(problem, attack.replace_optimizer("adam", 5), labels=labels))
-    yield "search", list_parts(invert(problem, search, labels=labels))
+    yield (
+        "adam",
+        list_parts(inversion.invert(problem, attack.replace_optimizer("adam", 5), labels=labels)),
+    )
+    yield "search", list_parts(inversion.invert(problem, search, labels=labels))
     chunks = {"chunk_size": 2, "trace_steps": (2,)}
-    yield "portions", list_parts(invert(problem, attack, labels=labels, **chunks))
+    yield "portions", list_parts(inversion.invert(problem, attack, labels=labels, **chunks))
 
 
 @golden("inversion/objectives")
@@ -126,16 +118,18 @@ def run_relu_batch(folder):
 @golden("inversion/labels")
 def run_labels(folder):
     images, labels = digits(8)
-    yield "one", recover_labels(make_problem(4)[0])
-    yield "many", recover_labels(make_problem(2, 4)[0])
+    yield "one", label_recovery.recover_labels(make_problem(4)[0])
+    yield "many", label_recovery.recover_labels(make_problem(2, 4)[0])
     for name, bias in (("with", True), ("without", False)):
         last = nn.Linear(9, 10, bias=bias)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Sigmoid(), last)
         start = models.sample_initial_weights(net, 1, rng(2))
         weights = {key: weight[0] for key, weight in start.items()}
         problem = Problem.from_images(net, LOSS, images[None], labels[None], weights)
-        errors = compute_mean_logit_gradient(problem, *find_last_linear(net, 10))
-        yield name, [recover_labels(problem), errors]
+        errors = label_recovery.compute_mean_logit_gradient(
+            problem, *label_recovery.find_last_linear(net, 10)
+        )
+        yield name, [label_recovery.recover_labels(problem), errors]
 
 
 @golden("inversion/certificate")
@@ -144,7 +138,7 @@ def run_cramer_rao_bound(folder):
     cases = {"plain": None, "clipped": defenses.ClippingDefense(0.5, 1.0)}
     cases["pruned"] = defenses.PruningDefense(0.5)
     for name, defense in cases.items():
-        bound = compute_cramer_rao_bound(problem, images, labels, defense)
+        bound = inversion.compute_cramer_rao_bound(problem, images, labels, defense)
         spectrum = [bound.eigenvalues, bound.variance, bound.null_space_fraction]
         yield name, [*spectrum, bound.unit_noise_errors, bound.null_space_error, bound.rank]
         errors = [bound.predict_mse(0.01), bound.predict_psnr(0.1), bound.predict_unbiased_mse(0.1)]
@@ -204,7 +198,7 @@ def run_scoring(folder):
     images, labels = (part.unflatten(0, (2, 3)) for part in digits(6))
     guess = images.flip(1) + 0.1 * normal(*images.shape)
     result = Reconstruction(guess, labels.flip(1), torch.ones(2), torch.ones(2))
-    score = score_reconstruction(result, images, labels, 0.02)
+    score = inversion.score_reconstruction(result, images, labels, 0.02)
     errors = [score.mse, score.nearest_mse, score.psnr, score.ssim]
     yield "judged", [*errors, score.label_accuracy, score.matching]
     yield "rates", [score.leak_rate, score.leak_rate_low, score.leak_rate_high]
@@ -226,7 +220,7 @@ def run_leakage_check(folder):
     for label, noise in (("plain", 0.0), ("noisy", 1e-3)):
         sent = [2 * grad + noise * normal(*grad.shape, seed=7) for grad in gradients]
         update = dict(zip(names, sent, strict=True))
-        leak = check_leakage(net, LOSS, batch, update, **more, is_defended=bool(noise))
+        leak = inversion.check_leakage(net, LOSS, batch, update, **more, is_defended=bool(noise))
         facts = [leak.gradient_cosine, leak.gradient_scale, leak.noise_std, leak.label_accuracy]
         tiers = [[tier.mse, tier.psnr] for tier in leak.tiers]
         yield label, [*facts, tiers, leak.images, numbers(leak.noise_std_for_psnr)]

@@ -12,32 +12,12 @@ from unittest import mock
 
 import numpy as np
 import torch
-from golden.core import (
-    CPU,
-    coarse_accounting,
-    digits,
-    golden,
-    no_weights,
-    normal,
-    numbers,
-    numbers_in,
-    public_digits,
-    rng,
-    tensors_of,
-    uniform,
-)
+from golden.core import CPU, golden, numbers, numbers_in, tensors_of
+from golden.inputs import coarse_accounting, digits, no_weights, normal, public_digits, rng, uniform
 from golden.net_runs import make_random_lpips
 from golden.privacy_runs import PLANS
 from PIL import Image
-from support import federation
-from support.factories import (
-    NO_GUARANTEE,
-    internal_folder,
-    make_attack_result,
-    make_metric_result,
-    make_noise_dataset,
-    make_release,
-)
+from support import factories, federation
 from torch import nn
 
 from privot.data.dataset import Records
@@ -214,43 +194,56 @@ def run_report(folder):
         ledger.set_limit(Budget(20.0))
         ledger.reserve(PLANS["gaussian"], "some")
         releases = {
-            "proved": make_release(),
-            "none": make_release(claim=NO_GUARANTEE),
-            "sampled": make_release(PLANS["poisson"], each=2),
+            "proved": factories.make_release(),
+            "none": factories.make_release(claim=factories.NO_GUARANTEE),
+            "sampled": factories.make_release(PLANS["poisson"], each=2),
         }
         for name, release in releases.items():
-            results = [make_metric_result(), make_metric_result("fid", 30.0, better="lower")]
-            results.append(make_metric_result("is", 8.0, publishable=False))
+            results = [
+                factories.make_metric_result(),
+                factories.make_metric_result("fid", 30.0, better="lower"),
+            ]
+            results.append(factories.make_metric_result("is", 8.0, publishable=False))
             more = {
                 "results": results,
-                "attacks": [make_attack_result(), make_attack_result("other", publishable=False)],
-                "owner_inputs": OwnerInputs(make_noise_dataset(1), ledger),
+                "attacks": [
+                    factories.make_attack_result(),
+                    factories.make_attack_result("other", publishable=False),
+                ],
+                "owner_inputs": OwnerInputs(factories.make_noise_dataset(1), ledger),
             }
             out = folder / name
             report = write_report(release, out, name=name, **more)
             yield name, read_numbers(out / "report.json")
             yield f"{name} page", read_page(out / "report.html")
-            inside = internal_folder(out)
+            inside = factories.internal_folder(out)
             yield f"{name} inside", read_numbers(inside / "internal.json")
             yield f"{name} owner's page", read_page(inside / "internal.html")
             facts = [len(report.paths), report.guarantee_refuted, report.num_left_out]
             yield f"{name} written", facts
-        attacks = [make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))]
-        above = write_report(make_release(), folder / "above", name="above", attacks=attacks)
+        attacks = [factories.make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))]
+        above = write_report(
+            factories.make_release(), folder / "above", name="above", attacks=attacks
+        )
         report = read_numbers(folder / "above" / "report.json")
         yield "above", [above.guarantee_refuted, report]
 
 
 @golden("report/compare")
 def run_comparison(folder):
-    fid = make_metric_result("fid", 20.0, better="lower")
-    kid = make_metric_result("kid", 0.1, num_samples=5)
-    two = Samples.from_release(make_release(claim=NO_GUARANTEE), "two", 7, seed=1)
+    fid = factories.make_metric_result("fid", 20.0, better="lower")
+    kid = factories.make_metric_result("kid", 0.1, num_samples=5)
+    two = Samples.from_release(
+        factories.make_release(claim=factories.NO_GUARANTEE), "two", 7, seed=1
+    )
     three = Samples("three", uniform(9, 1, 8, 8), torch.arange(9) % 3, 3)
     subjects = [
-        (Samples.from_release(make_release(), "one", 12), [make_metric_result(), fid]),
-        (two, [make_metric_result(value=0.95), kid]),
-        (three, [make_metric_result(value=0.5, publishable=False)]),
+        (
+            Samples.from_release(factories.make_release(), "one", 12),
+            [factories.make_metric_result(), fid],
+        ),
+        (two, [factories.make_metric_result(value=0.95), kid]),
+        (three, [factories.make_metric_result(value=0.5, publishable=False)]),
     ]
     page = compare(subjects, folder / "out")
     return {"numbers": read_numbers(page.with_name("comparison.json")), "page": read_page(page)}

@@ -2,24 +2,10 @@
 
 import numpy as np
 import torch
-from golden.core import (
-    CPU,
-    coarse_accounting,
-    golden,
-    numbers,
-    sensitive_digits,
-    tensors_of,
-    uniform,
-)
+from golden.core import CPU, golden, numbers, tensors_of
+from golden.inputs import coarse_accounting, sensitive_digits, uniform
+from support import tiny_settings
 from support.factories import make_release
-from support.tiny_settings import (
-    choose_epsilon,
-    choose_spec,
-    choose_tiny_settings,
-    make_method_input,
-    make_records,
-    seal_records,
-)
 
 from privot.data.spec import Spec
 from privot.local.dataset import PrivatizedDataset
@@ -32,57 +18,44 @@ from privot.runtime.preview import render_image_grid
 from privot.synthesis import resize, synthesize
 from privot.synthesis.cost import configure_method, find_shorter_run, predict_cpu_seconds
 
-# label of a run -> method, settings beside the tiny ones
+# label of a run, which begins with the name of the method -> settings beside the tiny ones
 VARIANTS = {
-    "distribution-matching-real": (
-        "distribution-matching",
-        {"init": "real", "augment": False, "ratio": 0.1},
-    ),
-    "dp-sinkhorn-batch": (
-        "dp-sinkhorn",
-        {"clip_unit": "batch", "l1_weight": 0.5, "fresh_fraction": 0.5},
-    ),
-    "entropic-gan-nll": ("entropic-gan", {"loss": "nll", "generator": "dense"}),
-    "federated-gs-wgan-record": (
-        "federated-gs-wgan",
-        {"unit": "record", "num_critics": 2, "clients_per_round": 2, "normalize_gradients": False},
-    ),
-    "g-pate-votes": ("g-pate", {"votes": True, "num_directions": 3, "num_bins": 4}),
-    "gradient-matching-real": ("gradient-matching", {"init": "real", "augment": False}),
-    "gs-wgan-full": ("gs-wgan", {"normalize_gradients": True, "generator": "residual"}),
-    "gs-wgan-step": ("gs-wgan", {"routing": "step"}),
-    "kernel-points-dense": (
-        "kernel-points",
-        {"kernel": "dense", "zca": True, "learn_labels": True},
-    ),
-    "merf-conv": ("merf", {"generator": "conv", "neighbours": "add-remove"}),
-    "private-set-soft": (
-        "private-set",
-        {
-            "neighbours": "replace",
-            "soft_label_weight": 0.5,
-            "texture_norm": 0.5,
-            "augmentations": 2,
-        },
-    ),
-    "sliced-flow-private": ("sliced-flow", {"space": "private", "autoencoder_dim": 4}),
-    "sliced-flow-public": ("sliced-flow", {"space": "public", "autoencoder_dim": 4}),
-    "sliced-flow-records": ("sliced-flow", {"mode": "records", "labeled": False, "space": "haar"}),
-    "sliced-flow-resampled": (
-        "sliced-flow",
-        {"mode": "resampled", "diffusion": 0.1, "space": "wavelets"},
-    ),
-    "sliced-generator-records": ("sliced-generator", {"mode": "records", "generator": "conv"}),
+    "distribution-matching-real": {"init": "real", "augment": False, "ratio": 0.1},
+    "dp-sinkhorn-batch": {"clip_unit": "batch", "l1_weight": 0.5, "fresh_fraction": 0.5},
+    "entropic-gan-nll": {"loss": "nll", "generator": "dense"},
+    "federated-gs-wgan-record": {
+        "unit": "record",
+        "num_critics": 2,
+        "clients_per_round": 2,
+        "normalize_gradients": False,
+    },
+    "g-pate-votes": {"votes": True, "num_directions": 3, "num_bins": 4},
+    "gradient-matching-real": {"init": "real", "augment": False},
+    "gs-wgan-full": {"normalize_gradients": True, "generator": "residual"},
+    "gs-wgan-step": {"routing": "step"},
+    "kernel-points-dense": {"kernel": "dense", "zca": True, "learn_labels": True},
+    "merf-conv": {"generator": "conv", "neighbours": "add-remove"},
+    "private-set-soft": {
+        "neighbours": "replace",
+        "soft_label_weight": 0.5,
+        "texture_norm": 0.5,
+        "augmentations": 2,
+    },
+    "sliced-flow-private": {"space": "private", "autoencoder_dim": 4},
+    "sliced-flow-public": {"space": "public", "autoencoder_dim": 4},
+    "sliced-flow-records": {"mode": "records", "labeled": False, "space": "haar"},
+    "sliced-flow-resampled": {"mode": "resampled", "diffusion": 0.1, "space": "wavelets"},
+    "sliced-generator-records": {"mode": "records", "generator": "conv"},
 }
 
 
 def release_tiny_data(name, folder, settings):
     """A release of the tiny dataset, the method that made it, and what was declared to it."""
-    method = make_method(name, {**choose_tiny_settings(name), **settings})
-    spec = choose_spec(method)
-    dataset = make_method_input(method, *make_records(), spec)
+    method = make_method(name, {**tiny_settings.choose_tiny_settings(name), **settings})
+    spec = tiny_settings.choose_spec(method)
+    dataset = tiny_settings.make_method_input(method, *tiny_settings.make_records(), spec)
     more = {"ledger": folder / "book.jsonl", "runtime": CPU, "seed": 3, "insecure_seed": 5}
-    return synthesize(dataset, method, choose_epsilon(method), **more), method, spec
+    return synthesize(dataset, method, tiny_settings.choose_epsilon(method), **more), method, spec
 
 
 def describe_release(name, folder, settings):
@@ -111,17 +84,19 @@ def run_method(name, folder):
 
 @golden("method", VARIANTS)
 def run_variant(label, folder):
-    name, settings = VARIANTS[label]
-    return describe_release(name, folder, settings)
+    name = max((name for name in list_methods() if label.startswith(name)), key=len)
+    return describe_release(name, folder, VARIANTS[label])
 
 
 @golden("method/calibrated")
 def run_calibrated(folder):
     """A budget sets the noise, and the release has a guarantee: chance is that of `isolate`."""
     for name in ("merf", "gs-wgan"):
-        settings = choose_tiny_settings(name)
+        settings = tiny_settings.choose_tiny_settings(name)
         method = make_method(name, {k: settings[k] for k in settings if k != "noise_multiplier"})
-        dataset = seal_records(*make_records(), choose_spec(method))
+        dataset = tiny_settings.seal_records(
+            *tiny_settings.make_records(), tiny_settings.choose_spec(method)
+        )
         with coarse_accounting():
             ledger = folder / f"{name}.jsonl"
             release = synthesize(dataset, method, 5.0, ledger=ledger, runtime=CPU)

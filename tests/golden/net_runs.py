@@ -5,7 +5,8 @@ import functools
 import math
 
 import torch
-from golden.core import CPU, bag, digits, golden, normal, rng, uniform
+from golden.core import CPU, bag, golden
+from golden.inputs import digits, normal, rng, uniform
 from torch import nn
 
 from privot.baselines import kernel_ridge

@@ -6,21 +6,13 @@ from decimal import Decimal
 
 import numpy as np
 import torch
-from golden.core import (
-    CPU,
-    coarse_accounting,
-    digits,
-    golden,
-    numbers,
-    sensitive_digits,
-    uniform,
-)
+from golden.core import CPU, golden, numbers
+from golden.inputs import coarse_accounting, digits, sensitive_digits, uniform
 from golden.method_runs import release_tiny_data
 from support.tiny_settings import make_records, seal_records
 
 from privot.data import Sensitive, Spec, load_dataset
 from privot.local import channels
-from privot.local.channels import Composite, Projection, channel_from_json, get_channel_class
 from privot.local.dataset import PrivatizedDataset
 from privot.local.privatize import (
     build_image_channel,
@@ -171,8 +163,8 @@ def run_client_partition(folder):
 # Channels
 
 SPACES = {
-    "pooled": Projection(kind="pooled", shape=(1, 8, 8), side=4),
-    "waves": Projection(kind="dct", shape=(1, 8, 8), side=3),
+    "pooled": channels.Projection(kind="pooled", shape=(1, 8, 8), side=4),
+    "waves": channels.Projection(kind="dct", shape=(1, 8, 8), side=3),
 }
 VARIANTS = [f"{name}-{way}" for name in ("laplace", "gaussian") for way in ("ball", *SPACES)]
 
@@ -180,16 +172,16 @@ VARIANTS = [f"{name}-{way}" for name in ("laplace", "gaussian") for way in ("bal
 def make_channel(label):
     name, _, way = label.partition("-")
     if name in ("laplace", "gaussian"):
-        space = SPACES.get(way, Projection(shape=(1, 8, 8)))
+        space = SPACES.get(way, channels.Projection(shape=(1, 8, 8)))
         ball = {"radius": 2.0, "center": 0.25} if way == "ball" else {}
-        return get_channel_class(name).calibrate(4.0, 1e-5, projection=space, **ball)
+        return channels.get_channel_class(name).calibrate(4.0, 1e-5, projection=space, **ball)
     if label == "composite":
         parts = ("laplace-pooled", "gaussian-waves", "randomized-response")
-        return Composite(parts=tuple(map(make_channel, parts)))
+        return channels.Composite(parts=tuple(map(make_channel, parts)))
     if label == "table":
         words = ["0-1=gaussian:4:-1:1", "2=optimized-unary:1:5", "3=laplace:2:0:9"]
         return parse_table_channel(words, 4)
-    return get_channel_class(label).calibrate(1.5, num_categories=10)
+    return channels.get_channel_class(label).calibrate(1.5, num_categories=10)
 
 
 @golden("channel", [*channels.CHANNELS, *VARIANTS])
@@ -213,7 +205,7 @@ def run_channel(label, folder):
     yield "slope", torch.autograd.grad(cost.sum(), points)[0]
     expected = [channel.compute_expected_cost(), channel.predict_signal_to_noise(1000)]
     yield "stated", [channel.epsilon, channel.delta, channel.temperature, *expected]
-    read = channel_from_json(json.loads(json.dumps(channel.to_json())))
+    read = channels.channel_from_json(json.loads(json.dumps(channel.to_json())))
     other = read.with_epsilon(2.0)
     is_possible = read.is_possible_output(sent)
     yield "again", [read.epsilon, other.epsilon, other.temperature, is_possible]

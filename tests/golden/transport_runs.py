@@ -1,7 +1,8 @@
 """Sinkhorn, sliced and entropic transport."""
 
 import torch
-from golden.core import golden, normal, rng, uniform
+from golden.core import golden
+from golden.inputs import normal, rng, uniform
 
 from privot.transport import entropic, sinkhorn, sliced, sliced_distance, sorting
 from privot.transport.anderson import AndersonAcceleration
