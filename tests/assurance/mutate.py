@@ -35,14 +35,14 @@ class Misplaced(Exception):
 
 @dataclass(frozen=True)
 class Bug:
-    """``old`` becomes ``new`` in ``place``; ``killers`` are node ids of tests that must notice.
+    """``old`` becomes ``new`` in ``target``; ``killers`` are node ids of tests that must notice.
 
-    A place is "module:function", "module:Class.method" or "module:CONSTANT".
+    A target is "module:function", "module:Class.method" or "module:CONSTANT".
     """
 
     group: str
     name: str
-    place: str
+    target: str
     old: str
     new: str
     killers: tuple[str, ...]
@@ -54,7 +54,7 @@ class Bug:
 def load_bugs():
     entries = tomllib.loads(Path(__file__).with_name("planted_bugs.toml").read_text())["bug"]
     for entry in entries:
-        entry["place"] = f"privot.privacy.{entry['place']}"
+        entry["target"] = f"privot.privacy.{entry['target']}"
         entry["killers"] = (entry.pop("killer"),)
     return [Bug(**entry) for entry in entries]
 
@@ -69,9 +69,9 @@ def unwrap(thing):
     return thing
 
 
-def locate(place):
-    """(module, the function or None for a constant, its source) of a bug's place."""
-    name, path = place.split(":")
+def locate(target):
+    """(module, the function or None for a constant, its source) of a bug's target."""
+    name, path = target.split(":")
     module = importlib.import_module(name)
     thing = unwrap(functools.reduce(inspect.getattr_static, path.split("."), module))
     if inspect.isfunction(thing):
@@ -82,21 +82,21 @@ def locate(place):
         is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign))
         if is_assignment and ast.unparse(targets[0]) == path:
             return module, None, ast.get_source_segment(text, node)
-    raise Misplaced(f"{place} has no source")
+    raise Misplaced(f"{target} has no source")
 
 
 def changed(bug):
     """The source with the bug in it."""
-    source = locate(bug.place)[2]
+    source = locate(bug.target)[2]
     if (count := source.count(bug.old)) != 1:
-        raise Misplaced(f"{bug}: {bug.old!r} is {count} times in {bug.place}: plant it anew")
+        raise Misplaced(f"{bug}: {bug.old!r} is {count} times in {bug.target}: plant it anew")
     return source.replace(bug.old, bug.new)
 
 
 def plant(bug):
     """Put the bug into this process, for good."""
-    module, function, _ = locate(bug.place)
-    path = bug.place.split(":")[1]
+    module, function, _ = locate(bug.target)
+    path = bug.target.split(":")[1]
     space = dict(vars(module) if function is None else function.__globals__)
     source = "from __future__ import annotations\n" + changed(bug)
     exec(compile(source, f"<planted in {path}>", "exec"), space)

@@ -7,7 +7,14 @@ import pytest
 from assurance.mutate import Bug, Misplaced, changed, load_bugs, plant, run_in_child
 
 BUGS = load_bugs()
-COUNTS = {"noise": 8, "clip": 6, "sensitivity": 3, "sampling": 5, "accounting": 6, "side door": 2}
+COUNTS = {
+    "noise": 8,
+    "clip": 6,
+    "sensitivity": 3,
+    "sampling": 5,
+    "accounting": 6,
+    "side channel": 2,
+}
 SLIPS = (NameError, SyntaxError, AttributeError, TypeError, ImportError)  # of a bug's author
 
 
@@ -48,5 +55,5 @@ def test_a_bug_whose_function_changed_is_an_error():
 def test_a_harmless_change_is_not_killed():
     """The suite does not fail at any change whatever."""
     factors = ("total.double() * grid", "grid * total.double()")
-    same = Bug("none", "factors swapped", BUGS[0].place, *factors, BUGS[0].killers)
+    same = Bug("none", "factors swapped", BUGS[0].target, *factors, BUGS[0].killers)
     assert run_in_child(same.killers, lambda: plant(same))["code"] == 0

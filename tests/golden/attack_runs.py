@@ -281,17 +281,10 @@ def run_shadows(name, folder):
     yield "left out", numbers(result)
 
 
+NEAREST = {"canary_kind": "mislabelled", "canary_score": "nearest"}
 AUDITS = {
     "runs": ("merf", {"runs_per_side": 4}),
-    "gaussian": (
-        "merf",
-        {
-            "runs_per_side": 4,
-            "assume_gaussian": True,
-            "canary_kind": "mislabelled",
-            "canary_score": "nearest",
-        },
-    ),
+    "gaussian": ("merf", NEAREST | {"runs_per_side": 4, "assume_gaussian": True}),
     "canaries": ("merf", {"num_canaries": 6, "canary_kind": "orthogonal"}),
     "open": ("real-subset", {"runs_per_side": 4, "canary_kind": "clean"}),
 }

@@ -1,6 +1,7 @@
 """Gradient inversion: attacks, defences, bounds and whole experiments."""
 
 import dataclasses
+import functools
 
 import torch
 from golden.core import CPU, golden, numbers
@@ -59,9 +60,8 @@ def list_parts(result):
 
 @golden("inversion", INVERSION_ATTACKS)
 def run_inversion(name, folder):
-    result = inversion.invert(
-        make_problem()[0], shorten_attack(name), restarts=1, trace_steps=(1, 3)
-    )
+    more = {"restarts": 1, "trace_steps": (1, 3)}
+    result = inversion.invert(make_problem()[0], shorten_attack(name), **more)
     return {"found": list_parts(result)}
 
 
@@ -69,14 +69,10 @@ def run_inversion(name, folder):
 def run_optimizers(folder):
     problem, _, labels = make_problem(3, 2)
     attack = shorten_attack("wdlg", 5)
-    search = attack.replace_optimizer("lbfgs-search", 5, 0.5)
-    yield (
-        "adam",
-        list_parts(inversion.invert(problem, attack.replace_optimizer("adam", 5), labels=labels)),
-    )
-    yield "search", list_parts(inversion.invert(problem, search, labels=labels))
-    chunks = {"chunk_size": 2, "trace_steps": (2,)}
-    yield "portions", list_parts(inversion.invert(problem, attack, labels=labels, **chunks))
+    invert = functools.partial(inversion.invert, problem, labels=labels)
+    yield "adam", list_parts(invert(attack.replace_optimizer("adam", 5)))
+    yield "search", list_parts(invert(attack.replace_optimizer("lbfgs-search", 5, 0.5)))
+    yield "portions", list_parts(invert(attack, chunk_size=2, trace_steps=(2,)))
 
 
 @golden("inversion/objectives")
@@ -126,9 +122,8 @@ def run_labels(folder):
         start = models.sample_initial_weights(net, 1, rng(2))
         weights = {key: weight[0] for key, weight in start.items()}
         problem = Problem.from_images(net, LOSS, images[None], labels[None], weights)
-        errors = label_recovery.compute_mean_logit_gradient(
-            problem, *label_recovery.find_last_linear(net, 10)
-        )
+        layer = label_recovery.find_last_linear(net, 10)
+        errors = label_recovery.compute_mean_logit_gradient(problem, *layer)
         yield name, [label_recovery.recover_labels(problem), errors]
 
 
@@ -154,14 +149,8 @@ DEFENSES = {
     "pruned": {"prune_fraction": 0.6},
     "rounded": {"bits": 4},
     "signs": {"bits": 1},
-    "several": {
-        "noise_scale": 0.5,
-        "clip_norm": 2.0,
-        "prune_fraction": 0.3,
-        "bits": 6,
-        "batch_size": 3,
-    },
 }
+DEFENSES["several"] = DEFENSES["clipped"] | {"clip_norm": 2.0, "prune_fraction": 0.3, "bits": 6}
 
 
 @golden("inversion/defences")

@@ -18,6 +18,7 @@ from golden.net_runs import make_random_lpips
 from golden.privacy_runs import PLANS
 from PIL import Image
 from support import factories, federation
+from support.factories import NO_GUARANTEE, make_attack_result, make_metric_result, make_release
 from torch import nn
 
 from privot.data.dataset import Records
@@ -190,26 +191,20 @@ def run_report(folder):
     # The number of the format of releases stands in a report; it is no result.
     patch = mock.patch.object(report_context, "RELEASE_FORMAT", 1)
     with coarse_accounting(), no_weights(), patch:
-        ledger = Ledger(folder / "book.jsonl")
+        ledger = Ledger(folder / "ledger.jsonl")
         ledger.set_limit(Budget(20.0))
         ledger.reserve(PLANS["gaussian"], "some")
         releases = {
-            "proved": factories.make_release(),
-            "none": factories.make_release(claim=factories.NO_GUARANTEE),
-            "sampled": factories.make_release(PLANS["poisson"], each=2),
+            "proved": make_release(),
+            "none": make_release(claim=NO_GUARANTEE),
+            "sampled": make_release(PLANS["poisson"], each=2),
         }
         for name, release in releases.items():
-            results = [
-                factories.make_metric_result(),
-                factories.make_metric_result("fid", 30.0, better="lower"),
-            ]
-            results.append(factories.make_metric_result("is", 8.0, publishable=False))
+            fid = make_metric_result("fid", 30.0, better="lower")
+            score = make_metric_result("is", 8.0, publishable=False)
             more = {
-                "results": results,
-                "attacks": [
-                    factories.make_attack_result(),
-                    factories.make_attack_result("other", publishable=False),
-                ],
+                "results": [make_metric_result(), fid, score],
+                "attacks": [make_attack_result(), make_attack_result("other", publishable=False)],
                 "owner_inputs": OwnerInputs(factories.make_noise_dataset(1), ledger),
             }
             out = folder / name
@@ -221,29 +216,25 @@ def run_report(folder):
             yield f"{name} owner's page", read_page(inside / "internal.html")
             facts = [len(report.paths), report.guarantee_refuted, report.num_left_out]
             yield f"{name} written", facts
-        attacks = [factories.make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))]
-        above = write_report(
-            factories.make_release(), folder / "above", name="above", attacks=attacks
-        )
+        attacks = [make_attack_result(tpr=(0.9, 0.95), lower=(0.8, 0.9))]
+        above = write_report(make_release(), folder / "above", name="above", attacks=attacks)
         report = read_numbers(folder / "above" / "report.json")
         yield "above", [above.guarantee_refuted, report]
 
 
 @golden("report/compare")
 def run_comparison(folder):
-    fid = factories.make_metric_result("fid", 20.0, better="lower")
-    kid = factories.make_metric_result("kid", 0.1, num_samples=5)
-    two = Samples.from_release(
-        factories.make_release(claim=factories.NO_GUARANTEE), "two", 7, seed=1
-    )
+    fid = make_metric_result("fid", 20.0, better="lower")
+    kid = make_metric_result("kid", 0.1, num_samples=5)
+    two = Samples.from_release(make_release(claim=NO_GUARANTEE), "two", 7, seed=1)
     three = Samples("three", uniform(9, 1, 8, 8), torch.arange(9) % 3, 3)
     subjects = [
         (
-            Samples.from_release(factories.make_release(), "one", 12),
-            [factories.make_metric_result(), fid],
+            Samples.from_release(make_release(), "one", 12),
+            [make_metric_result(), fid],
         ),
-        (two, [factories.make_metric_result(value=0.95), kid]),
-        (three, [factories.make_metric_result(value=0.5, publishable=False)]),
+        (two, [make_metric_result(value=0.95), kid]),
+        (three, [make_metric_result(value=0.5, publishable=False)]),
     ]
     page = compare(subjects, folder / "out")
     return {"numbers": read_numbers(page.with_name("comparison.json")), "page": read_page(page)}

@@ -54,7 +54,7 @@ def release_tiny_data(name, folder, settings):
     method = make_method(name, {**tiny_settings.choose_tiny_settings(name), **settings})
     spec = tiny_settings.choose_spec(method)
     dataset = tiny_settings.make_method_input(method, *tiny_settings.make_records(), spec)
-    more = {"ledger": folder / "book.jsonl", "runtime": CPU, "seed": 3, "insecure_seed": 5}
+    more = {"ledger": folder / "ledger.jsonl", "runtime": CPU, "seed": 3, "insecure_seed": 5}
     return synthesize(dataset, method, tiny_settings.choose_epsilon(method), **more), method, spec
 
 
@@ -131,7 +131,7 @@ def run_glyph_pretraining(folder):
     settings |= {"critic_channels": 4, "latent_dim": 4, "generator_channels": 4}
     settings |= {"warmup_rounds": 1, "critic_batch_size": 2, "pretrain": "glyphs"}
     with coarse_accounting():
-        more = {"ledger": folder / "book.jsonl", "runtime": CPU, "insecure_seed": 1}
+        more = {"ledger": folder / "ledger.jsonl", "runtime": CPU, "insecure_seed": 1}
         release = synthesize(dataset, make_method("gs-wgan", settings), **more)
     return {"tensors": tensors_of(release), "samples": release.sample(10)[0]}
 

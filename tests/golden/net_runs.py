@@ -73,10 +73,8 @@ def evaluate_net(net, *inputs, seed=0):
 def run_classifiers(folder):
     grey = uniform(3, *GREY)
     colour = uniform(2, 3, 20, 20)
-    yield (
-        "lenet",
-        [evaluate_net(LeNet(GREY, 4), grey), evaluate_net(LeNet((3, 20, 20), 4), colour)],
-    )
+    lenets = (LeNet(GREY, 4), LeNet((3, 20, 20), 4))
+    yield "lenet", [evaluate_net(lenets[0], grey), evaluate_net(lenets[1], colour)]
     convnets = (ConvNet(GREY, 4, 8), ConvNet((3, 20, 20), 4, 8, 2))
     yield "convnet", [evaluate_net(convnets[0], grey), evaluate_net(convnets[1], colour)]
     yield "vgg", evaluate_net(VGG11(GREY, 4), grey)[0]
@@ -95,9 +93,8 @@ def run_critics(folder):
     turned = torch.func.vmap(critic.power_iterate)(weights, directions)
     generate = torch.func.vmap(generator.generate, in_dims=(0, None, None))
     fakes = generate(generator_weights, normal(4, 4, seed=2), labels)
-    learn = torch.func.vmap(
-        torch.func.grad_and_value(critic.loss), in_dims=(0, 0, None, 0, None, None)
-    )
+    learn = torch.func.grad_and_value(critic.loss)
+    learn = torch.func.vmap(learn, in_dims=(0, 0, None, 0, None, None))
     gradient, loss = learn(weights, turned, images, fakes, labels, uniform(4, seed=3))
     empty = torch.zeros_like(gradient)
     state = adam_step(weights, gradient, empty, empty, torch.tensor(1.0), 0.01)
@@ -214,15 +211,12 @@ def run_matching(folder):
     part = MatchingRound(nets, params, center, targets, 1.0)
     images = uniform(6, *GREY, seed=4)
     settings = {"steps": 3, "nets_per_step": 2, "learning_rate": 0.05, "generator": rng(5)}
-    settings["progress"] = lambda step, of: None
     weights = nets.select(torch.tensor([0, 1, 0, 1]))
     centers = (None, center)
     yield "unit", [compute_unit_features(nets, weights, images, params, c) for c in centers]
-    parts = (1.0, 0.5)
-    yield (
-        "matched",
-        [match_features(images, [part], frequency_fraction=p, **settings) for p in parts],
-    )
+    settings["progress"] = lambda step, of: None
+    match = functools.partial(match_features, images, [part], **settings)
+    yield "matched", [match(frequency_fraction=fraction) for fraction in (1.0, 0.5)]
     yield "canvas", LearnableImages(images, 0.5).to_images()
     yield "waves", [dct_basis(8, 3), centered_dct_basis(9, 4, 2)]
 

@@ -113,7 +113,7 @@ def run_ledger(folder):
     with coarse_accounting():
         for name in ("merf", "gs-wgan", "federated-average-gan"):
             release_tiny_data(name, folder, {})
-        entries = Ledger(folder / "book.jsonl").entries()
+        entries = Ledger(folder / "ledger.jsonl").entries()
         ledger = Ledger(folder / "other.jsonl")
         tickets = [ledger.reserve(PLANS[name], name) for name in ("gaussian", "poisson")]
         tickets += [ledger.reserve_part(PLANS["client"], "parts", part, 3) for part in (0, 1)]
