@@ -184,7 +184,7 @@ def make_channel(label):
     return channels.get_channel_class(label).calibrate(1.5, num_categories=10)
 
 
-@golden("channel", [*channels.CHANNELS, *VARIANTS])
+@golden("channel", [*channels.CHANNELS, *VARIANTS, "table"])
 def run_channel(label, folder):
     channel = make_channel(label)
     images, labels = digits(9)
