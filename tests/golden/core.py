@@ -20,6 +20,7 @@ import scipy.linalg
 import scipy.special
 import sklearn.linear_model  # noqa: F401 (its libraries must be loaded when threads are limited)
 import torch
+import torch.distributed._composable  # draws random bytes when it is first imported
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
