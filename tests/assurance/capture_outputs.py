@@ -1,4 +1,4 @@
-"""All that a call lets out: bytes of files (also of such that are gone again), what is printed, logged or warned of, and what is sent."""
+"""All that a call lets out: bytes of files (also of deleted ones), output, logs, warnings, network."""
 
 import contextlib
 import os
@@ -7,12 +7,13 @@ from pathlib import Path
 
 from privot.testing.outside_view import capture_output
 
+NETWORK = ("socket.connect", "socket.sendto", "socket.sendmsg")
 _tap = None
 
 
 class Tap:
-    """``pieces`` [(where, bytes)], "(shut)" of folders that only their owner can read; ``elsewhere``: paths outside of
-    the folder that were opened for writing; ``sent``: events of the net.
+    """``pieces`` [(where, bytes)], "(shut)" of folders that only their owner can read; ``elsewhere``:
+    paths outside of the folder that were opened for writing; ``sent``: events of the network.
     """
 
     def __init__(self, root):
@@ -25,29 +26,15 @@ class Tap:
     def keep(self, path):
         """The content of a file, or of all files of a folder, as it is now."""
         path = Path(os.path.abspath(os.fsdecode(path)))
-        for each in (
-            [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-        ):
-            if each.is_relative_to(self.root):
-                where = each.relative_to(self.root)
-                shut = any(
-                    not folder.stat().st_mode & 0o077
-                    for folder in each.parents
-                    if self.root in folder.parents
-                )
-                self.pieces.append(
-                    (
-                        f"{where}{' (shut)' if shut else ''}",
-                        each.name.encode() + b"\n" + each.read_bytes(),
-                    )
-                )
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file() and file.is_relative_to(self.root):
+                folders = [folder for folder in file.parents if self.root in folder.parents]
+                is_shut = any(not folder.stat().st_mode & 0o077 for folder in folders)
+                where = f"{file.relative_to(self.root)}{' (shut)' if is_shut else ''}"
+                self.pieces.append((where, file.name.encode() + b"\n" + file.read_bytes()))
 
-    def heard(self, event, args):
-        if event.startswith("socket.") and event in (
-            "socket.connect",
-            "socket.sendto",
-            "socket.sendmsg",
-        ):
+    def record_event(self, event, args):
+        if event in NETWORK:
             self.sent.append(event)
         elif event in ("os.remove", "shutil.rmtree", "os.truncate"):
             if not isinstance(args[0], int):
@@ -56,21 +43,18 @@ class Tap:
             self.keep(args[0])
             self.keep(args[1])
         elif event == "open" and isinstance(args[0], (str, bytes, os.PathLike)):
-            path, mode, flags = args
-            writes = (
-                any(letter in mode for letter in "wax+")
-                if isinstance(mode, str)
-                else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            )
-            where = Path(os.path.abspath(os.fsdecode(path)))
-            if writes and where.is_relative_to(self.root):
-                self.keep(where)  # before it is overwritten
-            elif (
-                writes
-                and not str(where).startswith(("/dev/", "/proc/"))
-                and "__pycache__" not in str(where)
-            ):
-                self.elsewhere.append(str(where))
+            self.record_open(*args)
+
+    def record_open(self, path, mode, flags):
+        if isinstance(mode, str):
+            writes = any(letter in mode for letter in "wax+")
+        else:
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        where = os.path.abspath(os.fsdecode(path))
+        if writes and Path(where).is_relative_to(self.root):
+            self.keep(where)  # before it is overwritten
+        elif writes and not where.startswith(("/dev/", "/proc/")) and "__pycache__" not in where:
+            self.elsewhere.append(where)
 
 
 def _hook(event, args):
@@ -80,7 +64,7 @@ def _hook(event, args):
     tap.busy = True
     try:
         with contextlib.suppress(OSError, ValueError):
-            tap.heard(event, args)
+            tap.record_event(event, args)
     finally:
         tap.busy = False
 
@@ -89,18 +73,18 @@ sys.addaudithook(_hook)
 
 
 @contextlib.contextmanager
-def tapped(root):
+def tap_outputs(root):
     """A `Tap` on all that goes on meanwhile, and on the folder ``root`` as it is in the end."""
     global _tap
-    seen = []
+    outputs = []
     tap = Tap(root)
-    with capture_output(seen):
+    with capture_output(outputs):
         _tap = tap
         try:
             yield tap
         finally:
             _tap = None
-    for kind, *said in seen:
-        for each in said:
-            tap.pieces.append((kind, each if isinstance(each, bytes) else each.encode()))
+    for kind, *parts in outputs:
+        for part in parts:
+            tap.pieces.append((kind, part if isinstance(part, bytes) else part.encode()))
     tap.keep(tap.root)

@@ -1,4 +1,4 @@
-"""Marks on the secret side, and the search for them in any bytes: as numbers of any kind, as text, in pictures, archives and codes."""
+"""Marks on the secret side, searched for in bytes: as numbers, text, in images and archives."""
 
 import base64
 import binascii
@@ -11,14 +11,14 @@ import zipfile
 import numpy as np
 from PIL import Image
 
-KINDS = ("<f4", ">f4", "<f8", ">f8", "<f2", "<i4", "<i8", "<i2", "u1")
-RUN = 4  # so many numbers in a row are no accident: of bytes, twice as many
+DTYPES = ("<f4", ">f4", "<f8", ">f8", "<f2", "<i4", "<i8", "<i2", "u1")
+RUN = 4  # so many numbers in a row are no accident; of bytes, twice as many
 NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 CODED = re.compile(rb"[A-Za-z0-9+/_-]{32,}={0,2}")
 
 
 class Marks:
-    """``levels`` {name: whole numbers 0 to 255}, ``values`` {name: floats as they are}, ``words`` {name: text}."""
+    """``levels`` {name: integers 0 to 255}, ``values`` {name: floats}, ``words`` {name: text}."""
 
     def __init__(self, levels=(), values=(), words=()):
         self.words = {
@@ -29,116 +29,98 @@ class Marks:
         self.runs = {}
         for name, own in dict(levels).items():
             own = np.asarray(own, np.float64).ravel()
-            for first in range(len(own) - RUN + 1):
-                self.runs[tuple(int(each) for each in own[first : first + RUN])] = name
-            for kind, shown in itertools.product(KINDS, _scaled(own)):
-                if np.dtype(kind).kind == "f" or shown is own:
-                    self._note(name, shown.astype(kind))
+            for start in range(len(own) - RUN + 1):
+                self.runs[tuple(map(int, own[start : start + RUN]))] = name
+            for dtype, scaled in itertools.product(DTYPES, list_scales(own)):
+                if np.dtype(dtype).kind == "f" or scaled is own:
+                    self._add_needles(name, scaled.astype(dtype))
         for name, own in dict(values).items():
-            for kind in ("<f4", "<f8"):
-                self._note(name, np.asarray(own, np.float64).ravel().astype(kind), telling=True)
-        heads = np.array([list(each[:6]) for each in self.needles], np.uint32).reshape(-1, 6)
+            for dtype in ("<f4", "<f8"):
+                numbers = np.asarray(own, np.float64).ravel().astype(dtype)
+                self._add_needles(name, numbers, only_distinct=True)
+        heads = np.array([list(head[:6]) for head in self.needles], np.uint32).reshape(-1, 6)
         self._tables = []
-        for place in (0, 2, 4):
+        for offset in (0, 2, 4):
             table = np.zeros(1 << 16, bool)
-            table[heads[:, place] | heads[:, place + 1] << 8] = True
+            table[heads[:, offset] | heads[:, offset + 1] << 8] = True
             self._tables.append(table)
 
-    def _note(self, name, numbers, telling=False):
-        """Every run of these numbers, as bytes; a dull one (few values, or whole numbers) tells nothing and is left out if asked."""
-        many = RUN * (2 if numbers.itemsize == 1 else 1)
-        for first in range(len(numbers) - many + 1):
-            part = numbers[first : first + many]
-            if telling and (len(np.unique(part)) < many or (part == np.round(part, 3)).any()):
-                continue
-            raw = part.tobytes()
-            self.needles.setdefault(raw[:8], []).append((raw, name))
+    def _add_needles(self, name, numbers, only_distinct=False):
+        """Every run of these numbers, as bytes; on request none of equal or of round numbers."""
+        count = RUN * (2 if numbers.itemsize == 1 else 1)
+        for start in range(len(numbers) - count + 1):
+            part = numbers[start : start + count]
+            is_dull = len(np.unique(part)) < count or (part == np.round(part, 3)).any()
+            if not (only_distinct and is_dull):
+                raw = part.tobytes()
+                self.needles.setdefault(raw[:8], []).append((raw, name))
 
-    def found(self, data):
-        """The names of all marks in some bytes, however they are folded."""
-        return set().union(*(self._here(each) for each in unfolded(bytes(data))))
+    def search(self, data):
+        """The names of all marks in some bytes, however they are encoded."""
+        return set().union(*(self._search_plain(part) for part in decode(bytes(data))))
 
-    def _here(self, data):
-        seen = {name for name, ways in self.words.items() if any(each in data for each in ways)}
+    def _search_plain(self, data):
+        names = {name for name, ways in self.words.items() if any(way in data for way in ways)}
         if self.needles and len(data) >= 8:
             raw = np.frombuffer(data, np.uint8)
             pairs = raw[:-1].astype(np.uint16) | raw[1:].astype(np.uint16) << 8
-            places = np.flatnonzero(
-                self._tables[0][pairs[:-4]]
-                & self._tables[1][pairs[2:-2]]
-                & self._tables[2][pairs[4:]]
-            )
-            for place in places.tolist():
-                for whole, name in self.needles.get(data[place : place + 8], ()):
-                    if data.startswith(whole, place):
-                        seen.add(name)
-        return seen | self._told(data)
+            first, second, third = self._tables
+            hits = first[pairs[:-4]] & second[pairs[2:-2]] & third[pairs[4:]]
+            for start in np.flatnonzero(hits).tolist():
+                for needle, name in self.needles.get(data[start : start + 8], ()):
+                    if data.startswith(needle, start):
+                        names.add(name)
+        return names | self._search_decimals(data)
 
-    def _told(self, data):
-        """Marks that are written out in decimals: a level, or a level over 255, in a row with its neighbours."""
-        if not self.runs or sum(each in b"0123456789" for each in data[:4096]) == 0:
+    def _search_decimals(self, data):
+        """Marks written in decimals: levels, or levels over 255, in a row with their neighbours."""
+        if not self.runs or not any(byte in b"0123456789" for byte in data[:4096]):
             return set()
-        numbers = np.array([_number(each) for each in NUMBER.findall(data)])
-        seen = set()
-        for said in (numbers, numbers * 255, (numbers + 1) * 127.5):
-            near = (
-                np.where(np.abs(said - said.round()) < 0.2, said.round(), -1).astype(np.int64)
-                if len(said)
-                else []
-            )
-            seen |= {
-                self.runs[run]
-                for run in zip(*(near[place:] for place in range(RUN)), strict=False)
-                if run in self.runs
-            }
-        return seen
+        numbers = np.array([parse_number(text) for text in NUMBER.findall(data)])
+        names = set()
+        for levels in (numbers, numbers * 255, (numbers + 1) * 127.5):
+            whole = levels.round()
+            near = np.where(np.abs(levels - whole) < 0.2, whole, -1).astype(np.int64)
+            runs = zip(*(near[start:] for start in range(RUN)), strict=False)
+            names |= {self.runs[run] for run in runs if run in self.runs}
+        return names
 
 
-def _scaled(levels):
-    """Levels as they are, in [0, 1] and in [-1, 1], the latter in both precisions."""
+def list_scales(levels):
+    """Levels as they are, in [0, 1] and in [-1, 1], the latter two in both precisions."""
     yield levels
-    for kind in (np.float32, np.float64):
-        grey = levels.astype(kind) / kind(255)
+    for dtype in (np.float32, np.float64):
+        grey = levels.astype(dtype) / dtype(255)
         yield from (grey, 2 * grey - 1)
 
 
-def _number(text):
+def parse_number(text):
     value = float(text)
     return value if abs(value) < 1e6 else -1.0
 
 
-def unfolded(data, depth=3):
-    """The bytes, and what lies in them: pictures as levels, members of archives, base64 and hex decoded."""
+def decode(data, depth=3):
+    """The bytes, and what they hold: levels of images, members of archives, base64 and hex."""
     yield data
     if not depth:
         return
-    for start in _places(data, b"\x89PNG\r\n"):
+    for match in re.finditer(b"\x89PNG\r\n", data):
         with contextlib.suppress(Exception):
-            image = Image.open(io.BytesIO(data[start:]))
+            image = Image.open(io.BytesIO(data[match.start() :]))
             yield repr(image.info).encode()
             yield image.convert("L").tobytes()
-    for start in _places(data, b"PK\x03\x04")[:1]:
+    if (start := data.find(b"PK\x03\x04")) >= 0:
         with contextlib.suppress(zipfile.BadZipFile):
             archive = zipfile.ZipFile(io.BytesIO(data[start:]))
             for name in archive.namelist():
                 yield name.encode()
-                yield from unfolded(archive.read(name), depth - 1)
-    for coded in {each.group() for each in CODED.finditer(data)}:
-        for decode in (binascii.unhexlify, _base64):
+                yield from decode(archive.read(name), depth - 1)
+    for text in {match.group() for match in CODED.finditer(data)}:
+        for function in (binascii.unhexlify, decode_base64):
             with contextlib.suppress(binascii.Error, ValueError):
-                yield from unfolded(decode(coded), depth - 1)
+                yield from decode(function(text), depth - 1)
 
 
-def _base64(text):
-    return base64.b64decode(
-        text + b"=" * (-len(text) % 4), altchars=b"-_" if {45, 95} & set(text) else None
-    )
-
-
-def _places(data, head):
-    found = []
-    at = data.find(head)
-    while at >= 0:
-        found.append(at)
-        at = data.find(head, at + 1)
-    return found
+def decode_base64(text):
+    is_for_urls = {45, 95} & set(text)
+    return base64.b64decode(text + b"=" * (-len(text) % 4), b"-_" if is_for_urls else None)

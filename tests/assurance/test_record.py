@@ -1,4 +1,4 @@
-"""The record itself: a figure is kept if and only if its test passed."""
+"""A figure is recorded if and only if its test passed."""
 
 import importlib.util
 import json
@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from assurance.mutate import trial
+from assurance.mutate import run_in_child
 
 PLUGIN = "conftest_of_all"  # by a name of its own: several folders of tests have a conftest
 
-SOME = """
+SOURCE = """
 def test_good(trust):
     trust('X1', 'good', 3, of=3)
 
@@ -23,39 +23,34 @@ def test_bad(trust):
 """
 
 
-def loaded():
+def load_plugin():
     """In the child: the suite's own conftest, as a plugin."""
     spec = importlib.util.spec_from_file_location(PLUGIN, Path(__file__).parents[1] / "conftest.py")
     sys.modules[PLUGIN] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[PLUGIN])
 
 
-def test_only_what_a_passing_test_counted_is_kept(tmp_path):
-    (tmp_path / "test_some.py").write_text(SOME)
-    kept = tmp_path / "kept.jsonl"
+def test_only_what_a_passing_test_counted_is_recorded(tmp_path):
+    (tmp_path / "test_some.py").write_text(SOURCE)
+    record = tmp_path / "record.jsonl"
 
-    def ready():
-        os.environ["PRIVOT_TRUST"] = str(kept)
-        loaded()
+    def prepare():
+        os.environ["PRIVOT_TRUST"] = str(record)
+        load_plugin()
 
-    seen = trial(["-p", PLUGIN, "-m", "trust", str(tmp_path)], ready)
-    lines = [json.loads(line) for line in kept.read_text().splitlines()]
-    said = [
-        (line["goal"], line["what"], line["figure"], line["of"]) for line in lines if "goal" in line
-    ]
-    ends = {line["test"].split("::")[-1]: line["outcome"] for line in lines if "outcome" in line}
-    assert (seen["code"], seen["passed"]) == (1, 1), (
-        f"a test that passes and one that fails: {seen}"
-    )
-    assert said == [("X1", "good", 3, 3)], (
-        "a figure of a failed test was kept, or one of a passed test was lost"
-    )
-    assert ends == {"test_good": "passed", "test_bad": "failed"}, (
-        "`-m trust` takes tests that record, and how each ended is kept"
-    )
+    result = run_in_child(["-p", PLUGIN, "-m", "trust", str(tmp_path)], prepare)
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    figures = [line for line in lines if "goal" in line]
+    outcomes = {
+        line["test"].split("::")[-1]: line["outcome"] for line in lines if "outcome" in line
+    }
+    assert (result["code"], result["passed"]) == (1, 1), result
+    assert [figure["what"] for figure in figures] == ["good"]
+    assert {"goal": "X1", "figure": 3, "of": 3}.items() <= figures[0].items()
+    assert outcomes == {"test_good": "passed", "test_bad": "failed"}, "`-m trust` takes recorders"
 
 
-def test_without_the_variable_nothing_is_kept(tmp_path):
-    (tmp_path / "test_some.py").write_text(SOME)
-    trial(["-p", PLUGIN, str(tmp_path)], loaded)
+def test_without_the_variable_nothing_is_recorded(tmp_path):
+    (tmp_path / "test_some.py").write_text(SOURCE)
+    assert run_in_child(["-p", PLUGIN, str(tmp_path)], load_plugin)["passed"] == 2
     assert not list(tmp_path.glob("*.jsonl"))
