@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import privot
 from privot.data import Public
 
 
@@ -83,6 +84,13 @@ def write_json(path: Path, value: Any) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value, indent=1))
     part.replace(path)
+
+
+def load_public(source: str, split: str = "train") -> Public:
+    """Load a dataset whose records anyone may read."""
+    dataset = privot.load(source, split, public=True)
+    assert isinstance(dataset, Public)
+    return dataset
 
 
 def select_records(

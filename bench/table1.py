@@ -34,7 +34,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from environment import describe_environment, make_parser, write_json
+from environment import describe_environment, load_public, make_parser, write_json
 
 import privot
 from privot.data import Public, Sensitive
@@ -151,9 +151,8 @@ def load_evaluator(data: str, against_half: bool, seed: int, device: str) -> Eva
     Returns:
         The evaluator.
     """
-    train = privot.load(data, public=True)
-    test = privot.load(data, "test", public=True)
-    assert isinstance(train, Public)
+    train = load_public(data)
+    test = load_public(data, "test")
     reference = split_in_half(train)[1] if against_half else train
     return Evaluator(
         test,
@@ -239,8 +238,7 @@ def measure_row(
     if run == "real":
         feature_metrics = [metric for metric in missing if metric in FEATURE_METRICS]
         if feature_metrics:
-            train = privot.load(data, public=True)
-            assert isinstance(train, Public)
+            train = load_public(data)
             evaluator = load_evaluator(data, True, seed, device)
             save_results(row, evaluator.measure(split_in_half(train)[0], feature_metrics))
         missing = [metric for metric in missing if metric not in feature_metrics]

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from environment import (
     describe_environment,
+    load_public,
     make_parser,
     print_header,
     print_row,
@@ -114,17 +115,17 @@ def pad_images(images: Tensor) -> Tensor:
 @functools.cache
 def load_evaluators(data: str, device: str) -> tuple[Evaluator, Evaluator]:
     """Build the evaluators of FID and of accuracy."""
-    test = privot.load(data, "test", public=True)
-    reference = privot.load(data, public=True) if data == "celeba" else test
-    assert isinstance(reference, Public)
+    test = load_public(data, "test")
+    reference = load_public(data) if data == "celeba" else test
     images, labels = reference.records()
     padded = pad_images(images)
-    spec = privot.Spec(tuple(padded.shape[1:]), reference.spec.num_classes)
+    channels, height, width = padded.shape[1:]
+    spec = privot.Spec((channels, height, width), reference.spec.num_classes)
     padded_reference = Public(
         (padded * 255).round().byte().numpy(),
         labels.numpy(),
         spec,
-        name=f"{reference.name}, {padded.shape[2]} px",
+        name=f"{reference.name}, {height} px",
     )
     fid_evaluator, accuracy_evaluator = (
         Evaluator(dataset, runtime=Runtime(device), progress=print_progress, on_warning=print)
@@ -138,9 +139,7 @@ def synthesize_row(row: str, device: str) -> tuple[Samples, dict[str, Any]]:
     data, run = row.split("/")
     num_samples = FID_SAMPLES if data == "celeba" else ACCURACY_SAMPLES
     if run == "real":
-        train = privot.load(data, public=True)
-        assert isinstance(train, Public)
-        images, labels = train.records()
+        images, labels = load_public(data).records()
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         num_classes = int(labels.max()) + 1
         return Samples(row, images[order], labels[order], num_classes, publishable=True), {}
