@@ -460,7 +460,6 @@ def run_bounds(options: argparse.Namespace) -> None:
         members = store.load_membership()
         accuracy = store.load_fact("accuracy_out")
         guarantee = store.load_release(0).guarantee
-        is_private = isinstance(guarantee, Guarantee)
         delta = 1e-5
         proved = "none"
         if isinstance(guarantee, Guarantee):
