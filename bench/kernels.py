@@ -76,7 +76,7 @@ def measure_seconds_per_call(function: Callable[[], Any], seconds: float) -> flo
         function()
     torch.cuda.synchronize()
     start = time.perf_counter()
-    times = []
+    times: list[float] = []
     while time.perf_counter() - start < seconds or len(times) < 5:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
