@@ -1,4 +1,4 @@
-"""What all benchmarks share: the environment of a figure, settings, Markdown rows and JSON files."""
+"""Shared by all benchmarks: the environment of a figure, settings, Markdown rows, JSON files."""
 
 from __future__ import annotations
 

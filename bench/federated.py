@@ -4,7 +4,7 @@ There are 300 clients (writers) or 3,000 simulated ones, with and without public
 
     python bench/federated.py --epsilon inf 599 59.9 10 --clients 300 3000 --pretrain off glyphs
     python bench/federated.py --prior --real     the pretraining alone (no client), and real images
-    python bench/federated.py --epsilon 59.9 --set generator_learning_rate=1e-4 rounds=400 --tag slow
+    python bench/federated.py --epsilon 59.9 --set generator_learning_rate=1e-4 --tag slow
     python bench/federated.py --noise            gradients and noise by user-level epsilon, no data
     python bench/federated.py --table            print the table and draw the chart of stored rows
 

@@ -1,4 +1,4 @@
-"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), the noise curve, speed, and the bound.
+"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), noise, speed, and the bound.
 
 Prints Markdown rows; "bound" is the Cramér-Rao bound, compared with attacks.
 
@@ -256,7 +256,10 @@ def table2(options: argparse.Namespace) -> None:
                     *runs[attack].format_cells(),
                     theirs,
                 )
-            gains = f"DLG/WDLG {compare_pairs(runs['dlg'], runs['wdlg'])}, iDLG/WDLG {compare_pairs(runs['idlg'], runs['wdlg'])}"
+            dlg_ratio, idlg_ratio = (
+                compare_pairs(runs[attack], runs["wdlg"]) for attack in ("dlg", "idlg")
+            )
+            gains = f"DLG/WDLG {dlg_ratio}, iDLG/WDLG {idlg_ratio}"
             print_row(data, name, "paired", gains, *("" for _ in range(len(COLUMNS))))
 
 
@@ -410,7 +413,7 @@ def table5(options: argparse.Namespace) -> None:
 def curve(options: argparse.Namespace) -> None:
     """Section 4.5: reconstruction against noise, with the epsilon of a training run of that noise.
 
-    The victims are the same at every noise, in one batch. The Cramér-Rao bound is of the first ones.
+    The victims are the same at every noise, in one batch. The Cramér-Rao bound is of the first.
     """
     training = DpSgdRun(60_000, 256, 1000)
     sampling = (

@@ -220,7 +220,7 @@ def compute_output_probabilities(channel: CategoryChannel, outputs: Tensor) -> T
 
 
 def fit_exact_outputs(channel: CategoryChannel, shares: Tensor) -> Tensor:
-    """Fit shares to the exact distribution of the outputs, so only the optimizer's error is left."""
+    """Fit shares to the exact distribution of the outputs: only the optimizer's error is left."""
     size = channel.num_categories
     if isinstance(channel, UnaryEncoding):
         outputs = torch.cartesian_prod(*[torch.arange(2.0)] * size)

@@ -136,7 +136,7 @@ def print_lower_bound(
 
 
 def time_isotonic_regression(num_rows: int, row_length: int, rounds: int) -> None:
-    """Time the isotonic regression of a release: 10 classes, 16 bases of 144 directions, 50 blocks."""
+    """Time the isotonic regression of a release: 10 classes, 16 bases of 144 directions."""
     noise = np.random.default_rng(0).normal(size=(num_rows, row_length))
     values = torch.from_numpy(noise + 0.1 * np.arange(row_length))
     name = "isotonic regression"
