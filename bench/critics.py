@@ -1,45 +1,45 @@
-"""Steps of WGAN-GP critics in a second: many side by side, and one after another as usual code has them, in the same run.
+"""Training steps of WGAN-GP critics in a second: batched, and one after another, in the same run.
 
-    python bench/critics.py --critics 1000 --width 32 64 [--chunk-size 4000]
+    python bench/critics.py --critics 1000 --channels 32 64 [--chunk-size 4000]
 
-A step is of one critic on 32 real and 32 generated images of 28 x 28, with gradient penalty, spectral norm and Adam.
+A step trains one critic on 32 real and 32 generated images of 28 x 28, with gradient penalty,
+spectral norm and Adam.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
 
 import torch
-from environment import commit, hardware
+from environment import format_environment, make_parser, print_header, print_row
 from torch import Tensor, nn
 from torch.func import vmap
 
 from privot.components.critic_training import train_critic
 from privot.nets.functional_critic import Critic
 
-BATCH = 32
+BATCH_SIZE = 32
+RECORDS_PER_CRITIC = 60
 SHAPE = (1, 28, 28)
-CLASSES = 10
+NUM_CLASSES = 10
 
 
-class Plain(nn.Module):
-    """The same critic as one writes it for one."""
+class PlainCritic(nn.Module):
+    """The same critic as an ordinary module."""
 
     def __init__(self, critic: Critic):
         super().__init__()
-        shapes = [
-            shape for name, shape in critic.parameter_shapes.items() if name.startswith("conv")
-        ]
+        shapes = critic.parameter_shapes
         self.convs = nn.ModuleList(
             nn.utils.parametrizations.spectral_norm(
                 nn.Conv2d(shape[1], shape[0], 5, stride=2, padding=2)
             )
-            for shape in shapes
+            for name, shape in shapes.items()
+            if name.startswith("conv")
         )
-        self.dense = nn.Linear(critic.parameter_shapes["dense"][1], 1)
-        self.label = nn.Embedding(CLASSES, critic.parameter_shapes["dense"][1])
+        self.dense = nn.Linear(shapes["dense"][1], 1)
+        self.label = nn.Embedding(NUM_CLASSES, shapes["dense"][1])
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         x = 2 * images - 1
@@ -49,103 +49,121 @@ class Plain(nn.Module):
         return self.dense(x)[:, 0] + (x * self.label(labels)).sum(1)
 
 
-def one_by_one(critic: Critic, device: torch.device, seconds: float = 5.0) -> float:
-    net = Plain(critic).to(device)
+def measure_sequential(critic: Critic, device: torch.device, seconds: float) -> float:
+    """Measure steps in a second of one ordinary critic."""
+    net = PlainCritic(critic).to(device)
     adam = torch.optim.Adam(net.parameters(), lr=1e-4, betas=(0.5, 0.9))
-    real, fake = torch.rand(2, BATCH, *SHAPE, device=device)
-    labels = torch.arange(BATCH, device=device) % CLASSES
+    real, fake = torch.rand(2, BATCH_SIZE, *SHAPE, device=device)
+    labels = torch.arange(BATCH_SIZE, device=device) % NUM_CLASSES
 
     def step() -> None:
-        mid = torch.lerp(fake, real, torch.rand(BATCH, 1, 1, 1, device=device)).requires_grad_()
-        (gradient,) = torch.autograd.grad(net(mid, labels).sum(), mid, create_graph=True)
-        known = net(real, labels)
-        drawn = net(fake, labels)
-        loss = (
-            drawn.mean()
-            - known.mean()
-            + 10 * (gradient.flatten(1).norm(dim=1) - 1).square().mean()
-            + 0.001 * known.square().mean()
-        )
+        weights = torch.rand(BATCH_SIZE, 1, 1, 1, device=device)
+        mixed = torch.lerp(fake, real, weights).requires_grad_()
+        (gradient,) = torch.autograd.grad(net(mixed, labels).sum(), mixed, create_graph=True)
+        real_scores = net(real, labels)
+        penalty = (gradient.flatten(1).norm(dim=1) - 1).square().mean()
+        drift = real_scores.square().mean()
+        loss = net(fake, labels).mean() - real_scores.mean() + 10 * penalty + 0.001 * drift
         adam.zero_grad()
         loss.backward()
         adam.step()
 
-    return rate(step, device, seconds)
+    return count_calls_per_second(step, device, seconds)
 
 
-def side_by_side(
-    critic: Critic, count: int, chunk_size: int, device: torch.device, seconds: float = 10.0
+def measure_batched(
+    critic: Critic, num_critics: int, chunk_size: int, device: torch.device, seconds: float
 ) -> float:
-    """Through the query that the gate runs, in chunks as the gate takes them."""
-    generator = torch.Generator().manual_seed(0)
-    weights, left_vectors = (values.to(device) for values in critic.init_weights(count, generator))
+    """Measure steps in a second of many critics, in chunks of records as the gate has them."""
+    rng = torch.Generator().manual_seed(0)
+    weights, left_vectors = (values.to(device) for values in critic.init_weights(num_critics, rng))
     state = {
         "weights": weights,
         "left_vectors": left_vectors,
         "adam_mean": torch.zeros_like(weights),
         "adam_square": torch.zeros_like(weights),
     }
-    images = torch.rand(count, 60, *SHAPE, device=device)
-    labels = torch.randint(CLASSES, (count, 60), device=device)
-    fakes = torch.rand(CLASSES, BATCH, *SHAPE, device=device)
-    number = torch.zeros((), device=device)
-    each = vmap(train_critic, in_dims=(0, 0, 0, *(None for _ in range(7))))
+    images = torch.rand(num_critics, RECORDS_PER_CRITIC, *SHAPE, device=device)
+    labels = torch.randint(NUM_CLASSES, (num_critics, RECORDS_PER_CRITIC), device=device)
+    fakes = torch.rand(NUM_CLASSES, BATCH_SIZE, *SHAPE, device=device)
+    start_step = torch.zeros((), device=device)
+    train_critics = vmap(train_critic, in_dims=(0, 0, 0, *(None for _ in range(7))))
+    critics_per_chunk = max(1, chunk_size // RECORDS_PER_CRITIC)
 
     def step() -> None:
-        places, mix = torch.rand(2, 1, BATCH, device=device)
-        which = torch.randint(BATCH, (1, BATCH), device=device)
-        for part in torch.arange(count, device=device).split(max(1, chunk_size // 60)):
-            known = {name: value[part] for name, value in state.items()}
-            fresh = each(
-                images[part], labels[part], known, critic, fakes, places, which, mix, number, 1e-4
+        record_fractions, mix_weights = torch.rand(2, 1, BATCH_SIZE, device=device)
+        fake_indices = torch.randint(BATCH_SIZE, (1, BATCH_SIZE), device=device)
+        for chunk in torch.arange(num_critics, device=device).split(critics_per_chunk):
+            trained = train_critics(
+                images[chunk],
+                labels[chunk],
+                {name: values[chunk] for name, values in state.items()},
+                critic,
+                fakes,
+                record_fractions,
+                fake_indices,
+                mix_weights,
+                start_step,
+                1e-4,
             )
-            for name, value in state.items():
-                value[part] = fresh[name]
+            for name, values in state.items():
+                values[chunk] = trained[name]
 
-    return count * rate(step, device, seconds)
+    return num_critics * count_calls_per_second(step, device, seconds)
 
 
-def rate(step: object, device: torch.device, seconds: float) -> float:
-    """Calls a second, after some to warm up."""
-    done = (lambda: torch.cuda.synchronize()) if device.type == "cuda" else (lambda: None)
+def count_calls_per_second(
+    function: Callable[[], None], device: torch.device, seconds: float
+) -> float:
+    """Count calls in a second, after two calls to warm up."""
+
+    def call() -> None:
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
     for _ in range(2):
-        step()  # type: ignore[operator]
-    done()
-    begin = time.perf_counter()
+        call()
+    start = time.perf_counter()
     count = 0
-    while time.perf_counter() - begin < seconds:
-        step()  # type: ignore[operator]
-        done()
+    while time.perf_counter() - start < seconds:
+        call()
         count += 1
-    return count / (time.perf_counter() - begin)
+    return count / (time.perf_counter() - start)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser(__doc__)
+    parser.add_argument("--critics", type=int, default=1000, help="number of critics")
+    parser.add_argument("--channels", type=int, nargs="+", default=[32, 64])
+    parser.add_argument(
+        "--chunk-size", type=int, nargs="+", default=[4000], help="records in a chunk"
     )
-    parser.add_argument("--critics", type=int, default=1000)
-    parser.add_argument("--width", type=int, nargs="+", default=[32, 64])
-    parser.add_argument("--chunk-size", type=int, nargs="+", default=[4000])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each timing")
-    asked = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each timing")
+    options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    print(
-        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
+    print(f"\n{format_environment()}\n")
+    print_header(
+        "channels",
+        "critics",
+        "chunk size",
+        "batched, steps a second",
+        "one after another, steps a second",
+        "ratio",
     )
-    print(
-        "| width | critics | records at a time | side by side, steps a second | one by one | times |\n|---|---|---|---|---|---|",
-        flush=True,
-    )
-    for width in asked.width:
-        critic = Critic(SHAPE, CLASSES, width)
-        alone = one_by_one(critic, device, asked.seconds / 2)
-        for chunk_size in asked.chunk_size:
-            many = side_by_side(critic, asked.critics, chunk_size, device, asked.seconds)
-            print(
-                f"| {width} | {asked.critics} | {chunk_size} | {many:.0f} | {alone:.0f} | {many / alone:.1f} |",
-                flush=True,
+    for channels in options.channels:
+        critic = Critic(SHAPE, NUM_CLASSES, channels)
+        sequential = measure_sequential(critic, device, options.seconds / 2)
+        for chunk_size in options.chunk_size:
+            batched = measure_batched(critic, options.critics, chunk_size, device, options.seconds)
+            print_row(
+                channels,
+                options.critics,
+                chunk_size,
+                f"{batched:.0f}",
+                f"{sequential:.0f}",
+                f"{batched / sequential:.1f}",
             )
 
 

@@ -1,73 +1,74 @@
-"""Every method on the embedded digits with default settings, on a CPU: seconds, forecast and accuracy.
+"""Every method on the built-in digits with default settings, on a CPU.
 
-    python bench/digits.py --folder F                    run every method that has no result in F yet
+States wall, processor and predicted seconds, and the accuracy.
+
+    python bench/digits.py --folder F                    run the methods without a result in F
     python bench/digits.py --folder F --only merf --limit 600 --set steps=500
     python bench/digits.py --folder F --table            print the results as Markdown
 
-Each method runs in a process of its own, as `privot synthesize digits --method NAME` with a ledger that
-is thrown away. Wall and processor seconds are those of that process, start and imports included. A run
-that passes --limit is stopped, and its result says so. Accuracy is that of a small CNN (LeNet) and of
-logistic regression, trained on samples of the release and tested on the test split of the digits.
-With --judge N, every N-th training image is held out and judges in place of the test split: use this to
-choose settings.
+Each method runs in a process of its own, as `privot synthesize digits --method NAME` with a ledger
+that is thrown away. Wall and processor seconds are those of that process, with its start and
+imports. A run that takes longer than --limit is stopped, and its result says so. Accuracy is that
+of a small CNN (LeNet) and of logistic regression, trained on samples of the release and tested on
+the test split of the digits. With --holdout N, every N-th training image is held out and is the
+test set instead of the test split: use this to choose settings.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from environment import commit, hardware
+from environment import (
+    format_environment,
+    load_public,
+    make_parser,
+    select_records,
+    write_json,
+)
 
-import privot
 from privot.data import Public
 from privot.measures import measure_downstream
 from privot.methods import list_methods
 from privot.release import Release
 from privot.runtime import Runtime, use_threads
 
-SAMPLES = 1438  # as many as there are records; of a set all images are taken
+NUM_SAMPLES = 1438  # the number of records; of a released set all images are used
 EPSILON = "1"
-OWNERS = "20"
-OPEN = (
+NUM_CLIENTS = "20"
+METHODS_WITHOUT_BUDGET = (
     "conditional-gan",
     "distribution-matching",
     "gradient-matching",
     "kernel-points",
     "real-subset",
 )
-EXTRA = {
+DECLARATIONS = {
     "sliced-flow": ["--public-classes"],
     "sliced-generator": ["--public-classes"],
-    "federated-average-gan": ["--owners", OWNERS],
-    "federated-gs-wgan": ["--owners", OWNERS],
+    "federated-average-gan": ["--clients", NUM_CLIENTS],
+    "federated-gs-wgan": ["--clients", NUM_CLIENTS],
 }
-PRIVATIZE = [
-    "--epsilon",
-    "40",
-    "--labels-epsilon",
-    "5",
-]  # local privacy of images needs a large epsilon
+# Local privacy of images needs a large epsilon.
+PRIVATIZE_OPTIONS = ["--epsilon", "40", "--labels-epsilon", "5"]
 
 
-def command(*arguments: str) -> list[str]:
+def build_command(*arguments: str) -> list[str]:
+    """Build the command line of a privot command."""
     return [sys.executable, "-m", "privot", *arguments]
 
 
-def seconds_of(arguments: list[str], limit: float) -> tuple[float, float, int | None, str]:
-    """Run a command.
+def time_command(arguments: list[str], limit: float) -> tuple[float, float, int | None, str]:
+    """Run a command and measure its seconds.
 
     Args:
         arguments: The command line.
@@ -79,176 +80,181 @@ def seconds_of(arguments: list[str], limit: float) -> tuple[float, float, int | 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=limit)
-        status = done.returncode
-        said = done.stderr[-2000:]
-    except subprocess.TimeoutExpired as stopped:
+        process = subprocess.run(arguments, capture_output=True, text=True, timeout=limit)
+        status = process.returncode
+        output = process.stderr[-2000:]
+    except subprocess.TimeoutExpired as error:
         status = None
-        said = (stopped.stderr or b"").decode(errors="replace")[-2000:]
+        output = (error.stderr or b"").decode(errors="replace")[-2000:]
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, processor, status, said
+    return wall, processor, status, output
 
 
-def split(judge: int, folder: Path) -> tuple[str, Public]:
-    """Choose the training data and the data that judges.
+def choose_data(holdout: int, folder: Path) -> tuple[str, Public]:
+    """Choose the training data and the test data.
 
     Args:
-        judge: 0 for the test split; N to hold out every N-th training image.
+        holdout: 0 for the test split; N to hold out every N-th training image.
         folder: Where the training images are written if some are held out.
 
     Returns:
-        The name or path of the training data, and the images that judge.
+        The name or path of the training data, and the test data.
     """
-    if not judge:
-        test = privot.load("digits", "test", public=True)
-        assert isinstance(test, Public)
-        return "digits", test
-    box = privot.load("digits", public=True)
-    assert isinstance(box, Public)
-    images, labels = (each.cpu().numpy() for each in box.records())
-    held = np.arange(len(labels)) % judge == 0
-    np.savez(path := folder / "digits-part.npz", images=images[~held], labels=labels[~held])
-    spec = dataclasses.replace(box.spec, size=int(held.sum()), class_sizes=None)
-    return str(path), Public(images[held], labels[held], spec, name="held out", repair=True)
+    if not holdout:
+        return "digits", load_public("digits", "test")
+    dataset = load_public("digits")
+    images, labels = (values.cpu().numpy() for values in dataset.records())
+    is_held_out = np.arange(len(labels)) % holdout == 0
+    path = folder / "digits-part.npz"
+    np.savez(path, images=images[~is_held_out], labels=labels[~is_held_out])
+    return str(path), select_records(Public, dataset, is_held_out, "held out")
 
 
-def measure(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+def measure_method(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one method and measure its release.
 
     Args:
         name: The name of the method.
-        asked: The command line of this benchmark.
+        options: The command line of this benchmark.
 
     Returns:
         The result, ready for JSON.
     """
-    settings = [part for each in asked.set for part in ("--set", each)]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        data, test = split(asked.judge, folder)
+    settings = [argument for pair in options.set for argument in ("--set", pair)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        data, test = choose_data(options.holdout, folder)
         common = ["--ledger", str(folder / "ledger.jsonl")]
         if name == "entropic-gan":
-            sent = str(folder / "sent.safetensors")
+            privatized = str(folder / "privatized.safetensors")
             subprocess.run(
-                command("privatize", data, "--out", sent, *PRIVATIZE, *common),
+                build_command("privatize", data, "--out", privatized, *PRIVATIZE_OPTIONS, *common),
                 check=True,
                 capture_output=True,
             )
-            data = sent
+            data = privatized
             common = []
-        budget = [] if name in OPEN or name == "entropic-gan" else ["--epsilon", asked.epsilon]
-        whole = (
-            ["--classes", "10", "--public-size"] if asked.judge and name != "entropic-gan" else []
+        budget = (
+            []
+            if name in METHODS_WITHOUT_BUDGET or name == "entropic-gan"
+            else ["--epsilon", options.epsilon]
         )
+        public_facts = []
+        if options.holdout and name != "entropic-gan":
+            public_facts = ["--classes", "10", "--public-size"]
         chosen = ["--method", name, *budget, *settings, "--device", "cpu"]
         out = folder / "release"
-        owners = EXTRA.get(name, [])
-        wall, processor, status, said = seconds_of(
-            command("synthesize", data, *chosen, "--out", str(out), *common, *owners, *whole),
-            asked.limit,
+        declarations = DECLARATIONS.get(name, [])
+        wall, processor, status, output = time_command(
+            build_command(
+                "synthesize",
+                data,
+                *chosen,
+                "--out",
+                str(out),
+                *common,
+                *declarations,
+                *public_facts,
+            ),
+            options.limit,
         )
         result = {
             "method": name,
-            "set": asked.set,
+            "set": options.set,
             "wall_seconds": round(wall, 1),
             "processor_seconds": round(processor, 1),
             "status": "stopped" if status is None else "done" if status == 0 else "failed",
-            "said": said if status else "",
-            "predicted_seconds": predicted(name, chosen, data, owners, asked),
+            "output": output if status else "",
+            "predicted_seconds": predict_seconds(name, chosen, data, declarations, options),
             "settings": {},
         }
         if status == 0:
             release = Release.load(out)
-            count = (
-                len(release.artifact.tensors["labels"])
-                if "labels" in release.artifact.tensors
-                else SAMPLES
-            )
-            with use_threads(1):  # nets so small are slower on several
-                readings = measure_downstream(
+            tensors = release.artifact.tensors
+            count = len(tensors["labels"]) if "labels" in tensors else NUM_SAMPLES
+            with use_threads(1):  # networks this small are slower on several threads
+                results = measure_downstream(
                     *release.sample(count), test, ("logistic", "cnn"), runtime=Runtime("cpu")
                 )
-            result |= {each.name: round(100 * each.value, 1) for each in readings}
+            result |= {metric.name: round(100 * metric.value, 1) for metric in results}
             result["settings"] = release.metadata["settings"]
         return result
 
 
-def predicted(
-    name: str, chosen: list[str], data: str, owners: list[str], asked: argparse.Namespace
+def predict_seconds(
+    name: str, chosen: list[str], data: str, declarations: list[str], options: argparse.Namespace
 ) -> float | None:
-    """Read the predicted seconds of the same run from `privot plan`; None where it says nothing."""
-    declared: list[str] = []
-    if asked.judge and name != "entropic-gan":
-        with np.load(data) as part:
-            declared = ["--classes", "10", "--shape", "1x8x8", "--size", str(len(part["labels"]))]
-    dealt = owners if "--owners" in owners else []
-    if "--public-classes" in owners:
-        if asked.judge:
+    """Read the predicted seconds of the same run from `privot plan`; None without a prediction."""
+    shape: list[str] = []
+    if options.holdout and name != "entropic-gan":
+        with np.load(data) as arrays:
+            shape = ["--classes", "10", "--shape", "1x8x8", "--size", str(len(arrays["labels"]))]
+    clients = declarations if "--clients" in declarations else []
+    if "--public-classes" in declarations:
+        if options.holdout:
             return None
-        labels = privot.load("digits", public=True).records()[1]  # type: ignore[union-attr]
-        declared = ["--class-sizes", ",".join(map(str, torch.bincount(labels).tolist()))]
-    done = subprocess.run(
-        command("plan", data, *chosen, *dealt, *declared, "--json"), capture_output=True, text=True
+        labels = load_public("digits").records().labels
+        shape = ["--class-sizes", ",".join(map(str, torch.bincount(labels).tolist()))]
+    process = subprocess.run(
+        build_command("plan", data, *chosen, *clients, *shape, "--json"),
+        capture_output=True,
+        text=True,
     )
-    if done.returncode:
+    if process.returncode:
         return None
-    seconds = json.loads(done.stdout)["forecast"].get("predicted_seconds")
+    seconds = json.loads(process.stdout)["forecast"].get("predicted_seconds")
     return None if seconds is None else round(float(seconds), 1)
 
 
-def table(folder: Path) -> str:
+def format_table(folder: Path) -> str:
     """Format the results in a folder as a Markdown table."""
     lines = [
         "| method | wall s | processor s | predicted s | logistic % | CNN % |",
         "|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):
-        each = json.loads(path.read_text())
-        mark = {"stopped": "> ", "failed": "failed after "}.get(each["status"], "")
-        name = " ".join([each["method"], *each["set"]])
-        figures = [
-            each.get(key) for key in ("predicted_seconds", "logistic_accuracy", "cnn_accuracy")
+        result = json.loads(path.read_text())
+        mark = {"stopped": "> ", "failed": "failed after "}.get(result["status"], "")
+        keys = ("processor_seconds", "predicted_seconds", "logistic_accuracy", "cnn_accuracy")
+        figures = (result.get(key) for key in keys)
+        cells = [
+            " ".join([result["method"], *result["set"]]),
+            f"{mark}{result['wall_seconds']:g}",
+            *("-" if figure is None else f"{figure:g}" for figure in figures),
         ]
-        told = " | ".join("-" if figure is None else f"{figure:g}" for figure in figures)
-        lines.append(
-            f"| {name} | {mark}{each['wall_seconds']:g} | {each['processor_seconds']:g} | {told} |"
-        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
-        "--folder", type=Path, required=True, help="of the results, one JSON file a method"
+        "--folder", type=Path, required=True, help="folder of the results, a JSON file for each run"
     )
     parser.add_argument("--only", nargs="+", default=list(list_methods()), help="methods")
     parser.add_argument("--epsilon", default=EPSILON)
-    parser.add_argument("--limit", type=float, default=600.0, help="wall seconds of a run at most")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--limit", type=float, default=600.0, help="largest wall seconds of a run")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings")
     parser.add_argument(
-        "--judge", type=int, default=0, help="hold out every N-th training image and judge by these"
+        "--holdout", type=int, default=0, help="test on every N-th training image, held out"
     )
-    parser.add_argument("--table", action="store_true", help="print the results and end")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.table:
-        print(
-            f"{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
-        )
-        print(table(asked.folder))
+    parser.add_argument(
+        "--table", action="store_true", help="print the stored results, run nothing"
+    )
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.table:
+        print(f"{format_environment()}\n")
+        print(format_table(options.folder))
         return
-    for name in asked.only:
-        path = asked.folder / ("-".join([name, *asked.set]).replace("/", "_") + ".json")
+    for name in options.only:
+        path = options.folder / ("-".join([name, *options.set]).replace("/", "_") + ".json")
         if path.exists():
             continue
-        result = measure(name, asked)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(result, indent=1))
-        os.replace(part, path)
+        result = measure_method(name, options)
+        write_json(path, result)
         print({key: value for key, value in result.items() if key != "settings"}, flush=True)
 
 

@@ -1,12 +1,13 @@
-"""Draw the particles of a sliced flow from start to end, one row per particle.
+"""Draw the particles of a sliced flow from start to end, one row for each particle.
 
 python bench/flow_frames.py digits docs/pictures/sliced-flow-mnist-eps10-strip.png
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+
+from environment import make_parser
 
 from privot.components.flow_snapshots import SNAPSHOTS_KEY
 from privot.release import Release
@@ -14,18 +15,18 @@ from privot.runtime.preview import render_image_grid
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("release", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = make_parser(__doc__)
+    parser.add_argument("release", type=Path, help="folder of the release")
+    parser.add_argument("out", type=Path, help="the .png to write")
     options = parser.parse_args()
-    frames = Release.load(options.release).artifact.resize_state.get(SNAPSHOTS_KEY)
-    if frames is None:
+    snapshots = Release.load(options.release).artifact.resize_state.get(SNAPSHOTS_KEY)
+    if snapshots is None:
         raise SystemExit(
-            f"{options.release} has no frames: it is no sliced flow, or was made with keep_answers=false"
+            f"{options.release} has no snapshots: its method is not sliced-flow, or it was made "
+            "with keep_answers=false."
         )
-    render_image_grid(frames.float().transpose(0, 1).flatten(0, 1), len(frames)).save(options.out)
+    images = snapshots.float().transpose(0, 1).flatten(0, 1)
+    render_image_grid(images, len(snapshots)).save(options.out)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), the noise curve, speed, and the bound.
+"""Gradient inversion: the tables of Wang et al. (2023, "WDLG"), noise, speed, and the bound.
 
 Prints Markdown rows; "bound" is the Cramér-Rao bound, compared with attacks.
 
     python bench/inversion.py table2 --data mnist fashion-mnist svhn cifar100 --images 300
-    python bench/inversion.py table3 --images 20 | table4 --images 20 | table5 --images 100
+    python bench/inversion.py table3 --images 20     (also table4, table5)
     python bench/inversion.py variants --images 20
     python bench/inversion.py curve --data fashion-mnist svhn cifar100 --images 50 [--clip 1]
-    python bench/inversion.py speed --images 300 --alone 3 | bound --images 50
-    python bench/inversion.py optimisers --images 100
+    python bench/inversion.py speed --images 300 --sequential 3
+    python bench/inversion.py bound --images 50
+    python bench/inversion.py optimizers --images 100
 
 Each part runs alone; on one CPU thread use --images 8. Records are of the test split (of SVHN the
-training split), sampled by the seed; each victim has its own net. Success is a pixel MSE below
+training split), sampled by the seed; each victim has its own network. Success is a pixel MSE below
 --threshold after clamping, with its Clopper-Pearson interval (95 %). "To threshold" counts gradient
 evaluations until the true error is first below it, which an attacker cannot observe; "paired" are
 medians of ratios over victims that both attacks solved.
@@ -22,16 +23,14 @@ import argparse
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from environment import commit, hardware
+from environment import format_environment, load_public, make_parser, print_header, print_row
 from torch import Tensor
 
-import privot
 from privot.attacks.inversion import rgap
 from privot.attacks.inversion.attacks import INVERSION_ATTACKS, InversionAttack, invert
 from privot.attacks.inversion.cramer_rao import compute_cramer_rao_bound
@@ -47,270 +46,318 @@ from privot.privacy.guarantee import Guarantee
 from privot.runtime import Runtime
 from privot.runtime.preview import render_image_grid
 
-SEED = {  # of Wang et al., Table 2: success of DLG and WDLG
+TABLE2 = {  # success of DLG and WDLG in Table 2 of Wang et al.
     "mnist": (0.82, 0.86),
     "fashion-mnist": (0.84, 0.88),
     "svhn": (0.79, 0.86),
     "cifar100": (0.76, 0.81),
 }
-TABLE3 = {  # DLG, R-GAP, WDLG
+TABLE3 = {  # MSE of DLG, R-GAP and WDLG in Table 3
     ("lenet", "mnist"): (0.0037, 0.0012, 0.0014),
     ("cnn6", "mnist"): (0.015, 0.0068, 0.0057),
     ("lenet", "cifar10"): (0.013, 0.0048, 0.0045),
     ("cnn6", "cifar10"): (0.0513, 0.0258, 0.028),
 }
-SPLIT = {
-    "svhn": "train"
-}  # no more of it is in the subset at hand; nets have learned nothing, so either does
+# The subset of SVHN has only training images. The networks are untrained, so any split will do.
+SPLIT = {"svhn": "train"}
 NEVER = 10**9
-SHOWN = 6  # victims in a picture
-NOISES = [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 2.0, 4.0, 10.0]  # of the curve
+SHOWN_VICTIMS = 6  # victims in an image grid
+NOISE_LEVELS = [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 2.0, 4.0, 10.0]  # of the curve
 
 
 @dataclass
 class Case:
-    """Victims with what is behind their updates; ``given`` are labels that the attacker has (one logit tells none)."""
+    """Victims with their true images and labels.
+
+    Attributes:
+        problem: What the attacker sees.
+        images: The true images.
+        labels: The true labels.
+        known_labels: Labels that the attacker has; one logit does not reveal them.
+    """
 
     problem: Problem
     images: Tensor
     labels: Tensor
-    given: Tensor | None
+    known_labels: Tensor | None
 
 
-def case(
+def make_case(
     data: str,
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     net: str = "lenet",
-    batch: int = 1,
-    defence: Any = None,
-    count: int | None = None,
+    batch_size: int = 1,
+    defense: Any = None,
 ) -> Case:
-    dataset = privot.load(data, SPLIT.get(data, "test"), public=True)
-    count = count or asked.images
-    assert isinstance(dataset, privot.Public)
-    generator = torch.Generator().manual_seed(asked.seed)
+    """Sample victims and compute their updates.
+
+    Args:
+        data: Name of the dataset.
+        options: The command line.
+        net: Name of the network.
+        batch_size: Records of a victim.
+        defense: Defense of the updates.
+
+    Returns:
+        The victims.
+    """
+    dataset = load_public(data, SPLIT.get(data, "test"))
+    count = options.images
+    generator = torch.Generator().manual_seed(options.seed)
     images, labels = dataset.records()
-    order = torch.randperm(len(labels), generator=generator)[: count * batch]
-    if batch > 1:  # distinct labels in a batch, as the papers have it
-        order = torch.cat([_distinct(labels, batch, generator) for _ in range(count)])
-    device = Runtime(asked.device).torch_device
-    one = net == "cnn6"
+    order = torch.randperm(len(labels), generator=generator)[: count * batch_size]
+    if batch_size > 1:  # distinct labels in a batch, as in the papers
+        order = torch.cat([sample_distinct(labels, batch_size, generator) for _ in range(count)])
+    device = Runtime(options.device).torch_device
+    is_binary = net == "cnn6"
     images, labels = (
-        each[order].unflatten(0, (count, batch)).to(device)
-        for each in (images, labels % 2 if one else labels)
+        values[order].unflatten(0, (count, batch_size)).to(device)
+        for values in (images, labels % 2 if is_binary else labels)
     )
-    make, loss, reach = INVERSION_MODELS[net]
-    made = make(dataset.spec.shape, 1 if one else dataset.spec.num_classes).to(device)
-    weights = {
-        name: each.to(device)
-        for name, each in sample_initial_weights(made, count, generator, reach).items()
-    }
-    problem = Problem.from_images(made, loss, images, labels, weights, defence, generator=generator)
-    return Case(problem, images, labels, labels if one else None)
+    build_model, loss, weight_range = INVERSION_MODELS[net]
+    num_outputs = 1 if is_binary else dataset.spec.num_classes
+    model = build_model(dataset.spec.shape, num_outputs).to(device)
+    initial_weights = sample_initial_weights(model, count, generator, weight_range)
+    weights = {name: values.to(device) for name, values in initial_weights.items()}
+    problem = Problem.from_images(
+        model, loss, images, labels, weights, defense, generator=generator
+    )
+    return Case(problem, images, labels, labels if is_binary else None)
 
 
-def _distinct(labels: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    classes = torch.randperm(int(labels.max()) + 1, generator=generator)[:batch]
-    places = [(labels == label).nonzero()[:, 0] for label in classes]
-    return torch.stack([each[torch.randint(len(each), (), generator=generator)] for each in places])
+def sample_distinct(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+    """Sample the indices of records with distinct labels."""
+    classes = torch.randperm(int(labels.max()) + 1, generator=generator)[:batch_size]
+    candidates = [(labels == label).nonzero()[:, 0] for label in classes]
+    return torch.stack(
+        [indices[torch.randint(len(indices), (), generator=generator)] for indices in candidates]
+    )
 
 
 @dataclass
 class Run:
-    found: Reconstruction
-    judged: ReconstructionScores
-    first: Tensor  # [N], evaluations until the error is under the threshold
+    """An attack on all victims of a case.
+
+    Attributes:
+        reconstruction: The reconstructions.
+        scores: Their scores.
+        first_success: Evaluations until the error is below the threshold: [victims].
+        seconds: Wall time.
+    """
+
+    reconstruction: Reconstruction
+    scores: ReconstructionScores
+    first_success: Tensor
     seconds: float
 
-    def cells(self) -> list[str]:
-        known = self.first[self.first < NEVER].double()
+    def format_cells(self) -> list[str]:
+        """Format the cells of `COLUMNS`."""
+        scores = self.scores
+        solved = self.first_success[self.first_success < NEVER].double()
         return [
-            f"{self.judged.leak_rate:.2f} ({self.judged.leak_rate_low:.2f} to {self.judged.leak_rate_high:.2f})",
-            f"{float(self.judged.label_accuracy.mean()):.2f}",
-            f"{known.median():.0f}" if len(known) else "–",
-            f"{self.found.steps.double().mean():.0f}",
-            f"{self.judged.mse.median():.2g}",
+            f"{scores.leak_rate:.2f} ({scores.leak_rate_low:.2f} to {scores.leak_rate_high:.2f})",
+            f"{float(scores.label_accuracy.mean()):.2f}",
+            f"{solved.median():.0f}" if len(solved) else "–",
+            f"{self.reconstruction.steps.double().mean():.0f}",
+            f"{scores.mse.median():.2g}",
             f"{self.seconds:.1f}",
         ]
 
 
-HEAD = ("success", "labels", "to threshold", "steps", "median MSE", "seconds")
+COLUMNS = ("success", "labels", "to threshold", "steps", "median MSE", "seconds")
 
 
-def run(each: Case, attack: InversionAttack, asked: argparse.Namespace, restarts: int = 0) -> Run:
-    first = torch.full((len(each.images),), NEVER, device=each.images.device)
+def run_attack(
+    case: Case, attack: InversionAttack, options: argparse.Namespace, restarts: int = 0
+) -> Run:
+    """Run an attack on all victims together."""
+    first = torch.full((len(case.images),), NEVER, device=case.images.device)
 
-    def watch(step: int, which: Tensor, images: Tensor) -> None:
-        close = (images.clamp(0, 1) - each.images[which]).square().flatten(1).mean(
-            1
-        ) < asked.threshold
-        first[which] = torch.where(close, first[which].clamp(max=step), first[which])
+    def watch(step: int, victims: Tensor, images: Tensor) -> None:
+        errors = (images.clamp(0, 1) - case.images[victims]).square().flatten(1).mean(1)
+        steps = first[victims]
+        first[victims] = torch.where(errors < options.threshold, steps.clamp(max=step), steps)
 
-    synchronize(each.images.device)
+    synchronize(case.images.device)
     start = time.perf_counter()
-    found = invert(
-        each.problem, attack, labels=each.given, restarts=restarts, seed=asked.seed, callback=watch
+    reconstruction = invert(
+        case.problem,
+        attack,
+        labels=case.known_labels,
+        restarts=restarts,
+        seed=options.seed,
+        callback=watch,
     )
-    synchronize(each.images.device)
-    return Run(
-        found,
-        score_reconstruction(found, each.images, each.labels, asked.threshold),
-        first,
-        time.perf_counter() - start,
-    )
+    synchronize(case.images.device)
+    seconds = time.perf_counter() - start
+    scores = score_reconstruction(reconstruction, case.images, case.labels, options.threshold)
+    return Run(reconstruction, scores, first, seconds)
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def row(*cells: object) -> None:
-    print(f"| {' | '.join(map(str, cells))} |", flush=True)
-
-
-def head(*cells: str) -> None:
+def start_table(*columns: str) -> None:
+    """Print an empty line and the header of a table."""
     print()
-    row(*cells)
-    row(*("---" for _ in cells))
+    print_header(*columns)
 
 
-def paired(one: Run, two: Run) -> str:
-    """How many times the evaluations of ``two`` ``one`` needs, the median over victims that both solved."""
-    both = (one.first < NEVER) & (two.first < NEVER)
-    return (
-        f"{(one.first[both] / two.first[both]).median():.2f} ({int(both.sum())} pairs)"
-        if both.any()
-        else "–"
-    )
+def compare_pairs(run: Run, other: Run) -> str:
+    """Format the median ratio of evaluations over the victims that both attacks solved."""
+    both = (run.first_success < NEVER) & (other.first_success < NEVER)
+    if not both.any():
+        return "–"
+    ratio = (run.first_success[both] / other.first_success[both]).median()
+    return f"{ratio:.2f} ({int(both.sum())} pairs)"
 
 
-def settings(colour: bool) -> dict[str, tuple[str, int, float, int]]:
-    """Optimiser, evaluations, rate, restarts: the paper's; the published code's; the best found here."""
-    many = 4000 if colour else 1000
-    short = {} if colour else {"L-BFGS 0.1": ("lbfgs", many, 0.1, 0)}  # too slow for colour
+def list_optimizers(is_color: bool) -> dict[str, tuple[str, int, float, int]]:
+    """List optimizer, evaluations, learning rate and restarts.
+
+    These are of the paper, of the published code, and the best of our search.
+    """
+    many = 4000 if is_color else 1000
+    short = {} if is_color else {"L-BFGS 0.1": ("lbfgs", many, 0.1, 0)}  # too slow for color
     published = {"Adam 0.1": ("adam", 500, 0.1, 0), "L-BFGS 1": ("lbfgs", many, 1.0, 0)}
     return published | short | {"L-BFGS search": ("lbfgs-search", many, 1.0, 2)}
 
 
-def table2(asked: argparse.Namespace) -> None:
-    head("data", "optimiser", "attack", *HEAD, "paper")
-    for data in asked.data:
-        each = case(data, asked)
-        for name, (optimiser, steps, rate, restarts) in settings(each.images.shape[2] == 3).items():
-            if asked.optimiser and not name.lower().startswith(tuple(asked.optimiser)):
+def table2(options: argparse.Namespace) -> None:
+    """Success of DLG, iDLG and WDLG."""
+    start_table("data", "optimizer", "attack", *COLUMNS, "paper")
+    for data in options.data:
+        case = make_case(data, options)
+        for name, (optimizer, steps, rate, restarts) in list_optimizers(
+            case.images.shape[2] == 3
+        ).items():
+            if options.optimizer and not name.lower().startswith(tuple(options.optimizer)):
                 continue
             runs = {}
             for attack in ("dlg", "idlg", "wdlg"):
-                runs[attack] = run(
-                    each,
+                runs[attack] = run_attack(
+                    case,
                     INVERSION_ATTACKS[attack].replace_optimizer(
-                        optimiser, asked.steps or steps, rate
+                        optimizer, options.steps or steps, rate
                     ),
-                    asked,
+                    options,
                     restarts,
                 )
-                theirs = dict(zip(("dlg", "wdlg"), SEED.get(data, ()), strict=False)).get(
+                theirs = dict(zip(("dlg", "wdlg"), TABLE2.get(data, ()), strict=False)).get(
                     attack, "–"
                 )
-                row(
+                print_row(
                     data,
                     f"{name}, {restarts} restarts" if restarts else name,
                     attack,
-                    *runs[attack].cells(),
+                    *runs[attack].format_cells(),
                     theirs,
                 )
-            gains = f"DLG/WDLG {paired(runs['dlg'], runs['wdlg'])}, iDLG/WDLG {paired(runs['idlg'], runs['wdlg'])}"
-            row(data, name, "paired", gains, *("" for _ in range(len(HEAD))))
+            dlg_ratio, idlg_ratio = (
+                compare_pairs(runs[attack], runs["wdlg"]) for attack in ("dlg", "idlg")
+            )
+            gains = f"DLG/WDLG {dlg_ratio}, iDLG/WDLG {idlg_ratio}"
+            print_row(data, name, "paired", gains, *("" for _ in range(len(COLUMNS))))
 
 
-def optimisers(asked: argparse.Namespace) -> None:
-    """DLG, iDLG and WDLG under each optimiser, and the hybrid."""
-    head("data", "optimiser", "attack", *HEAD)
-    for data in asked.data:
-        each = case(data, asked)
-        for optimiser, steps, rate in (
+def optimizers(options: argparse.Namespace) -> None:
+    """DLG, iDLG and WDLG under each optimizer, and the hybrid."""
+    start_table("data", "optimizer", "attack", *COLUMNS)
+    for data in options.data:
+        case = make_case(data, options)
+        for optimizer, steps, rate in (
             ("lbfgs", 1000, 1.0),
             ("lbfgs", 1000, 0.1),
             ("lbfgs-search", 1000, 1.0),
             ("adam", 500, 0.1),
         ):
             for attack in ("dlg", "idlg", "wdlg"):
-                row(
+                print_row(
                     data,
-                    f"{optimiser} {rate:g}",
+                    f"{optimizer} {rate:g}",
                     attack,
-                    *run(
-                        each,
-                        INVERSION_ATTACKS[attack].replace_optimizer(optimiser, steps, rate),
-                        asked,
-                    ).cells(),
+                    *run_attack(
+                        case,
+                        INVERSION_ATTACKS[attack].replace_optimizer(optimizer, steps, rate),
+                        options,
+                    ).format_cells(),
                 )
-        row(
+        print_row(
             data,
             "Adam, then L-BFGS",
             "hybrid",
-            *run(each, INVERSION_ATTACKS["hybrid"], asked).cells(),
+            *run_attack(case, INVERSION_ATTACKS["hybrid"], options).format_cells(),
         )
 
 
-def variants(asked: argparse.Namespace) -> None:
-    """Which readings of WDLG reconstruct."""
-    head("data", "attack", "what it is", *HEAD)
-    for data in asked.data:
-        each = case(data, asked)
+def variants(options: argparse.Namespace) -> None:
+    """Which interpretations of WDLG reconstruct images."""
+    start_table("data", "attack", "what it is", *COLUMNS)
+    for data in options.data:
+        case = make_case(data, options)
         for name, attack in INVERSION_ATTACKS.items():
             if name.startswith("wdlg") or name == "cosine":
-                shown = attack.replace_optimizer(attack.phases[0].optimizer, asked.steps)
-                row(data, name, attack.title, *run(each, shown, asked).cells())
+                shown = attack.replace_optimizer(attack.phases[0].optimizer, options.steps)
+                print_row(
+                    data, name, attack.title, *run_attack(case, shown, options).format_cells()
+                )
 
 
-def table3(asked: argparse.Namespace) -> None:
-    head("net", "data", "attack", "mean MSE", "median MSE", "worst MSE", "seconds", "paper")
+def table3(options: argparse.Namespace) -> None:
+    """MSE of DLG, R-GAP and WDLG."""
+    start_table("net", "data", "attack", "mean MSE", "median MSE", "worst MSE", "seconds", "paper")
     for (net, data), theirs in TABLE3.items():
-        if data not in asked.data:
+        if data not in options.data:
             continue
-        each = case(data, asked, net)
-        steps = asked.steps or (1000 if each.images.shape[2] == 1 else 4000)
+        case = make_case(data, options, net)
+        steps = options.steps or (1000 if case.images.shape[2] == 1 else 4000)
         is_lenet = net == "lenet"
-        dlg = partial(_searched, each, "dlg" if is_lenet else "idlg", steps, asked)
-        ways: dict[str, Callable[[], tuple[ReconstructionScores, float]]] = {
-            "DLG" if is_lenet else "DLG, label known": dlg,
-            "R-GAP": partial(_closed, each, asked),
-            "WDLG": partial(_searched, each, "wdlg", steps, asked),
+        dlg = partial(search_images, case, "dlg" if is_lenet else "idlg", steps, options)
+        attacks: dict[str, Callable[[], tuple[ReconstructionScores, float]]] = {
+            "DLG" if is_lenet else "DLG with known label": dlg,
+            "R-GAP": partial(solve_by_rgap, case, options),
+            "WDLG": partial(search_images, case, "wdlg", steps, options),
         }
-        for (name, way), figure in zip(ways.items(), theirs, strict=True):
-            judged, took = way()
-            row(
+        for (name, attack), figure in zip(attacks.items(), theirs, strict=True):
+            scores, seconds = attack()
+            print_row(
                 net,
                 data,
                 name,
-                f"{judged.mse.mean():.2g}",
-                f"{judged.mse.median():.2g}",
-                f"{judged.mse.max():.2g}",
-                f"{took:.1f}",
+                f"{scores.mse.mean():.2g}",
+                f"{scores.mse.median():.2g}",
+                f"{scores.mse.max():.2g}",
+                f"{seconds:.1f}",
                 figure,
             )
 
 
-def _searched(
-    each: Case, attack: str, steps: int, asked: argparse.Namespace
+def search_images(
+    case: Case, attack: str, steps: int, options: argparse.Namespace
 ) -> tuple[ReconstructionScores, float]:
-    done = run(each, INVERSION_ATTACKS[attack].replace_optimizer("lbfgs-search", steps), asked)
-    return done.judged, done.seconds
+    """Run an attack by L-BFGS with backtracking."""
+    run = run_attack(
+        case, INVERSION_ATTACKS[attack].replace_optimizer("lbfgs-search", steps), options
+    )
+    return run.scores, run.seconds
 
 
-def _closed(each: Case, asked: argparse.Namespace) -> tuple[ReconstructionScores, float]:
+def solve_by_rgap(case: Case, options: argparse.Namespace) -> tuple[ReconstructionScores, float]:
+    """Reconstruct by R-GAP, which solves linear equations."""
     start = time.perf_counter()
-    found = rgap.reconstruct_by_rgap(each.problem)
-    synchronize(each.images.device)
-    return score_reconstruction(
-        found, each.images, each.labels, asked.threshold
-    ), time.perf_counter() - start
+    reconstruction = rgap.reconstruct_by_rgap(case.problem)
+    synchronize(case.images.device)
+    seconds = time.perf_counter() - start
+    scores = score_reconstruction(reconstruction, case.images, case.labels, options.threshold)
+    return scores, seconds
 
 
-def table4(asked: argparse.Namespace) -> None:
-    head(
+def table4(options: argparse.Namespace) -> None:
+    """The objectives for batches of images."""
+    start_table(
         "data",
         "objective",
         "batch",
@@ -320,55 +367,61 @@ def table4(asked: argparse.Namespace) -> None:
         "median MSE",
         "images under threshold",
     )
-    for data in asked.data:
+    for data in options.data:
         for batch in (1, 4):
-            each = case(data, asked, batch=batch)
+            case = make_case(data, options, batch_size=batch)
             for name, attack in (("D_DLG", "idlg"), ("D_EM", "wdlg")):
-                done = run(
-                    each,
+                run = run_attack(
+                    case,
                     INVERSION_ATTACKS[attack].replace_optimizer(
-                        "lbfgs-search", asked.steps or 4000
+                        "lbfgs-search", options.steps or 4000
                     ),
-                    asked,
+                    options,
                 )
                 cells = (
-                    f"{done.found.residual.median():.2g}",
-                    f"{done.judged.mse.mean():.2g}",
-                    f"{done.judged.mse.median():.2g}",
+                    f"{run.reconstruction.residual.median():.2g}",
+                    f"{run.scores.mse.mean():.2g}",
+                    f"{run.scores.mse.median():.2g}",
                 )
-                share = (done.judged.mse < asked.threshold).double().mean()
-                row(
+                share = (run.scores.mse < options.threshold).double().mean()
+                print_row(
                     data,
                     name,
                     batch,
-                    f"{float(done.judged.label_accuracy.mean()):.2f}",
+                    f"{float(run.scores.label_accuracy.mean()):.2f}",
                     *cells,
                     f"{share:.2f}",
                 )
 
 
-def table5(asked: argparse.Namespace) -> None:
-    head("data", "attack", "loss", *HEAD)
-    for data in asked.data:
-        each = case(data, asked)
+def table5(options: argparse.Namespace) -> None:
+    """The ablation of WDLG."""
+    start_table("data", "attack", "loss", *COLUMNS)
+    for data in options.data:
+        case = make_case(data, options)
         for name, attack in (("DLG", "dlg"), ("+ label", "idlg"), ("+ Wasserstein", "wdlg")):
-            done = run(
-                each,
-                INVERSION_ATTACKS[attack].replace_optimizer("lbfgs", asked.steps or 4000),
-                asked,
+            run = run_attack(
+                case,
+                INVERSION_ATTACKS[attack].replace_optimizer("lbfgs", options.steps or 4000),
+                options,
             )
-            row(data, name, f"{done.found.residual.median():.2g}", *done.cells())
+            print_row(
+                data, name, f"{run.reconstruction.residual.median():.2g}", *run.format_cells()
+            )
 
 
-def curve(asked: argparse.Namespace) -> None:
-    """Section 4.5: noise against what is left, next to the epsilon of a training run with that multiplier.
+def curve(options: argparse.Namespace) -> None:
+    """Section 4.5: reconstruction against noise, with the epsilon of a training run of that noise.
 
-    The same victims at every noise, all of them as one computation; the Cramér-Rao bound is of the first of them.
+    The victims are the same at every noise, in one batch. The Cramér-Rao bound is of the first.
     """
     training = DpSgdRun(60_000, 256, 1000)
-    drawn_as = f"Poisson draws of {training.batch_size} of {training.dataset_size}, delta {training.delta:g}, one record more or less"
-    print(f"\nepsilon: {training.steps} steps of DP-SGD, {drawn_as}")
-    head(
+    sampling = (
+        f"Poisson samples of {training.batch_size} of {training.dataset_size}, delta "
+        f"{training.delta:g}, one record more or less"
+    )
+    print(f"\nepsilon: {training.steps} steps of DP-SGD, {sampling}")
+    start_table(
         "data",
         "clip",
         "noise",
@@ -378,23 +431,24 @@ def curve(asked: argparse.Namespace) -> None:
         "SSIM",
         "success",
         "labels",
-        f"PSNR, the first {asked.num_checked}",
-        "their Cramér-Rao bound",
+        f"PSNR, the first {options.num_checked}",
+        "Cramér-Rao bound of these",
         "epsilon",
     )
-    scales = NOISES if not asked.clip else [each / 10 for each in NOISES[:2]] + NOISES
-    defences = [
-        ClippingDefense(asked.clip, each) if asked.clip else NoiseDefense(each)
-        for each in asked.std or scales
+    levels = [level / 10 for level in NOISE_LEVELS[:2]] if options.clip else []
+    levels += NOISE_LEVELS
+    defenses = [
+        ClippingDefense(options.clip, level) if options.clip else NoiseDefense(level)
+        for level in options.std or levels
     ]
-    for data in asked.data:
-        cases = [case(data, asked, defence=each) for each in defences]
+    for data in options.data:
+        cases = [make_case(data, options, defense=defense) for defense in defenses]
         first = cases[0]
-        plain = case(data, asked)
-        steps = asked.steps or (4000 if asked.clip or first.images.shape[2] == 3 else 1000)
-        everyone = torch.arange(asked.images, device=first.images.device).repeat(len(cases))
+        plain = make_case(data, options)
+        steps = options.steps or (4000 if options.clip or first.images.shape[2] == 3 else 1000)
+        everyone = torch.arange(options.images, device=first.images.device).repeat(len(cases))
         update = {
-            name: torch.cat([each.problem.update[name] for each in cases])
+            name: torch.cat([case.problem.update[name] for case in cases])
             for name in first.problem.update
         }
         whole = Case(
@@ -403,94 +457,95 @@ def curve(asked: argparse.Namespace) -> None:
             first.labels[everyone],
             None,
         )
-        objective = "cosine" if asked.clip else "squared"
-        done = run(
+        objective = "cosine" if options.clip else "squared"
+        run = run_attack(
             whole,
             InversionAttack(objective, (SearchPhase(objective, "lbfgs-search", steps),)),
-            asked,
+            options,
             restarts=1,
         )
         label_accuracy = (
             (recover_labels(whole.problem) == whole.labels).double().view(len(cases), -1)
         )
-        some = torch.arange(min(asked.num_checked, asked.images), device=first.images.device)
-        sure = compute_cramer_rao_bound(
-            plain.problem.select(some), first.images[some], first.labels[some], defences[0]
+        some = torch.arange(min(options.num_checked, options.images), device=first.images.device)
+        bound_result = compute_cramer_rao_bound(
+            plain.problem.select(some), first.images[some], first.labels[some], defenses[0]
         )
         psnr, ssim, mse = (
-            each.double().view(len(cases), -1)
-            for each in (done.judged.psnr, done.judged.ssim, done.judged.mse)
+            values.double().view(len(cases), -1)
+            for values in (run.scores.psnr, run.scores.ssim, run.scores.mse)
         )
-        for place, defence in enumerate(defences):
-            sent = torch.cat([value.flatten() for value in cases[place].problem.update.values()])
-            claim = derive_defense_guarantee(defence, training)
-            row(
+        for index, defense in enumerate(defenses):
+            sent = torch.cat([value.flatten() for value in cases[index].problem.update.values()])
+            guarantee = derive_defense_guarantee(defense, training)
+            print_row(
                 data,
-                asked.clip or "none",
-                f"{getattr(defence, 'noise_multiplier', defence.noise_std):g}",
-                f"{defence.noise_std:g}",
+                options.clip or "none",
+                f"{getattr(defense, 'noise_multiplier', defense.noise_std):g}",
+                f"{defense.noise_std:g}",
                 f"{sent.square().mean().sqrt():.2g}",
-                f"{psnr[place].mean():.1f}",
-                f"{ssim[place].mean():.3f}",
-                f"{(mse[place] < asked.threshold).double().mean():.2f}",
-                f"{label_accuracy[place].mean():.2f}",
-                f"{psnr[place][: len(some)].median():.1f}",
-                f"{sure.predict_psnr(defence.noise_std).median():.1f}",
-                f"{claim.epsilon:.3g}" if isinstance(claim, Guarantee) else "none",
+                f"{psnr[index].mean():.1f}",
+                f"{ssim[index].mean():.3f}",
+                f"{(mse[index] < options.threshold).double().mean():.2f}",
+                f"{label_accuracy[index].mean():.2f}",
+                f"{psnr[index][: len(some)].median():.1f}",
+                f"{bound_result.predict_psnr(defense.noise_std).median():.1f}",
+                f"{guarantee.epsilon:.3g}" if isinstance(guarantee, Guarantee) else "none",
             )
-        print(f"{len(everyone)} searches as one: {done.seconds:.0f} s", flush=True)
-        if asked.pictures:
-            few = min(SHOWN, asked.images)
+        print(f"{len(everyone)} searches in one batch: {run.seconds:.0f} s", flush=True)
+        if options.image_folder:
+            few = min(SHOWN_VICTIMS, options.images)
             strips = [
                 first.images[:few],
-                *done.found.images.view(len(cases), -1, *first.images.shape[1:])[:, :few],
+                *run.reconstruction.images.view(len(cases), -1, *first.images.shape[1:])[:, :few],
             ]
-            asked.pictures.mkdir(parents=True, exist_ok=True)
+            options.image_folder.mkdir(parents=True, exist_ok=True)
             render_image_grid(torch.cat(strips).flatten(0, 1).clamp(0, 1).cpu(), few).save(
-                asked.pictures / f"{data}.png"
+                options.image_folder / f"{data}.png"
             )
 
 
-def speed(asked: argparse.Namespace) -> None:
-    head(
+def speed(options: argparse.Namespace) -> None:
+    """Time all victims in one batch, and some one after another."""
+    start_table(
         "data",
         "attack",
         "victims",
-        "all as one, s",
-        "alone, s each",
-        "one after another, s (from those)",
+        "in one batch, s",
+        "alone, s per victim",
+        "one after another, s (extrapolated)",
         "times as fast",
     )
-    for data in asked.data:
-        each = case(data, asked)
-        attack = INVERSION_ATTACKS["wdlg"].replace_optimizer("lbfgs", asked.steps or 1000)
-        run(
+    for data in options.data:
+        case = make_case(data, options)
+        attack = INVERSION_ATTACKS["wdlg"].replace_optimizer("lbfgs", options.steps or 1000)
+        run_attack(
             Case(
-                each.problem.select(torch.arange(2, device=each.images.device)),
-                each.images[:2],
-                each.labels[:2],
+                case.problem.select(torch.arange(2, device=case.images.device)),
+                case.images[:2],
+                case.labels[:2],
                 None,
             ),
             attack.replace_optimizer("lbfgs", 20),
-            asked,
+            options,
         )
-        whole = run(each, attack, asked)
+        whole = run_attack(case, attack, options)
         alone = []
-        for place in range(asked.alone):
-            only = torch.tensor([place], device=each.images.device)
+        for index in range(options.sequential):
+            only = torch.tensor([index], device=case.images.device)
             alone.append(
-                run(
-                    Case(each.problem.select(only), each.images[only], each.labels[only], None),
+                run_attack(
+                    Case(case.problem.select(only), case.images[only], case.labels[only], None),
                     attack,
-                    asked,
+                    options,
                 ).seconds
             )
         mean = sum(alone) / len(alone)
-        total = mean * asked.images
-        row(
+        total = mean * options.images
+        print_row(
             data,
             "wdlg, L-BFGS 1",
-            asked.images,
+            options.images,
             f"{whole.seconds:.1f}",
             f"{mean:.2f} (of {len(alone)})",
             f"{total:.0f}",
@@ -498,8 +553,9 @@ def speed(asked: argparse.Namespace) -> None:
         )
 
 
-def bound(asked: argparse.Namespace) -> None:
-    head(
+def bound(options: argparse.Namespace) -> None:
+    """Compare the Cramér-Rao bound with attacks."""
+    start_table(
         "data",
         "noise std",
         "predicted MSE",
@@ -512,49 +568,49 @@ def bound(asked: argparse.Namespace) -> None:
         "hybrid",
         (
             SearchPhase("norm", "adam", 100, 0.1),
-            SearchPhase("squared", "lbfgs-search", asked.steps or 900),
+            SearchPhase("squared", "lbfgs-search", options.steps or 900),
         ),
     )
-    for data in asked.data:
-        clean = case(data, asked)
+    for data in options.data:
+        clean = make_case(data, options)
         start = time.perf_counter()
-        sure = compute_cramer_rao_bound(
+        bound_result = compute_cramer_rao_bound(
             clean.problem, clean.images, clean.labels
-        )  # of victim and net alone: one serves every noise
+        )  # it depends only on victim and network, so one serves every noise
         synchronize(clean.images.device)
-        took = time.perf_counter() - start
-        for std in asked.std or (1e-3, 3e-3, 1e-2):
-            each = case(data, asked, defence=NoiseDefense(std))
-            predicted = sure.predict_mse(std)
-            searched = run(each, hybrid, asked)
+        seconds = time.perf_counter() - start
+        for std in options.std or (1e-3, 3e-3, 1e-2):
+            case = make_case(data, options, defense=NoiseDefense(std))
+            predicted = bound_result.predict_mse(std)
+            searched = run_attack(case, hybrid, options)
             best = score_reconstruction(
-                refine_by_gauss_newton(each.problem, searched.found),
-                each.images,
-                each.labels,
-                asked.threshold,
+                refine_by_gauss_newton(case.problem, searched.reconstruction),
+                case.images,
+                case.labels,
+                options.threshold,
             )
             for name, measured in (
-                ("hybrid", searched.judged.mse[:, 0]),
+                ("hybrid", searched.scores.mse[:, 0]),
                 ("hybrid, then Gauss-Newton", best.mse[:, 0]),
             ):
                 ratio = (measured / predicted).median()
-                row(
+                print_row(
                     data,
                     f"{std:g}",
                     f"{predicted.median():.3g}",
                     name,
                     f"{measured.median():.3g}",
                     f"{ratio:.2f}",
-                    f"{took:.1f}",
+                    f"{seconds:.1f}",
                 )
 
 
 PARTS: dict[str, tuple[Callable[[argparse.Namespace], None], Iterable[str]]] = {
-    "table2": (table2, SEED),
+    "table2": (table2, TABLE2),
     "table3": (table3, ("mnist", "cifar10")),
     "table4": (table4, ("cifar10",)),
     "table5": (table5, ("cifar10",)),
-    "optimisers": (optimisers, ("fashion-mnist",)),
+    "optimizers": (optimizers, ("fashion-mnist",)),
     "variants": (variants, ("fashion-mnist",)),
     "curve": (curve, ("fashion-mnist", "svhn", "cifar100")),
     "speed": (speed, ("fashion-mnist",)),
@@ -563,45 +619,42 @@ PARTS: dict[str, tuple[Callable[[argparse.Namespace], None], Iterable[str]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--data", nargs="+", help="else the part's own")
-    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--data", nargs="+", help="datasets; default: those of the part")
+    parser.add_argument("--images", type=int, default=300, help="number of victims")
     parser.add_argument(
-        "--steps", type=int, help="gradient evaluations at most; else the part's own"
+        "--steps",
+        type=int,
+        help="largest number of gradient evaluations; default: that of the part",
     )
-    parser.add_argument("--optimiser", nargs="+", help="of table2: adam, l-bfgs or 'l-bfgs search'")
-    parser.add_argument("--clip", type=float, help="of curve: noise is then a multiplier")
+    parser.add_argument("--optimizer", nargs="+", help="table2: adam, l-bfgs or 'l-bfgs search'")
+    parser.add_argument("--clip", type=float, help="curve: clip norm; noise is then a multiplier")
     parser.add_argument(
         "--std",
         nargs="+",
         type=float,
-        help="of bound and curve: the noise; else the part's own",
+        help="bound and curve: noise levels; default: those of the part",
     )
     parser.add_argument(
-        "--num-checked", type=int, default=16, help="of curve: victims with a Cramér-Rao bound"
+        "--num-checked", type=int, default=16, help="curve: victims with a Cramér-Rao bound"
     )
     parser.add_argument(
-        "--pictures",
+        "--image-folder",
         type=Path,
-        help="of curve: a folder; true images above, below what is found at each noise",
+        help="curve: folder of image grids: true images, then the reconstructions at each noise",
     )
     parser.add_argument(
-        "--alone", type=int, default=3, help="of speed: victims that are attacked one after another"
+        "--sequential", type=int, default=3, help="speed: victims attacked one after another"
     )
-    parser.add_argument("--threshold", type=float, default=1e-2)
+    parser.add_argument("--threshold", type=float, default=1e-2, help="MSE of a success")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
-    asked = parser.parse_args()
-    function, own = PARTS[asked.part]
-    asked.data = asked.data or list(own)
-    print(
-        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}, {asked.images} victims",
-        flush=True,
-    )
-    function(asked)
+    options = parser.parse_args()
+    function, datasets = PARTS[options.part]
+    options.data = options.data or list(datasets)
+    print(f"\n{format_environment()}, {options.images} victims", flush=True)
+    function(options)
 
 
 if __name__ == "__main__":

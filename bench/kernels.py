@@ -11,19 +11,17 @@ column `graph` says whether it was. A kernel stays in the package if it makes it
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from environment import commit, hardware
+from environment import format_environment, make_parser, print_header, print_row
 from torch.func import vmap
 
 from privot.components.critic_training import init_state, train_critic
@@ -48,7 +46,7 @@ CLASSES = 10
 
 
 @contextlib.contextmanager
-def without_kernels(*names: str) -> Iterator[None]:
+def disable_kernels(*names: str) -> Iterator[None]:
     """Make the modules of these kernels use their plain form."""
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -72,13 +70,13 @@ def capture(function: Callable[[], Any]) -> Callable[[], Any]:
     return graph.replay
 
 
-def seconds_per_call(function: Callable[[], Any], seconds: float) -> float:
+def measure_seconds_per_call(function: Callable[[], Any], seconds: float) -> float:
     """Return the median time of a call, measured with CUDA events after a warm-up."""
     for _ in range(3):
         function()
     torch.cuda.synchronize()
     start = time.perf_counter()
-    times = []
+    times: list[float] = []
     while time.perf_counter() - start < seconds or len(times) < 5:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -89,7 +87,7 @@ def seconds_per_call(function: Callable[[], Any], seconds: float) -> float:
     return statistics.median(times)
 
 
-def conv_block_case(width: int, channels: int, side: int, padding: int) -> Callable[[], Any]:
+def build_conv_block_case(width: int, channels: int, side: int, padding: int) -> Callable[[], Any]:
     """One block of the private set's ConvNets for 500 images, forward and backward."""
     x = torch.rand(500, channels, side, side, device="cuda", requires_grad=True)
     weight = torch.randn(width, channels, 3, 3, device="cuda")
@@ -103,7 +101,7 @@ def conv_block_case(width: int, channels: int, side: int, padding: int) -> Calla
     return run
 
 
-def critic_case(num_critics: int, channels: int) -> Callable[[], Any]:
+def build_critic_case(num_critics: int, channels: int) -> Callable[[], Any]:
     """One training step of many WGAN-GP critics, as `gs-wgan` runs it."""
     critic = Critic((1, 28, 28), CLASSES, channels)
     tiny = TinyGenerator((1, 28, 28), CLASSES)
@@ -116,42 +114,42 @@ def critic_case(num_critics: int, channels: int) -> Callable[[], Any]:
     step = vmap(train_critic, in_dims=(0, 0, 0, *(None for _ in range(7))))
     fractions, mixing = torch.rand(2, 1, BATCH, device="cuda")
     fake_index = torch.randint(BATCH, (1, BATCH), device="cuda")
-    number = torch.zeros((), device="cuda")
+    step_number = torch.zeros((), device="cuda")
 
     def run() -> None:
-        for part in torch.arange(num_critics, device="cuda").split(66):
-            own = {name: values[part] for name, values in state.items()}
+        for chunk in torch.arange(num_critics, device="cuda").split(66):
+            chunk_state = {name: values[chunk] for name, values in state.items()}
             step(
-                images[part],
-                labels[part],
-                own,
+                images[chunk],
+                labels[chunk],
+                chunk_state,
                 critic,
                 fakes,
                 fractions,
                 fake_index,
                 mixing,
-                number,
+                step_number,
                 1e-4,
             )
 
     return run
 
 
-def adam_case(num_critics: int, num_weights: int) -> Callable[[], Any]:
+def build_adam_case(num_critics: int, num_weights: int) -> Callable[[], Any]:
     """One Adam step on the weights of many critics."""
-    values = torch.rand(4, num_critics, num_weights, device="cuda")
-    number = torch.ones((), device="cuda")
+    weights, gradient, mean, square = torch.rand(4, num_critics, num_weights, device="cuda")
+    step_number = torch.ones((), device="cuda")
     step = vmap(adam_step, in_dims=(0, 0, 0, 0, None, None))
-    return lambda: step(*values, number, 1e-4)
+    return lambda: step(weights, gradient, mean, square, step_number, 1e-4)
 
 
-def clipped_sum_case(rows: int, dim: int) -> Callable[[], Any]:
+def build_clipped_sum_case(rows: int, dim: int) -> Callable[[], Any]:
     """The exact sum of clipped parts in the gate."""
     parts = torch.randn(rows, dim, device="cuda")
     return lambda: sum_clipped_rows(parts, 1.0, 2.0**-30)
 
 
-def l1_case(count: int, other: int, dim: int) -> Callable[[], Any]:
+def build_l1_case(count: int, other: int, dim: int) -> Callable[[], Any]:
     """The l1 cost and its gradient, as `entropic-gan` needs them."""
     x, y = torch.rand(count, dim, device="cuda"), torch.rand(other, dim, device="cuda")
     weights = torch.rand(count, other, device="cuda")
@@ -163,64 +161,65 @@ def l1_case(count: int, other: int, dim: int) -> Callable[[], Any]:
     return run
 
 
-def sinkhorn_case(count: int, num_iterations: int | None) -> Callable[[], Any]:
+def build_sinkhorn_case(count: int, num_iterations: int | None) -> Callable[[], Any]:
     """Entropic transport between two samples."""
     x, y = torch.rand(2, count, 16, device="cuda")
     cost = torch.cdist(x, y).square()
     return lambda: solve_sinkhorn(cost, 0.1, num_iterations=num_iterations)
 
 
-def cases() -> Iterator[tuple[str, str, tuple[str, ...], Callable[[], Callable[[], Any]]]]:
-    """Yield the name of each row, its size, the kernels it switches, and what builds its function."""
+def list_cases() -> Iterator[tuple[str, str, tuple[str, ...], Callable[[], Callable[[], Any]]]]:
+    """Yield the name of each row, its size, its kernels, and a builder of its function."""
     for channels, side, padding in ((1, 28, 3), (3, 32, 1), (128, 16, 1), (128, 8, 1)):
         size = f"500 x {channels} x {side} x {side}, width 128, padding {padding}"
-        build = partial(conv_block_case, 128, channels, side, padding)
+        build = partial(build_conv_block_case, 128, channels, side, padding)
         yield "conv block", size, ("conv_block",), build
     for channels in (32, 64):
         size = f"1,000 critics, {channels} channels"
-        yield "critic step", size, ("batched_conv",), partial(critic_case, 1000, channels)
-    yield "critic Adam", "66 x 100,000 weights", ("adam",), partial(adam_case, 66, 100_000)
-    yield "critic Adam", "1,000 x 30,000 weights", ("adam",), partial(adam_case, 1000, 30_000)
+        yield "critic step", size, ("batched_conv",), partial(build_critic_case, 1000, channels)
+    yield "critic Adam", "66 x 100,000 weights", ("adam",), partial(build_adam_case, 66, 100_000)
+    yield "critic Adam", "1,000 x 30,000 weights", ("adam",), partial(build_adam_case, 1000, 30_000)
     for dim in (784, 4_096, 20_000, 100_000):
         yield (
             "clipped sum",
             f"4,000 x {dim:,}",
             ("clipped_sum",),
-            partial(clipped_sum_case, 4000, dim),
+            partial(build_clipped_sum_case, 4000, dim),
         )
     # The plain iteration of Sinkhorn is chosen through the same check as the l1 cost.
     for count, other, dim in ((256, 256, 784), (2000, 2000, 64)):
         size = f"{count:,} x {other:,} x {dim}"
-        yield "l1 cost and gradient", size, ("l1_cost",), partial(l1_case, count, other, dim)
+        yield "l1 cost and gradient", size, ("l1_cost",), partial(build_l1_case, count, other, dim)
     for count, steps in ((2000, 100), (2000, None), (256, None)):
         name = f"Sinkhorn, {f'{steps} iterations' if steps else 'to tolerance'}"
-        yield name, f"{count:,} x {count:,}", ("l1_cost",), partial(sinkhorn_case, count, steps)
+        yield (
+            name,
+            f"{count:,} x {count:,}",
+            ("l1_cost",),
+            partial(build_sinkhorn_case, count, steps),
+        )
 
 
 def main() -> None:
-    """Print one table row a case."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each timing")
+    """Print one table row for each case."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of each timing")
     options = parser.parse_args()
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    print(f"\n{date}, {hardware()}, torch {torch.__version__}, commit {commit()}\n")
-    print("| function | size | graph | kernel, ms | plain, ms | gain |")
-    print("|---|---|---|---|---|---|", flush=True)
-    for name, size, kernels, build in cases():
+    print(f"\n{format_environment()}\n")
+    print_header("function", "size", "graph", "kernel, ms", "plain, ms", "gain")
+    for name, size, kernels, build in list_cases():
         torch.cuda.empty_cache()
         is_graph = not name.endswith(HOST_DECISIONS)
         try:
             run = build()
-            fused = seconds_per_call(capture(run) if is_graph else run, options.seconds)
-            with without_kernels(*kernels):
-                plain = seconds_per_call(capture(run) if is_graph else run, options.seconds)
+            fused = measure_seconds_per_call(capture(run) if is_graph else run, options.seconds)
+            with disable_kernels(*kernels):
+                plain = measure_seconds_per_call(capture(run) if is_graph else run, options.seconds)
         except Exception as error:
-            print(f"| {name} | {size} | {type(error).__name__}: {error} | | | |", flush=True)
+            print_row(name, size, f"{type(error).__name__}: {error}", "", "", "")
             continue
-        times = f"{1e3 * fused:.3f} | {1e3 * plain:.3f} | {plain / fused:.2f}"
-        print(f"| {name} | {size} | {'yes' if is_graph else 'no'} | {times} |", flush=True)
+        figures = (f"{1e3 * fused:.3f}", f"{1e3 * plain:.3f}", f"{plain / fused:.2f}")
+        print_row(name, size, "yes" if is_graph else "no", *figures)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,35 @@
-"""The membership tables of Dong et al. (2022), "Privacy for Free", with the control that they lack; and LiRA's curves of many shadows.
+"""The membership tables of Dong et al. (2022), "Privacy for Free", with controls, and LiRA curves.
 
-    python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --ratio .002 .01 .02 --folder F
-    python bench/membership.py loss --data fashion-mnist --method distribution-matching real-subset --set init=real --ratio .002 --folder F
-    python bench/membership.py leaks --data celeba --ways conditional-gan dp-gan@10 sliced-generator@10 --preparations 3 --references 2
-    python bench/membership.py roc --out lira.png "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
-    python bench/membership.py bounds "DM=F/dm" "random subset=F/subset" "private set, epsilon 1=F/private"
+    python bench/membership.py loss --data fashion-mnist --ratio .002 .01 .02 --folder F
+    python bench/membership.py loss --data fashion-mnist --set init=real --ratio .002 --folder F
+    python bench/membership.py leaks --data celeba --preparations 3 --references 2 \\
+        --methods conditional-gan dp-gan@10 sliced-generator@10
+    python bench/membership.py roc --out lira.png "DM=F/dm" "random subset=F/subset"
+    python bench/membership.py bounds "DM=F/dm" "private set, epsilon 1=F/private"
 
-*loss* makes 10 preparations (a random half of the training images is condensed, a ConvNet trained on the set) and states the advantage of
-the loss attack, 2 (accuracy - 50 %), as mean and deviation over them: the threshold is chosen on 1,000 members and 1,000 others and
-judged on as many more (Table 2). Where sets begin from real images, those images are told from as many other members (Table 1). A row
-for a random real subset of the same size stands beside: it protects nobody it shows, and only with it can the others be read.
-*leaks* is GAN-Leaks on generators: of each way, releases made from a random half of the training images (or --size of them), attacked with
---candidates of its members and as many of the other half. With --references a third of the images is set aside first, and so many
-releases of it calibrate the scores, as the paper's shadow models do; with --null one more of it is attacked with the same candidates, of
-whom it knows nobody: what is found there is chance. *variety* is how far apart two images of a class are that the generator draws, of
-what two of the others are: where it has collapsed nobody can be found, and that protects nobody.
-*roc* draws folders of shadows (bench/shadows.py), every shadow once the victim: true against false positives on log axes.
-*bounds* is their Table 3 with what was proved from above and what an attack proves from below in columns of their own. From below: LiRA on
-one victim (the first), by each of SEEN with its share of the error, threshold chosen on one half of the candidates and Clopper-Pearson on
-the other, if candidates of one victim count as independent trials. Beside it what the paper calls an empirical budget, the largest
-ln(TPR / FPR) over all thresholds with a false positive, which is no bound at all.
+*loss* makes 10 preparations (a random half of the training images is condensed, and a ConvNet is
+trained on the set). It states the advantage of the loss attack, 2 (accuracy - 50 %), as mean and
+deviation over them (Table 2): the threshold is chosen on 1,000 members and 1,000 nonmembers and
+evaluated on as many others. If sets start from real images, these images are also compared with as
+many other members (Table 1). The baseline is a random real subset of the same size, which protects
+none of the images in it.
+
+*leaks* runs GAN-Leaks on generators. Each method makes releases from a random half of the training
+images (or --size of them), which are attacked with --candidates of its members and as many of the
+other half. With --references a third of the images is set aside first, and that many releases of it
+calibrate the scores, like the shadow models of the paper. With --null one more release of that
+third is attacked with the same candidates, none of whom it has: a null control. *variety* is the
+mean distance of two generated images of a class over that of two nonmembers: a collapsed generator
+reveals no member, and that is no protection.
+
+*roc* draws the ROC curves of folders of shadows (bench/shadows.py) on log axes; every shadow is
+once the victim.
+
+*bounds* is Table 3 with the proved upper bound and the measured lower bound in separate columns.
+The lower bound is of LiRA on one victim (the first), by each of OBSERVATIONS with its share of the
+error: the threshold is chosen on one half of the candidates, Clopper-Pearson is on the other half,
+if candidates of one victim count as independent trials. The paper's empirical budget is the largest
+ln(TPR / FPR) over all thresholds with a false positive, which is no bound.
 """
 
 from __future__ import annotations
@@ -30,13 +40,20 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from environment import commit, hardware, select_records
+from environment import (
+    format_environment,
+    load_public,
+    make_parser,
+    parse_settings,
+    print_header,
+    print_row,
+    select_records,
+)
 
 import privot
 from privot.attacks.membership import lira
@@ -52,272 +69,346 @@ from privot.data import Public, Sensitive
 from privot.methods import make_method
 from privot.privacy.guarantee import Guarantee
 from privot.release import Release
-from privot.runtime import Runtime
+from privot.runtime import Runtime, ignore_progress
 from privot.runtime.preview import render_image_grid
 
-SEEN = (
-    "confidence",
-    "pixels",
-    "features",
-)  # of the classifier trained on a release; of the release itself
-JUDGED = 1000  # candidates of each side to choose a threshold on, and as many to judge it by (Dong et al., section 5.1)
+# Of the classifier trained on a release, and of the release itself (pixels and features).
+OBSERVATIONS = ("confidence", "pixels", "features")
+# Candidates of each side on which the threshold is chosen; it is evaluated on as many others
+# (Dong et al., section 5.1).
+CANDIDATES_PER_SIDE = 1000
 
 
-def shown(stage: str, step: int, of: int, **facts: object) -> None:
+def print_preparations(stage: str, step: int, total: int, **facts: object) -> None:
+    """Print the number of finished preparations."""
     if stage == "shadows":
-        print(f"    {step} of {of} preparations", flush=True)
+        print(f"    {step} of {total} preparations", flush=True)
 
 
-def gains(shadows: ShadowConfig, prepared: ShadowStore, real: bool) -> list[float]:
-    """The loss attack's advantage on each victim, in percent."""
-    members = prepared.load_membership()
-    scores = prepared.load_observation("loss")
-    found = []
-    for victim, own in enumerate(members):
+def format_deviation(values: Any, digits: int = 2) -> str:
+    """Format the mean and the standard deviation of some values."""
+    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
+
+
+def compute_loss_advantages(
+    config: ShadowConfig, store: ShadowStore, use_initial_images: bool
+) -> list[float]:
+    """Compute the advantage of the loss attack on each victim, in percent.
+
+    Args:
+        config: Configuration of the shadows.
+        store: The shadows.
+        use_initial_images: Whether to attack the real images that sets started from, compared with
+            other members.
+
+    Returns:
+        The advantages.
+    """
+    members = store.load_membership()
+    scores = store.load_observation("loss")
+    advantages = []
+    for victim, is_member in enumerate(members):
         rng = np.random.default_rng(victim)
-        if real:
-            used = find_initial_candidates(shadows, victim)
-            unused = rng.permutation(np.setdiff1d(np.flatnonzero(own), used))[: len(used)]
-            found.append(
-                100 * estimate_advantage(scores[victim, used], scores[victim, unused], victim).value
-            )
+        if use_initial_images:
+            inside = find_initial_candidates(config, victim)
+            others = np.setdiff1d(np.flatnonzero(is_member), inside)
+            outside = rng.permutation(others)[: len(inside)]
         else:
             inside, outside = (
-                rng.permutation(np.flatnonzero(each))[: 2 * JUDGED] for each in (own, ~own)
+                rng.permutation(np.flatnonzero(mask))[: 2 * CANDIDATES_PER_SIDE]
+                for mask in (is_member, ~is_member)
             )
-            found.append(
-                100
-                * estimate_advantage(scores[victim, inside], scores[victim, outside], victim).value
-            )
-    return found
+        victim_scores = scores[victim]
+        advantage = estimate_advantage(victim_scores[inside], victim_scores[outside], victim)
+        advantages.append(100 * advantage.value)
+    return advantages
 
 
-def loss(asked: argparse.Namespace) -> None:
-    settings = dict(each.split("=", 1) for each in asked.set)
-    runtime = Runtime(asked.device)
-    head = (
+def run_loss(options: argparse.Namespace) -> None:
+    """Print the advantage of the loss attack for each dataset, method and ratio."""
+    runtime = Runtime(options.device)
+    print(f"\n{format_environment()}\n")
+    print_header(
         "data",
         "method",
         "images a class",
         "settings",
         "preparations",
         "accuracy",
-        "attacked",
+        "attacked images",
         "advantage %",
         "seconds",
     )
-    print(
-        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
-    )
-    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
-    for data in asked.data:
-        box = privot.load(data, public=True)
-        for method in asked.method:
-            for ratio in asked.ratio:
-                given: dict[str, Any] = {
-                    "ratio": ratio,
-                    **(settings if method != "real-subset" else {}),
-                }
-                real = method in PARALLEL_METHODS and make_method(method, given).init == "real"  # type: ignore[attr-defined]
-                name = "-".join([Path(data).name, method, f"{ratio:g}", *sorted(settings.values())])
-                shadows = ShadowConfig(
-                    folder=asked.folder / name,
-                    dataset=box,
-                    method=method,
-                    settings=given,
-                    num_shadows=asked.preparations,
-                    epochs=asked.epochs,
-                    observations=("loss", "confidence"),
-                )
-                begin = time.perf_counter()
-                prepared = prepare_shadows(
-                    shadows, runtime, shown if asked.verbose else lambda *given, **more: None
-                )
-                made = (
-                    len(prepared.load_release(0).artifact.tensors["labels"]) // box.spec.num_classes
-                )
-                accuracy = prepared.load_fact("accuracy_out")
-                took = time.perf_counter() - begin
-                for what, found in [("all members", gains(shadows, prepared, False))] + (
-                    [("what it began from", gains(shadows, prepared, True))] if real else []
-                ):
-                    row = (data, method, made, " ".join(asked.set) or "default", asked.preparations)
-                    figures = (
-                        f"{100 * accuracy.mean():.2f} ± {100 * accuracy.std():.2f}",
-                        what,
-                        f"{np.mean(found):.2f} ± {np.std(found):.2f}",
-                    )
-                    print(f"| {' | '.join(map(str, (*row, *figures)))} | {took:.0f} |", flush=True)
+    progress = print_preparations if options.verbose else ignore_progress
+    runs = [
+        (data, method, ratio)
+        for data in options.data
+        for method in options.method
+        for ratio in options.ratio
+    ]
+    for data, method, ratio in runs:
+        dataset = load_public(data)
+        settings: dict[str, Any] = {"ratio": ratio}
+        if method != "real-subset":
+            settings |= parse_settings(options.set)
+        init = getattr(make_method(method, settings), "init", None)
+        starts_real = method in PARALLEL_METHODS and init == "real"
+        chosen = sorted(parse_settings(options.set).values())
+        name = "-".join([Path(data).name, method, f"{ratio:g}", *chosen])
+        config = ShadowConfig(
+            folder=options.folder / name,
+            dataset=dataset,
+            method=method,
+            settings=settings,
+            num_shadows=options.preparations,
+            epochs=options.epochs,
+            observations=("loss", "confidence"),
+        )
+        start = time.perf_counter()
+        store = prepare_shadows(config, runtime, progress)
+        num_images = len(store.load_release(0).artifact.tensors["labels"])
+        accuracy = store.load_fact("accuracy_out")
+        seconds = time.perf_counter() - start
+        targets = {"all members": False}
+        if starts_real:
+            targets["images of the initialization"] = True
+        for target, use_initial_images in targets.items():
+            print_row(
+                data,
+                method,
+                num_images // dataset.spec.num_classes,
+                " ".join(options.set) or "default",
+                options.preparations,
+                format_deviation(100 * accuracy),
+                target,
+                format_deviation(compute_loss_advantages(config, store, use_initial_images)),
+                f"{seconds:.0f}",
+            )
 
 
-def released(
-    asked: argparse.Namespace,
-    box: Public,
-    some: np.ndarray,
-    way: str,
-    given: dict[str, str],
+def load_or_synthesize(
+    options: argparse.Namespace,
+    dataset: Public,
+    records: np.ndarray,
+    run: str,
+    settings: dict[str, str],
     seed: int,
 ) -> Release:
-    """Of these records of a public box, by METHOD[@EPSILON]; its ledger is thrown away. With --keep, what was made before is taken up."""
-    method, _, epsilon = way.partition("@")
-    words = [
-        Path(asked.data).name,
-        way,
-        *(f"{key}={value}" for key, value in given.items()),
-        str(seed),
-    ]
-    kept = asked.keep and asked.keep / "-".join(
-        [*words, hashlib.sha256(some.tobytes()).hexdigest()[:12]]
-    )
-    if kept and kept.exists():
-        return Release.load(kept)
+    """Synthesize a release of some records, or load it from --release-folder.
+
+    Args:
+        options: The command line.
+        dataset: All records.
+        records: Indices of the records of the release.
+        run: METHOD or METHOD@EPSILON.
+        settings: Settings of the method.
+        seed: Seed of the synthesis.
+
+    Returns:
+        The release. Its ledger is thrown away.
+    """
+    method, _, epsilon = run.partition("@")
+    path = None
+    if options.release_folder:
+        pairs = [f"{key}={value}" for key, value in settings.items()]
+        digest = hashlib.sha256(records.tobytes()).hexdigest()[:12]
+        parts = [Path(options.data).name, run, *pairs, str(seed), digest]
+        path = options.release_folder / "-".join(parts)
+        if path.exists():
+            return Release.load(path)
     with tempfile.TemporaryDirectory() as folder:
-        made = privot.synthesize(
-            select_records(Sensitive, box, some, "trained on", sizes=True),
+        release = privot.synthesize(
+            select_records(Sensitive, dataset, records, "trained on", sizes=True),
             method,
             float(epsilon or "inf"),
-            settings=given,
+            settings=settings,
             seed=seed,
             ledger=f"{folder}/ledger.jsonl",
-            runtime=Runtime(asked.device),
+            runtime=Runtime(options.device),
         )
-    if kept:
-        made.save(kept)
-    return made
+    if path:
+        release.save(path)
+    return release
 
 
-def figures(scores: MembershipScores, seed: int) -> tuple[float, ...]:
-    """In percent: AUC, advantage, and true positives at 1 % of false ones."""
-    [at] = estimate_tpr_at_fpr(*scores, (0.01,), 0.95).points
+def compute_figures(scores: MembershipScores, seed: int) -> tuple[float, ...]:
+    """Compute AUC, advantage, and the TPR at 1 % FPR, in percent."""
+    [point] = estimate_tpr_at_fpr(*scores, (0.01,), 0.95).points
     return (
         100 * compute_roc(*scores).auc,
         100 * estimate_advantage(*scores, seed).value,
-        100 * at.tpr,
+        100 * point.tpr,
     )
 
 
-def leaks(asked: argparse.Namespace) -> None:
-    settings = dict(each.split("=", 1) for each in asked.set)
-    runtime = Runtime(asked.device)
-    box = privot.load(asked.data, public=True)
-    assert isinstance(box, Public)
-    order = np.random.default_rng(0).permutation(len(box.records()[1]))
-    # References learn from a third that is never a member nor a candidate, and are the same for all preparations.
-    aside, rest = np.split(order, [len(order) // 3 if asked.references or asked.null else 0])
-    half = len(rest) // 2
-    if not 0 < (size := asked.size or half) <= half:
-        raise SystemExit(
-            f"--size {size}: at most {half} of the training images; as many are the others"
+class LeaksRun:
+    """GAN-Leaks on the releases of one method, over several splits of the records.
+
+    Args:
+        options: The command line.
+        dataset: All records.
+        run: METHOD or METHOD@EPSILON.
+    """
+
+    def __init__(self, options: argparse.Namespace, dataset: Public, run: str):
+        self.options = options
+        self.dataset = dataset
+        self.run = run
+        self.settings = {} if "@" in run else parse_settings(options.set)
+        self.runtime = Runtime(options.device)
+        order = np.random.default_rng(0).permutation(len(dataset))
+        # References never have a member or a candidate, and are the same for all splits.
+        self.num_references = options.references + options.null
+        num_aside = len(order) // 3 if self.num_references else 0
+        self.aside, self.remaining = np.split(order, [num_aside])
+        self.half = len(self.remaining) // 2
+        self.size = options.size or self.half
+        if not 0 < self.size <= self.half:
+            raise SystemExit(
+                f"--size {self.size}: give at most {self.half}, half of the available training "
+                "images. The other half has the nonmembers."
+            )
+        self.figures: defaultdict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
+        self.varieties: defaultdict[str, list[float]] = defaultdict(list)
+        self.synthesis_seconds = 0.0
+        self.attack_seconds = 0.0
+
+    def synthesize(self, records: np.ndarray, seed: int) -> Release:
+        """Synthesize a release of some records."""
+        return load_or_synthesize(
+            self.options, self.dataset, records, self.run, self.settings, seed
         )
-    print(
-        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
-    )
-    head = (
+
+    def synthesize_references(self) -> list[Release]:
+        """Synthesize the references, and last the release of the null control."""
+        rng = np.random.default_rng(1)
+        references = []
+        for index in range(self.num_references):
+            references.append(
+                self.synthesize(rng.permutation(self.aside)[: self.size], 1000 + index)
+            )
+            print(
+                f"{self.run}: {index + 1} of {self.num_references} references",
+                file=sys.stderr,
+                flush=True,
+            )
+        return references
+
+    def attack_split(self, seed: int, references: list[Release], control: Release | None) -> None:
+        """Attack a release of one split, and the null control with the same candidates."""
+        records = np.random.default_rng(seed).permutation(self.remaining)
+        inside = records[: self.size]
+        num_candidates = self.options.candidates
+        start = time.perf_counter()
+        release = self.synthesize(inside, seed)
+        self.synthesis_seconds += time.perf_counter() - start
+        self.save_images(release, seed)
+        start = time.perf_counter()
+        sides = (
+            select_records(Public, self.dataset, inside[:num_candidates], "members"),
+            select_records(
+                Public, self.dataset, records[self.half :][:num_candidates], "nonmembers"
+            ),
+        )
+        targets = {str(self.size): AttackTarget(release, self.runtime, seed=seed)}
+        if control:
+            targets[f"{self.size}, null control"] = AttackTarget(control, self.runtime, seed=seed)
+        reference_targets = [
+            AttackTarget(reference, self.runtime, seed=seed) for reference in references
+        ]
+        for members, target in targets.items():
+            self.varieties[members].append(100 * target.measure_diversity(sides[1]))
+        for name in self.options.attacks:
+            check_attack(name, release)  # an attack that fails its controls is not run
+            reference_scores = [
+                np.concatenate(target.score(name, *sides)) for target in reference_targets
+            ]
+            for members, target in targets.items():
+                scores = target.score(name, *sides)
+                self.figures[members, name].append(compute_figures(scores, seed))
+                if references:
+                    calibrated = calibrate_scores(
+                        np.concatenate(scores), np.stack(reference_scores)
+                    )
+                    split_scores = np.split(calibrated, [len(scores.members)])
+                    self.figures[members, f"{name}, calibrated"].append(
+                        compute_figures(MembershipScores(*split_scores), seed)
+                    )
+        self.attack_seconds += time.perf_counter() - start
+        self.print_split(seed)
+
+    def save_images(self, release: Release, seed: int) -> None:
+        """Save 64 images of a release in --image-folder."""
+        folder = self.options.image_folder
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            labels = torch.arange(64) % self.dataset.spec.num_classes
+            images = release.sample(64, labels, device=self.runtime.torch_device)[0]
+            render_image_grid(images, 8).save(folder / f"{self.run}-{seed}.png")
+
+    def print_split(self, seed: int) -> None:
+        """Print the figures of the last split on standard error."""
+        aucs = ", ".join(
+            f"{name} ({members}) {figures[-1][0]:.2f}"
+            for (members, name), figures in self.figures.items()
+        )
+        varieties = ", ".join(
+            f"{values[-1]:.0f} ({members})" for members, values in self.varieties.items()
+        )
+        print(
+            f"{self.run}, seed {seed}: AUC {aucs}; variety {varieties}; "
+            f"synthesis {self.synthesis_seconds:.0f} s, attacks {self.attack_seconds:.0f} s so far",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def print_rows(self) -> None:
+        """Print one row for each attack: means and deviations over the splits."""
+        count = self.options.preparations
+        for (members, name), figures in self.figures.items():
+            print_row(
+                self.options.data,
+                self.run,
+                members,
+                " ".join(f"{key}={value}" for key, value in self.settings.items()) or "default",
+                self.options.references,
+                count,
+                f"{np.mean(self.varieties[members]):.0f}",
+                name,
+                *(format_deviation(column) for column in zip(*figures, strict=True)),
+                f"{self.synthesis_seconds / count:.0f} s, {self.attack_seconds / count:.0f} s",
+            )
+
+
+def run_leaks(options: argparse.Namespace) -> None:
+    """Print the figures of GAN-Leaks for each method."""
+    dataset = load_public(options.data)
+    print(f"\n{format_environment()}\n")
+    print_header(
         "data",
-        "way",
+        "method",
         "members",
         "settings",
         "references",
-        "seeds",
+        "splits",
         "variety %",
         "attack",
         "AUC %",
         "advantage %",
         "TPR at 1 %",
+        "synthesis, attacks",
     )
-    print(f"| {' | '.join((*head, 'made, attacked'))} |\n{'|---' * (len(head) + 1)}|", flush=True)
-    for way in asked.ways:
-        given = {} if "@" in way else settings
-        drawn = np.random.default_rng(1)
-        references = []
-        for number in range(asked.references + asked.null):
-            references.append(
-                released(asked, box, drawn.permutation(aside)[:size], way, given, 1000 + number)
-            )
-            print(
-                f"{way}: {number + 1} of {asked.references + asked.null} of other records",
-                file=sys.stderr,
-                flush=True,
-            )
-        nobody = references.pop() if asked.null else None
-        found: defaultdict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
-        differ: defaultdict[str, list[float]] = defaultdict(list)
-        seeds = range(asked.seed, asked.seed + asked.preparations)
-        making = 0.0
-        attacking = 0.0
-        for seed in seeds:
-            rows = np.random.default_rng(seed).permutation(rest)
-            inside = rows[:size]
-            outside = rows[half:][: asked.candidates]
-            begin = time.perf_counter()
-            release = released(asked, box, inside, way, given, seed)
-            making += time.perf_counter() - begin
-            if asked.pictures:
-                asked.pictures.mkdir(parents=True, exist_ok=True)
-                shown = release.sample(
-                    64, torch.arange(64) % box.spec.num_classes, device=runtime.torch_device
-                )[0]
-                render_image_grid(shown, 8).save(asked.pictures / f"{way}-{seed}.png")
-            begin = time.perf_counter()
-            sides = (
-                select_records(Public, box, inside[: asked.candidates], "members"),
-                select_records(Public, box, outside, "others"),
-            )
-            targets = {str(size): AttackTarget(release, runtime, seed=seed)}
-            if nobody:
-                targets[f"{size}, none of them asked about"] = AttackTarget(
-                    nobody, runtime, seed=seed
-                )
-            known = [AttackTarget(each, runtime, seed=seed) for each in references]
-            for who, target in targets.items():
-                differ[who].append(100 * target.measure_diversity(sides[1]))
-            for name in asked.attacks:
-                check_attack(name, release)  # its controls, or nothing is tried
-                without = [
-                    np.concatenate(each.score(name, *sides)) for each in known
-                ]  # once for all that they calibrate
-                for who, target in targets.items():
-                    scores = target.score(name, *sides)
-                    found[who, name].append(figures(scores, seed))
-                    if references:
-                        less = calibrate_scores(np.concatenate(scores), np.stack(without))
-                        found[who, f"{name}, calibrated"].append(
-                            figures(MembershipScores(*np.split(less, [len(scores.members)])), seed)
-                        )
-            attacking += time.perf_counter() - begin
-            each = ", ".join(
-                f"{name} ({who}) {said[-1][0]:.2f}" for (who, name), said in found.items()
-            )
-            spread = ", ".join(f"{said[-1]:.0f} ({who})" for who, said in differ.items())
-            spent = f"{making:.0f} s of making and {attacking:.0f} s of attacking so far"
-            print(
-                f"{way}, seed {seed}: AUC {each}; variety {spread}; {spent}",
-                file=sys.stderr,
-                flush=True,
-            )
-        for (who, name), said in found.items():
-            told = [
-                f"{mean:.2f} ± {spread:.2f}"
-                for mean, spread in zip(np.mean(said, 0), np.std(said, 0), strict=True)
-            ]
-            chosen = " ".join(f"{key}={value}" for key, value in given.items()) or "default"
-            seconds = f"{making / len(seeds):.0f} s, {attacking / len(seeds):.0f} s"
-            row = (
-                asked.data,
-                way,
-                who,
-                chosen,
-                len(references),
-                len(seeds),
-                f"{np.mean(differ[who]):.0f}",
-                name,
-                *told,
-                seconds,
-            )
-            print(f"| {' | '.join(map(str, row))} |", flush=True)
+    for method in options.methods:
+        run = LeaksRun(options, dataset, method)
+        references = run.synthesize_references()
+        control = references.pop() if options.null else None
+        for seed in range(options.seed, options.seed + options.preparations):
+            run.attack_split(seed, references, control)
+        run.print_rows()
 
 
-def curves(asked: argparse.Namespace) -> None:
+def draw_roc_curves(options: argparse.Namespace) -> None:
+    """Draw the ROC curves of LiRA on log axes, and print AUC and TPR."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -326,139 +417,145 @@ def curves(asked: argparse.Namespace) -> None:
     figure, axes = pyplot.subplots(figsize=(5, 5))
     levels = np.geomspace(1e-5, 1, 200)
     axes.plot(levels, levels, color="grey", linestyle=":", label="chance")
-    print("| shadows | AUC | TPR at 0.1 % | at 1 % | victims |\n|---|---|---|---|---|")
-    for each in asked.folders:
-        name, folder = each.split("=", 1)
-        prepared = ShadowStore(Path(folder))
-        members = prepared.load_membership()
-        seen = prepared.load_observation(asked.observation)
-        scores = lira.lira_leave_one_out(seen, members)
+    print_header("shadows", "AUC", "TPR at 0.1 %", "at 1 %", "victims")
+    for named_folder in options.folders:
+        name, folder = named_folder.split("=", 1)
+        store = ShadowStore(Path(folder))
+        members = store.load_membership()
+        scores = lira.lira_leave_one_out(store.load_observation(options.observation), members)
         curve = compute_roc(scores[members], scores[~members])
-        at = curve.measured_tpr_at((1e-3, 1e-2))
-        axes.plot(
-            levels,
-            np.maximum(curve.measured_tpr_at(levels), 1e-6),
-            label=f"{name} (AUC {curve.auc:.3f})",
-        )
-        print(
-            f"| {name} | {curve.auc:.4f} | {100 * at[0]:.3f} % | {100 * at[1]:.2f} % | {len(members)} |",
-            flush=True,
+        low, high = curve.measured_tpr_at((1e-3, 1e-2))
+        tpr = np.maximum(curve.measured_tpr_at(levels), 1e-6)
+        axes.plot(levels, tpr, label=f"{name} (AUC {curve.auc:.3f})")
+        print_row(
+            name, f"{curve.auc:.4f}", f"{100 * low:.3f} %", f"{100 * high:.2f} %", len(members)
         )
     axes.set(
         xscale="log",
         yscale="log",
         xlim=(1e-5, 1),
         ylim=(1e-5, 1),
-        xlabel="false positives",
-        ylabel="true positives",
+        xlabel="false-positive rate",
+        ylabel="true-positive rate",
     )
     axes.legend(loc="upper left", fontsize=8)
     figure.tight_layout()
-    figure.savefig(asked.out, dpi=120)
+    figure.savefig(options.out, dpi=120)
 
 
-def bounds(asked: argparse.Namespace) -> None:
-    head = (
-        "way",
+def run_bounds(options: argparse.Namespace) -> None:
+    """Print proved upper bounds and measured lower bounds of epsilon."""
+    print_header(
+        "shadows",
         "accuracy",
-        "proved: at most",
+        "proved upper bound",
         "the paper's estimate",
-        "measured: at least, 95 %",
-        "by",
+        "measured lower bound, 95 %",
+        "observation",
         "a perfect attack",
     )
-    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|", flush=True)
-    for each in asked.folders:
-        name, folder = each.split("=", 1)
-        prepared = ShadowStore(Path(folder))
-        members = prepared.load_membership()
-        accuracy = prepared.load_fact("accuracy_out")
-        claim = prepared.load_release(0).guarantee
-        delta = claim.delta if isinstance(claim, Guarantee) else 1e-5
-        found = {}
+    for named_folder in options.folders:
+        name, folder = named_folder.split("=", 1)
+        store = ShadowStore(Path(folder))
+        members = store.load_membership()
+        accuracy = store.load_fact("accuracy_out")
+        guarantee = store.load_release(0).guarantee
+        delta = 1e-5
+        proved = "none"
+        if isinstance(guarantee, Guarantee):
+            delta = guarantee.delta
+            proved = f"{guarantee.epsilon:.2f} ({guarantee.neighbours})"
+        bounds = {}
         estimates = []
-        for what in SEEN:
-            scores = lira.lira_leave_one_out(prepared.load_observation(what), members)[0]
+        for observation in OBSERVATIONS:
+            scores = lira.lira_leave_one_out(store.load_observation(observation), members)[0]
             inside = scores[members[0]]
             outside = scores[~members[0]]
-            found[what] = audit_many_runs(inside, outside, delta, 1 - 0.05 / len(SEEN))
+            confidence = 1 - 0.05 / len(OBSERVATIONS)
+            bounds[observation] = audit_many_runs(inside, outside, delta, confidence)
             curve = compute_roc(inside, outside)
-            shown = (curve.fpr > 0) & (curve.tpr > 0)
-            estimates.append(np.log(curve.tpr[shown] / curve.fpr[shown]).max())
-        best = max(found, key=lambda what: found[what].epsilon)
-        proved = (
-            f"{claim.epsilon:.2f} ({claim.neighbours})"
-            if isinstance(claim, Guarantee)
-            else "nothing"
-        )
-        guessed = f"{100 * accuracy.mean():.1f} ± {100 * accuracy.std():.1f}"
-        cells = (name, guessed, proved, f"{max(estimates):.2f}", f"{found[best].epsilon:.2f}")
-        print(
-            f"| {' | '.join(cells)} | {best if found[best].epsilon else '-'} | {found[best].ceiling:.2f} |",
-            flush=True,
+            is_finite = (curve.fpr > 0) & (curve.tpr > 0)
+            estimates.append(np.log(curve.tpr[is_finite] / curve.fpr[is_finite]).max())
+        best = max(bounds, key=lambda observation: bounds[observation].epsilon)
+        print_row(
+            name,
+            format_deviation(100 * accuracy, 1),
+            proved,
+            f"{max(estimates):.2f}",
+            f"{bounds[best].epsilon:.2f}",
+            best if bounds[best].epsilon else "-",
+            f"{bounds[best].ceiling:.2f}",
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser(__doc__)
+    parts = parser.add_subparsers(required=True, metavar="{loss,leaks,roc,bounds}")
+    loss = parts.add_parser("loss", help="the loss attack on condensed sets")
+    loss.add_argument("--data", nargs="+", default=["fashion-mnist"])
+    loss.add_argument("--method", nargs="+", default=["distribution-matching", "real-subset"])
+    loss.add_argument(
+        "--ratio",
+        nargs="+",
+        type=float,
+        default=[0.002, 0.01, 0.02],
+        help="released images over records",
     )
-    ways = parser.add_subparsers(required=True)
-    table = ways.add_parser("loss")
-    table.add_argument("--data", nargs="+", default=["fashion-mnist"])
-    table.add_argument("--method", nargs="+", default=["distribution-matching", "real-subset"])
-    table.add_argument("--ratio", nargs="+", type=float, default=[0.002, 0.01, 0.02])
-    table.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    table.add_argument("--preparations", type=int, default=10)
-    table.add_argument("--epochs", type=int, default=300)
-    table.add_argument("--folder", type=Path, required=True)
-    table.add_argument("--device", default="auto")
-    table.add_argument("--verbose", action="store_true")
-    table.set_defaults(way=loss)
-    generators = ways.add_parser("leaks")
-    generators.add_argument("--data", default="celeba")
-    generators.add_argument(
-        "--ways", nargs="+", default=["conditional-gan"], metavar="METHOD[@EPSILON]"
+    loss.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings")
+    loss.add_argument("--preparations", type=int, default=10, help="number of victims")
+    loss.add_argument("--epochs", type=int, default=300, help="epochs of a classifier")
+    loss.add_argument("--folder", type=Path, required=True, help="folder of the shadows")
+    loss.add_argument("--device", default="auto")
+    loss.add_argument("--verbose", action="store_true", help="print finished preparations")
+    loss.set_defaults(function=run_loss)
+    leaks = parts.add_parser("leaks", help="GAN-Leaks on generators")
+    leaks.add_argument("--data", default="celeba")
+    leaks.add_argument(
+        "--methods", nargs="+", default=["conditional-gan"], metavar="METHOD[@EPSILON]"
     )
-    generators.add_argument(
+    leaks.add_argument(
         "--attacks", nargs="+", default=["gan-leaks-full", "gan-leaks-partial", "gan-leaks-white"]
     )
-    generators.add_argument("--size", type=int, help="members; else half of the training images")
-    generators.add_argument(
+    leaks.add_argument(
+        "--size", type=int, help="number of members; default: half of the training images"
+    )
+    leaks.add_argument(
         "--references",
         type=int,
         default=0,
-        help="releases of yet other records, by which scores are calibrated",
+        help="number of releases of other records that calibrate the scores",
     )
-    generators.add_argument(
+    leaks.add_argument(
         "--null",
         action="store_true",
-        help="attack one such release, too, with candidates whom it does not know",
+        help="also attack a release that has none of the candidates",
     )
-    generators.add_argument("--pictures", type=Path, help="a folder for 64 images of each release")
-    generators.add_argument(
-        "--keep",
-        type=Path,
-        help="a folder for the releases; those that are there are not made again",
+    leaks.add_argument("--image-folder", type=Path, help="folder for 64 images of each release")
+    leaks.add_argument(
+        "--release-folder", type=Path, help="folder of the releases; stored ones are loaded"
     )
-    generators.add_argument("--candidates", type=int, default=1000, help="of each side")
-    generators.add_argument(
-        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of ways without an epsilon"
+    leaks.add_argument("--candidates", type=int, default=1000, help="candidates of each side")
+    leaks.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of the methods without an epsilon",
     )
-    generators.add_argument("--preparations", type=int, default=3)
-    generators.add_argument("--seed", type=int, default=0, help="of the first preparation")
-    generators.add_argument("--device", default="auto")
-    generators.set_defaults(way=leaks)
-    drawn = ways.add_parser("roc")
-    drawn.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
-    drawn.add_argument("--observation", default="confidence")
-    drawn.add_argument("--out", type=Path, default=Path("lira.png"))
-    drawn.set_defaults(way=curves)
-    both = ways.add_parser("bounds")
-    both.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
-    both.set_defaults(way=bounds)
-    asked = parser.parse_args()
-    asked.way(asked)
+    leaks.add_argument("--preparations", type=int, default=3, help="number of splits")
+    leaks.add_argument("--seed", type=int, default=0, help="seed of the first split")
+    leaks.add_argument("--device", default="auto")
+    leaks.set_defaults(function=run_leaks)
+    roc = parts.add_parser("roc", help="ROC curves of LiRA")
+    roc.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
+    roc.add_argument("--observation", default="confidence")
+    roc.add_argument("--out", type=Path, default=Path("lira.png"))
+    roc.set_defaults(function=draw_roc_curves)
+    bounds = parts.add_parser("bounds", help="bounds of epsilon")
+    bounds.add_argument("folders", nargs="+", metavar="NAME=FOLDER")
+    bounds.set_defaults(function=run_bounds)
+    options = parser.parse_args()
+    options.function(options)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,41 @@
-"""How much the classical classifiers gain when images are rounded to 8 bits, as in a file, instead of the floats of a generator.
+"""How much classical classifiers gain when the floats of a generator are rounded to 8 bits.
 
 python bench/rounding.py bench/table1/mnist-merf-1 mnist --count 6000
 """
 
 from __future__ import annotations
 
-import argparse
+from environment import load_public, make_parser, print_header, print_row
 
-import privot
-from privot.data.dataset import Public, Records
+from privot.data.dataset import Records
 from privot.measures.classical import CLASSICAL_CLASSIFIERS, fit_predict_all
 from privot.release import Release
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("release")
-    parser.add_argument("data")
-    parser.add_argument("--count", type=int, default=6000)
-    asked = parser.parse_args()
-    test = privot.load(asked.data, "test", public=True)
-    assert isinstance(test, Public)
+    parser = make_parser(__doc__)
+    parser.add_argument("release", help="folder of a release")
+    parser.add_argument("data", help="its dataset, such as mnist")
+    parser.add_argument("--count", type=int, default=6000, help="number of samples")
+    options = parser.parse_args()
+    test = load_public(options.data, "test")
     images, labels = test.records()
-    train = Records(*Release.load(asked.release).sample(asked.count))
-    print(
-        f"\n{asked.release}, {asked.count} samples\n\n| classifier | floats % | 8 bits % |\n|---|---|---|"
-    )
-    totals = [0.0, 0.0]
-    found = [
-        fit_predict_all(
-            list(CLASSICAL_CLASSIFIERS),
-            train,
-            images,
-            test.spec.num_classes,
-            0,
-            round_to_8_bits=rounded,
-        )
+    train = Records(*Release.load(options.release).sample(options.count))
+    print(f"\n{options.release}, {options.count} samples\n")
+    print_header("classifier", "floats %", "8 bits %")
+    names = list(CLASSICAL_CLASSIFIERS)
+    predictions = [
+        fit_predict_all(names, train, images, test.spec.num_classes, 0, round_to_8_bits=rounded)
         for rounded in (False, True)
     ]
-    for name in CLASSICAL_CLASSIFIERS:
-        scores = [100 * (each[name][0] == labels).double().mean().item() for each in found]
-        totals = [
-            total + score / len(CLASSICAL_CLASSIFIERS)
-            for total, score in zip(totals, scores, strict=True)
-        ]
-        print(f"| {name} | {scores[0]:.1f} | {scores[1]:.1f} |", flush=True)
-    print(f"| mean of the twelve | {totals[0]:.1f} | {totals[1]:.1f} |")
+    accuracies = {
+        name: [100 * (fitted[name][0] == labels).double().mean().item() for fitted in predictions]
+        for name in names
+    }
+    for name, (floats, rounded) in accuracies.items():
+        print_row(name, f"{floats:.1f}", f"{rounded:.1f}")
+    means = (sum(column) / len(names) for column in zip(*accuracies.values(), strict=True))
+    print_row(f"mean of the {len(names)}", *(f"{accuracy:.1f}" for accuracy in means))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,47 @@
-"""Shadows of a method on real data: seconds by part, and what LiRA makes of them, each shadow once the victim of the others.
+"""Shadows of a method on real data: seconds of each part, and the result of LiRA.
 
-    python bench/shadows.py --data fashion-mnist --method distribution-matching --shadows 256 --ratio .01 --folder F
-    python bench/shadows.py --data digits --shadows 256 --per-class 3 --iterations 100 --epochs 100 --workers 2 --folder F
-    python bench/shadows.py --data fashion-mnist --method real-subset --shadows 256 --ratio .01 --folder G   # the baseline of the same size
+    python bench/shadows.py --data fashion-mnist --method distribution-matching --shadows 256 \\
+        --ratio .01 --folder F
+    python bench/shadows.py --data digits --shadows 256 --per-class 3 --steps 100 --epochs 100 \\
+        --workers 2 --folder F
+    python bench/shadows.py --data fashion-mnist --method real-subset --shadows 256 --ratio .01 \\
+        --folder G     # the baseline of the same size
 
-Prints one Markdown row a run. All training images are candidates, and a shadow has a random half of them; --ratio is of that half. A run
-that was broken off goes on in the same folder. With workers the parts overlap, and only the whole is timed.
+Prints one Markdown row for each run. All training images are candidates, and a shadow has a random
+half of them; --ratio is of that half. In LiRA each shadow is once the victim of the others. An
+interrupted run resumes in the same folder. With workers the parts overlap, so only the total is
+timed.
 
-Work for 256 shadows of Fashion-MNIST at ratio .01 (30 images a class; a ConvNet of width 128 takes 0.097 GFLOP an image): an iteration of
-DM takes 2 x 76,800 synthetic and 2 x 5,120 real images through it, 15.8 TFLOP; 300 epochs of all classifiers are 3 x 300 x 76,800 images,
-6.7 PFLOP; both queries of all candidates are 256 x 120,000 images, 3.0 PFLOP.
+Work for 256 shadows of Fashion-MNIST at ratio .01 (30 images a class; a ConvNet of width 128 takes
+0.097 GFLOP an image): a step of DM takes 2 x 76,800 synthetic and 2 x 5,120 real images through the
+network, 15.8 TFLOP; 300 epochs of all classifiers are 3 x 300 x 76,800 images, 6.7 PFLOP; both
+observations of all candidates are 256 x 120,000 images, 3.0 PFLOP.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from environment import commit, hardware
+from environment import (
+    format_environment,
+    load_public,
+    make_parser,
+    parse_settings,
+    print_header,
+    print_row,
+)
 
-import privot
+from privot.attacks.membership.lira import lira_leave_one_out
 from privot.attacks.shadows.config import ShadowConfig
 from privot.attacks.shadows.runner import prepare_shadows
 from privot.attacks.shadows.store import ShadowStore
-from privot.data.dataset import Public
+from privot.audit import compute_roc
 from privot.runtime import Runtime
 
-HEAD = (
+COLUMNS = (
     "data",
     "method",
     "epsilon",
@@ -42,128 +52,114 @@ HEAD = (
     "accuracy",
     "releases",
     "classifiers",
-    "observing",
-    "whole",
+    "observations",
+    "total",
     "memory",
     "LiRA AUC",
     "TPR at 0.1 %",
     "LiRA",
 )
-RATE = 0.001
+FPR = 0.001
+PARTS = ("releases", "classifiers", "observations")
+PART_OF_STAGE = {"shadows": "observations", "training classifiers": "classifiers"}
 
 
-def attacked(prepared: ShadowStore) -> tuple[str, str]:
-    """AUC and TPR at a low rate of LiRA over all pairs of a victim and a candidate; dashes where the attack is not at hand."""
-    with contextlib.suppress(ImportError):
-        from privot import audit
-        from privot.attacks.membership import lira
+class PartClock:
+    """Measures the seconds of each part from the progress reports."""
 
-        members = prepared.load_membership()
-        scores = lira.lira_leave_one_out(prepared.load_observation("confidence"), members)
-        inside = scores[members]
-        outside = scores[~members]
-        point = audit.estimate_tpr_at_fpr(inside, outside, (RATE,)).points[
-            0
-        ]  # its bounds take pairs as independent, and these are not
-        return f"{audit.compute_roc(inside, outside).auc:.4f}", f"{100 * point.tpr:.3f} %"
-    return "-", "-"
+    def __init__(self, device: torch.device):
+        self.is_cuda = device.type == "cuda"
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.last = time.perf_counter()
+
+    def __call__(self, stage: str, step: int, total: int, **facts: object) -> None:
+        if step == total and self.is_cuda:
+            torch.cuda.synchronize()  # otherwise the end of a stage would count for the next one
+        now = time.perf_counter()
+        self.seconds[PART_OF_STAGE.get(stage, "releases")] += now - self.last
+        self.last = now
+
+
+def attack(store: ShadowStore) -> tuple[float, float]:
+    """Compute AUC and TPR at a low FPR of LiRA, over all pairs of a victim and a candidate."""
+    members = store.load_membership()
+    scores = lira_leave_one_out(store.load_observation("confidence"), members)
+    curve = compute_roc(scores[members], scores[~members])
+    return curve.auc, float(curve.measured_tpr_at((FPR,))[0])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--method", default="distribution-matching")
     parser.add_argument("--epsilon", type=float)
-    parser.add_argument("--shadows", type=int, default=256)
+    parser.add_argument("--shadows", type=int, default=256, help="number of shadows")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--ratio", type=float)
-    size.add_argument("--per-class", type=int)
-    parser.add_argument("--iterations", type=int, default=1000, help="of distribution matching")
-    parser.add_argument("--epochs", type=int, default=300)
-    parser.add_argument("--at-once", type=int, default=128)
+    size.add_argument("--ratio", type=float, help="released images over a shadow's records")
+    size.add_argument("--per-class", type=int, help="released images of each class")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of distribution matching")
+    parser.add_argument("--epochs", type=int, default=300, help="epochs of a classifier")
+    parser.add_argument("--shadows-per-batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the shadows")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes")
+    parser.add_argument("--ray", action="store_true", help="run on a Ray cluster")
     parser.add_argument("--device", default="auto")
-    asked = parser.parse_args()
-    settings = dict(each.split("=", 1) for each in asked.set)
-    size_settings = {"ratio": asked.ratio, "images_per_class": asked.per_class}
-    settings |= {key: value for key, value in size_settings.items() if value is not None}
-    if asked.method == "distribution-matching":
-        settings.setdefault("steps", asked.iterations)
-    box = privot.load(asked.data, public=True)
-    runtime = Runtime(asked.device)
-    assert isinstance(box, Public)
-    if asked.method == "distribution-matching" and box.spec.shape[1] < 24:
-        settings.setdefault("net_width", 16)  # images so small need no more
-    shadows = ShadowConfig(
-        folder=asked.folder,
-        dataset=box,
-        method=asked.method,
+    options = parser.parse_args()
+    dataset = load_public(options.data)
+    settings: dict[str, object] = dict(parse_settings(options.set))
+    if options.ratio is not None:
+        settings["ratio"] = options.ratio
+    if options.per_class is not None:
+        settings["images_per_class"] = options.per_class
+    if options.method == "distribution-matching":
+        settings.setdefault("steps", options.steps)
+        if dataset.spec.shape[1] < 24:
+            settings.setdefault("net_width", 16)  # enough for such small images
+    config = ShadowConfig(
+        folder=options.folder,
+        dataset=dataset,
+        method=options.method,
         settings=settings,
-        epsilon=asked.epsilon,
-        num_shadows=asked.shadows,
-        seed=asked.seed,
-        epochs=asked.epochs,
-        shadows_per_batch=asked.at_once,
+        epsilon=options.epsilon,
+        num_shadows=options.shadows,
+        seed=options.seed,
+        epochs=options.epochs,
+        shadows_per_batch=options.shadows_per_batch,
     )
-    seconds: dict[str, float] = defaultdict(float)
-    begin = last = time.perf_counter()
-
-    def told(stage: str, step: int, of: int, **facts: object) -> None:
-        nonlocal last
-        if step == of and runtime.torch_device.type == "cuda":
-            torch.cuda.synchronize()  # or the end of a stage would count as the next one's
-        now = time.perf_counter()
-        part = {"shadows": "observing", "training classifiers": "classifiers"}.get(
-            stage, "releases"
-        )
-        seconds[part] += now - last
-        last = now
-
-    prepared = prepare_shadows(shadows, runtime, told, num_workers=asked.workers, use_ray=asked.ray)
-    whole = time.perf_counter() - begin
-    memory = (
-        torch.cuda.max_memory_allocated() / 2**30 if runtime.torch_device.type == "cuda" else 0.0
+    runtime = Runtime(options.device)
+    device = runtime.torch_device
+    clock = PartClock(device)
+    start = time.perf_counter()
+    store = prepare_shadows(
+        config, runtime, clock, num_workers=options.workers, use_ray=options.ray
     )
-    begin = time.perf_counter()
-    auc, tpr = attacked(prepared)
-    attack = time.perf_counter() - begin
-    accuracy = prepared.load_fact("accuracy_out")
-    apart = asked.workers == 1 and not asked.ray
-    tensors = prepared.load_release(0).artifact.tensors
-    made = len(tensors["labels"]) // box.spec.num_classes if "labels" in tensors else "-"
-    parts = [
-        f"{seconds[part]:.0f} s" if apart else "-"
-        for part in ("releases", "classifiers", "observing")
-    ]
-    guessed = f"{100 * accuracy.mean():.2f} ± {100 * accuracy.std():.2f}"
-    row = (
-        asked.data,
-        asked.method,
-        "-" if asked.epsilon is None else f"{asked.epsilon:g}",
-        asked.shadows,
-        made,
+    total_seconds = time.perf_counter() - start
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    start = time.perf_counter()
+    auc, tpr = attack(store)
+    attack_seconds = time.perf_counter() - start
+    accuracy = store.load_fact("accuracy_out")
+    tensors = store.load_release(0).artifact.tensors
+    is_sequential = options.workers == 1 and not options.ray
+    print(f"\n{format_environment()}\n")
+    print_header(*COLUMNS)
+    print_row(
+        options.data,
+        options.method,
+        "-" if options.epsilon is None else f"{options.epsilon:g}",
+        options.shadows,
+        len(tensors["labels"]) // dataset.spec.num_classes if "labels" in tensors else "-",
         " ".join(f"{key}={value}" for key, value in settings.items()),
-        asked.epochs,
-        guessed,
-        *parts,
-        f"{whole:.0f} s",
+        options.epochs,
+        f"{100 * accuracy.mean():.2f} ± {100 * accuracy.std():.2f}",
+        *(f"{clock.seconds[part]:.0f} s" if is_sequential else "-" for part in PARTS),
+        f"{total_seconds:.0f} s",
         f"{memory:.1f} GiB",
-        auc,
-        tpr,
-        f"{attack:.0f} s",
-    )
-    print(
-        f"\n{datetime.now(UTC):%Y-%m-%d}, {hardware()}, torch {torch.__version__}, commit {commit()}\n"
-    )
-    print(
-        f"| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|\n| {' | '.join(map(str, row))} |",
-        flush=True,
+        f"{auc:.4f}",
+        f"{100 * tpr:.3f} %",
+        f"{attack_seconds:.0f} s",
     )
 
 
