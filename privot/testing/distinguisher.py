@@ -264,7 +264,7 @@ def _draw_shards_noted(sampling: Shards, count: int, rng: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def expose_true_values(noise_share: float = 1.0) -> Iterator[None]:
+def _expose_true_values(noise_share: float = 1.0) -> Iterator[None]:
     """Give true values, draws and the secret order to the adversary.
 
     Args:
@@ -309,7 +309,7 @@ def _open_gate(dataset: Sensitive, plan: Plan) -> Gate:
     return Gate(dataset, plan, ledger, ledger, runtime=_RUNTIME)
 
 
-def score_run(method: Method, plan: Plan, real: Sensitive, pair: tuple[Sensitive, ...]) -> float:
+def _score_run(method: Method, plan: Plan, real: Sensitive, pair: tuple[Sensitive, ...]) -> float:
     """Run a method until its last query and give the log likelihood ratio of all results.
 
     Args:
@@ -338,7 +338,7 @@ def score_run(method: Method, plan: Plan, real: Sensitive, pair: tuple[Sensitive
     return gate.score
 
 
-def plan_audit(method: Method, epsilon: float | None) -> tuple[Plan, tuple[Sensitive, Sensitive]]:
+def _plan_audit(method: Method, epsilon: float | None) -> tuple[Plan, tuple[Sensitive, Sensitive]]:
     """Plan an audit of a method on the worst neighbours.
 
     Args:
@@ -368,10 +368,10 @@ def score_runs(
     Returns:
         Scores with the canary [num_runs], scores without it [num_runs], and the plan.
     """
-    plan, pair = plan_audit(method, epsilon)
-    with expose_true_values(noise_share):
+    plan, pair = _plan_audit(method, epsilon)
+    with _expose_true_values(noise_share):
         scores = [
-            np.array([score_run(method, plan, real, pair) for _ in range(num_runs)])
+            np.array([_score_run(method, plan, real, pair) for _ in range(num_runs)])
             for real in (pair[1], pair[0])
         ]
     return scores[0], scores[1], plan

@@ -17,10 +17,12 @@ import privot as package
 from privot.cli import app, demo
 from privot.privacy.ledger import Ledger
 from privot.privacy.ledger_lookup import ledger_path
+from privot.testing import score_runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(package.__file__).parents[1]
+MADE_UP_RECORDS = "privot.testing.distinguisher"
 COUNTED = ("budget", "reserve", "part", "internal")  # ask and commit lines belong to a reservation
 MERF = format_settings(
     {key: value for key, value in choose_tiny_settings("merf").items() if key != "noise_multiplier"}
@@ -84,6 +86,9 @@ def test_whatever_makes_a_gate_is_in_the_table_as_charged():
         calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         if any(ast.unparse(function).split(".")[-1] == "Gate" for function in calls):
             modules.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    modules.remove(MADE_UP_RECORDS)
+    signature = inspect.signature(score_runs)  # it takes no dataset
+    assert list(signature.parameters) == ["method", "num_runs", "noise_share", "epsilon"]
     charged = [command for command, row in ROWS.items() if "reserve" in row[2]]
     assert len(modules) >= 4
     assert modules <= {resolve(name).__module__ for row in charged for name in list_names(row)}
