@@ -6,6 +6,7 @@ import os
 import posix
 import sys
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -46,8 +47,23 @@ def pytest_configure(config):
     )
 
 
+def read_slow_tests():
+    """The node ids in slow_tests.txt."""
+    node_ids = set()
+    file = ""
+    for line in Path(__file__).with_name("slow_tests.txt").read_text().splitlines():
+        if line.startswith("    "):
+            node_ids.add(f"{file}::{line.strip()}")
+        else:
+            file = line
+    return node_ids
+
+
 def pytest_collection_modifyitems(items):
+    slow_tests = read_slow_tests()
     for item in items:
+        if not slow_tests.isdisjoint((item.nodeid, item.nodeid.split("[")[0])):
+            item.add_marker("slow")
         for fixture, marker in (("trust", "trust"), ("data_file", "data")):
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
