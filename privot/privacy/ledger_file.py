@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from privot.errors import LedgerError
 
+LINE_START = b'{"n":'  # of every line
 GENESIS_DIGEST = hashlib.sha256(b"privot ledger 2").hexdigest()  # ``prev`` of the first line
 
 
@@ -126,9 +127,14 @@ class LedgerFile:
             content = file.read()
         if size < self._offset:
             raise LedgerError(f"{self.path}: the ledger was cut short. Restore it from its backup.")
-        # What follows the last newline is from a call that crashed and never returned.
-        for line in content.split(b"\n")[:-1]:
+        *lines, partial_line = content.split(b"\n")
+        for line in lines:
             self._read_line(line)
+        # What follows the last newline is from a call that crashed and never returned: the
+        # beginning of a line, or zeros of a disk that lost power. Anything else is another file.
+        is_line_start = partial_line[: len(LINE_START)] == LINE_START[: len(partial_line)]
+        if partial_line.strip(b"\0") and not is_line_start:
+            raise LedgerError(f"{self.path} is not a ledger. Name another file with --ledger.")
         # Only the very first line can be older than its head.
         if head is None and len(self._entries) > 1:
             raise LedgerError(f"{self._head_path} is missing. Restore it from its backup.")

@@ -266,6 +266,15 @@ def test_sampled_runs_of_two_relations_are_added_up_for_replace(ledger, first):
 # A torn tail
 
 
+@pytest.mark.parametrize("content", [b"[[", b"ages of my patients", b'{"name": 1}'])
+def test_another_file_is_refused_and_not_changed(tmp_path, content):
+    path = tmp_path / "notes.json"
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match="is not a ledger"):
+        Ledger(path).reserve(plan(), "run")
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_torn_tail_is_dropped(tmp_path, stride):
     # A crash in the middle of a line, at every byte: that call never returned, so nothing was read for it.
@@ -565,7 +574,7 @@ def test_a_process_that_saw_later_lines_sees_a_rollback(how, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("writers", "count"), [(16, 5), pytest.param(16, 1000, marks=pytest.mark.slow)]
+    ("writers", "count"), [(16, 5), pytest.param(16, 300, marks=pytest.mark.slow)]
 )
 @pytest.mark.timeout(1200)
 def test_sixteen_processes(writers, count, forks, tmp_path, trust):

@@ -54,9 +54,9 @@ def test_calibration_never_exceeds_the_budget_and_is_tight(stages, target, neigh
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 @calibrations
-def test_three_thousand_calibrations(stages, target, neighbours):
+def test_a_thousand_calibrations(stages, target, neighbours):
     check_calibration(stages, target, neighbours)
 
 
