@@ -44,15 +44,15 @@ class CheckedMethod:
     audit_settings: Mapping[str, Any]
     folder: Path
 
-    def build(self, **changes: Any) -> Method:
-        """Build the method with its tiny settings, but for the changes."""
+    def make(self, **changes: Any) -> Method:
+        """Make the method with its tiny settings, but for the changes."""
         return self.method_class(**{**self.settings, **changes})
 
-    def build_budgeted(self, **changes: Any) -> Method:
+    def make_budgeted(self, **changes: Any) -> Method:
         """Build the method without a fixed noise, so that the budget decides."""
         if "noise_multiplier" in self.settings:
             changes = {"noise_multiplier": None, **changes}
-        return self.build(**changes)
+        return self.make(**changes)
 
 
 def synthesize_tiny(method: Method, spec: Spec | None = None, **options: Any) -> Release:

@@ -65,7 +65,7 @@ def _check_citation(citation: str) -> None:
 def check_settings(case: CheckedMethod) -> None:
     """Settings survive a manifest and a command line, and unusable values are SettingErrors."""
     hints = _get_type_hints(case.method_class)
-    for method in (case.method_class(), case.build()):
+    for method in (case.method_class(), case.make()):
         settings = dataclasses.asdict(method)  # type: ignore[call-overload]
         words = {
             name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -76,10 +76,10 @@ def check_settings(case: CheckedMethod) -> None:
                 name: _parse_setting(name, value, hints[name]) for name, value in source.items()
             }
             require(case.method_class(**values) == method, "settings do not survive as text")
-    spec = choose_spec(case.build())
+    spec = choose_spec(case.make())
     for name, value, is_unusable in _list_bad_values(case):
         try:
-            method = case.build(**{name: value})
+            method = case.make(**{name: value})
             method.plan(spec)
         except PrivotError:
             continue
@@ -105,7 +105,7 @@ def _list_bad_values(case: CheckedMethod) -> Iterator[tuple[str, Any, bool]]:
 
 def check_plan(case: CheckedMethod) -> None:
     """Planning reads nothing, gives the same plan each time, and keeps to the budget."""
-    method = case.build()
+    method = case.make()
     spec = choose_spec(method)
     first = method.plan(spec)
     method.forecast(spec, first)  # imports of the first use
@@ -127,7 +127,7 @@ def check_plan(case: CheckedMethod) -> None:
     require(plan == first, "two plans of one method differ")
     require(Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan, "no JSON of the plan")
     json.dumps(forecast)
-    method = case.build_budgeted()
+    method = case.make_budgeted()
     if has_no_mechanism(method):
         try:
             resolve_plan(spec, method, Budget(2.0))

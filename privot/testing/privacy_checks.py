@@ -23,7 +23,7 @@ _NUM_AUDIT_RUNS = 4
 
 def check_neighbours(case: CheckedMethod) -> None:
     """Nothing around the gate depends on the records; true values keep to their sensitivity."""
-    method = case.build()
+    method = case.make()
     if has_no_mechanism(method):
         return
     leaks = find_leaks(method, make_records(), choose_spec(method), case.folder / "run")
@@ -37,10 +37,10 @@ def check_audit(case: CheckedMethod) -> None:
     This is the control of an audit, and takes a few runs. `privot.testing.score_runs` with many
     runs and the full noise gives the scores for `privot.audit.audit_many_runs`.
     """
-    method = case.build()
+    method = case.make()
     if not method.plan(choose_spec(method)).stages:
         return
-    method = case.build(**{**case.audit_settings, "noise_multiplier": 2.0})
+    method = case.make(**{**case.audit_settings, "noise_multiplier": 2.0})
     inside, outside, plan = score_runs(method, _NUM_AUDIT_RUNS, noise_share=0.0, epsilon=None)
     is_sampled = any(type(stage.sampling).__name__ != "Full" for stage in plan.stages)
     # A run in which the canary is never drawn tells nothing. Two of four are no chance.
@@ -52,7 +52,7 @@ def check_audit(case: CheckedMethod) -> None:
 
 def check_devices(case: CheckedMethod) -> None:
     """No tensor of a GPU meets one of the CPU, on a second device that the CPU simulates."""
-    method = case.build()
+    method = case.make()
     dataset = make_method_input(method, *make_records(), choose_spec(method))
     options: dict[str, Any] = {
         "ledger": case.folder / "ledger.jsonl",

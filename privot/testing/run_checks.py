@@ -38,7 +38,7 @@ from privot.testing.tiny_data import (
 
 def check_release(case: CheckedMethod) -> None:
     """A run makes a valid release, whose guarantee is what the ledger was charged."""
-    method = case.build()
+    method = case.make()
     ledger = Ledger(case.folder / "tiny.jsonl")
     reports: list[tuple[int, int, float]] = []
 
@@ -116,7 +116,7 @@ def check_declared_sizes(case: CheckedMethod) -> None:
     """A run with declared class sizes does not fail after it was charged."""
     labels = make_records()[1]
     class_sizes = tuple(int((labels == label).sum()) for label in range(NUM_CLASSES))
-    method = case.build()
+    method = case.make()
     spec = dataclasses.replace(choose_spec(method), size=len(labels), class_sizes=class_sizes)
     release = synthesize_tiny(method, spec, ledger=case.folder / "ledger.jsonl")
     require(release.sample(NUM_CLASSES)[0].isfinite().all(), "samples are not finite")
@@ -124,7 +124,7 @@ def check_declared_sizes(case: CheckedMethod) -> None:
 
 def check_replay(case: CheckedMethod) -> None:
     """Equal query results give the same release bit by bit, whenever checkpoints are saved."""
-    method = case.build()
+    method = case.make()
     if not method.plan(choose_spec(method)).stages:
         return
     dataset = seal_records(*make_records(), choose_spec(method))
@@ -149,7 +149,7 @@ def check_resume(case: CheckedMethod) -> None:
     The release is the same, unless the gate does not store the results of a stage: then the results
     after the last checkpoint are lost.
     """
-    method = case.build()
+    method = case.make()
     stages = method.plan(choose_spec(method)).stages
     if not stages:
         return

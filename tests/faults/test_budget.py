@@ -71,7 +71,7 @@ def check_limit(folder, budget, asked):
 
 @pytest.mark.parametrize("examples", [20, pytest.param(1860, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1200)
-def test_never_more_than_the_wall(examples, tmp_path, trust):
+def test_never_more_than_the_limit(examples, tmp_path, trust):
     asked = []
 
     @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
@@ -82,7 +82,7 @@ def test_never_more_than_the_wall(examples, tmp_path, trust):
 
     check()
     count = sum(asked)
-    trust("B3", "random plans asked for under a random wall, none beyond it", count, of=count)
+    trust("B3", "random plans under a random limit, none beyond it", count, of=count)
 
 
 def test_the_last_query_is_refused_not_rounded(ledger):

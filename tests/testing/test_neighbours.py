@@ -54,7 +54,7 @@ def declare_for(leaking_class):
 def test_methods_leak_nothing_around_the_gate(name, folder, trust):
     method = make_tiny_method(name)
     assert list(find_leaks(method, make_records(), choose_spec(method), folder)) == []
-    note = "pairs of data sets that nothing told apart, 12 kinds a method"
+    note = "pairs of datasets without a difference around the gate, 12 kinds a method"
     trust("G3", note, len(CHANGES), of=len(CHANGES))
 
 
@@ -73,7 +73,7 @@ def test_methods_leak_nothing_through_a_reader(name, reader, folder, trust, requ
     method = make_tiny_method(name)
     arguments = method, make_records(), choose_spec(method), folder, reader, changes
     assert list(find_file_leaks(*arguments)) == []
-    trust("G3", "methods run on neighbouring files that nothing told apart", 1, of=1)
+    trust("G3", "methods run on neighbouring files without a difference", 1, of=1)
 
 
 @pytest.mark.parametrize("reader", READERS)
