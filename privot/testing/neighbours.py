@@ -137,7 +137,8 @@ def change_records(change: str, images: np.ndarray, labels: np.ndarray, spec: Sp
     """
     if change in CLIENT_CHANGES:
         return CLIENT_CHANGES[change](images, labels)
-    other, other_labels = images, labels
+    other = images
+    other_labels = labels
     if change != UNCHANGED:
         other, other_labels = CHANGES[change](images, labels)
     if spec.size and len(other_labels) < spec.size:
