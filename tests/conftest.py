@@ -23,7 +23,7 @@ from privot.data.spec import Spec
 from privot.privacy import accounting
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
-from privot.runtime import checkpoint, use_threads
+from privot.runtime import Runtime, checkpoint, use_threads
 
 
 def pytest_addoption(parser):
@@ -120,6 +120,20 @@ def fixed_checkpoint_count():
 def no_fsync():
     """No test cuts the power: `os.fsync` only looks at its descriptor here. Not in children, nor where `real_fsync` is asked for."""
     with mock.patch.object(os, "fsync", lambda file: os.fstat(file) and None):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cpu_by_default():
+    """The device "auto" is the CPU, also where there is a GPU: tests of a GPU name it."""
+    get_device = Runtime.torch_device.fget
+
+    def get_cpu_unless_named(runtime):
+        if runtime.device == "auto" and "RANK" not in os.environ:
+            return torch.device("cpu")
+        return get_device(runtime)
+
+    with mock.patch.object(Runtime, "torch_device", property(get_cpu_unless_named)):
         yield
 
 

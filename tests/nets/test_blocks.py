@@ -216,7 +216,6 @@ def test_a_block_in_half_precision_on_a_gpu_is_near_the_plain_one():
 
 INTERPRETED = """
 import torch
-from support.triton_interpreter import run_interpreted
 from torch.nn.functional import avg_pool2d, conv2d, group_norm
 from privot.nets.kernels.conv_norm_relu_pool import (
     conv_norm_relu_pool,

@@ -1,8 +1,6 @@
 """Sliced transport against POT, against plans written out, and against scikit-learn's isotonic regression; gradients by differences."""
 
-import importlib.util
 import math
-import os
 
 import numpy as np
 import pytest
@@ -225,67 +223,6 @@ def test_a_step_leaves_the_precision_of_products_alone():
 
 
 # Counting instead of sorting
-
-HAS_TRITON = importlib.util.find_spec("triton") and (
-    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-)
-needs_triton = pytest.mark.skipif(
-    not HAS_TRITON, reason="needs Triton, and a GPU or TRITON_INTERPRET=1"
-)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def count_gaps(values, targets, bins):
-    """The formula of kernels.sliced, a row at a time, in float32 where the bin of a value depends on it."""
-    gaps = np.empty_like(values)
-    for row, (value, target) in enumerate(zip(values, targets, strict=True)):
-        least = value.min()
-        width = np.maximum(value.max() - least, np.float32(1e-30))
-        position = (value - least) * (np.float32(bins - 1) / width) + np.float32(0.5)
-        own = position.astype(np.int64).clip(0, bins - 1)
-        counts = np.bincount(own, minlength=bins)
-        inside = (position - own).clip(0, 1) * (counts[own] - 1) + 0.5
-        ranks = counts.cumsum()[own] - counts[own] + inside
-        at = ranks * len(target) / len(value) - 0.5
-        first = at.astype(np.int64).clip(0, max(len(target) - 2, 0))
-        one = target[first]
-        two = target[np.minimum(first + 1, len(target) - 1)]
-        gaps[row] = one + (at - first) * (two - one) - value
-    return gaps
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("count", "blocks"),
-    [(300, 300), (3000, 50), (5000, 5000), (3000, 1), (10, 20), (1, 1), (2, 1), (1, 7)],
-)
-def test_counted_gaps_are_those_of_the_formula_and_nearly_those_of_ranks(count, blocks):
-    from privot.transport.kernels.sliced import NUM_BINS, binned_displacements
-
-    values = make_points(2, 3, count, dtype=torch.float32)
-    targets = make_targets(2, 3, blocks, seed=1, dtype=torch.float32)
-    found, again = (
-        binned_displacements(values.to(DEVICE), targets.to(DEVICE)).cpu() for _ in range(2)
-    )
-    assert torch.equal(found, again)
-    expected = count_gaps(values.view(6, -1).numpy(), targets.view(6, -1).numpy(), NUM_BINS)
-    # a value on the edge of two bins, which another rounding puts in the other
-    num_far = int(((found.view(6, -1) - torch.from_numpy(expected)).abs() > 1e-3).sum())
-    assert num_far <= max(2, 0.005 * found.numel())
-    by_rank = slice_targets(values, targets) - values
-    tolerance = (0.05 if count > 10 else 0.001) ** 2
-    assert mean_square(found - by_rank) <= tolerance * mean_square(by_rank)
-
-
-@needs_triton
-def test_equal_values_are_counted_in_the_middle():
-    from privot.transport.kernels.sliced import binned_displacements
-
-    values = torch.full((1, 100), 2.0, device=DEVICE)
-    targets = torch.tensor([[1.0, 3.0]], device=DEVICE)
-    zeros = torch.zeros_like(values)
-    assert_close(binned_displacements(values, targets), zeros, rtol=0, atol=1e-5)
-    binned_displacements(values * math.nan, targets)  # writes nowhere else
 
 
 @on_devices
