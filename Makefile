@@ -20,8 +20,9 @@ test: $(READY) lint
 test-data: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'data and not slow' -n 2 --dist worksteal
 
+# Branches of the trusted part that the quick tests run.
 coverage: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist worksteal --cov=privot --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist worksteal --cov=privot.privacy --cov-report=term-missing:skip-covered
 
 # The long statistical, fuzz, crash and device tests, with fresh random numbers.
 test-slow: $(READY)
