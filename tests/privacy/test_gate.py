@@ -41,7 +41,7 @@ from privot.privacy.client_partition import client_partition, load_client_order
 from privot.privacy.gate import Gate
 from privot.privacy.ledger import Ledger
 from privot.privacy.noise import SecretRandom, add_noise
-from privot.privacy.plan import Budget, Neighbours, Stage
+from privot.privacy.plan import Budget, Neighbours, Plan, Stage
 from privot.privacy.sampling import Fixed, Full, Poisson, Shards
 from privot.privacy.shard_checkpoint import (
     describe_leftover_checkpoints,
@@ -649,3 +649,12 @@ def test_two_gates_pay_twice(dataset, ledger):
         ask(make_gate(dataset, ledger, SUM))
     assert list_kinds(ledger).count("reserve") == 2
     assert ledger.compute_spent_cost().mu == pytest.approx(math.sqrt(2))
+
+
+def test_a_plan_above_its_budget_opens_no_gate(dataset, ledger):
+    plan = Plan((Stage("means", "sum", 0.5),), Neighbours.REPLACE)
+    budget = Budget(plan.cost().epsilon(1e-5) * 0.99, 1e-5)
+    with pytest.raises(BudgetError, match="costs more than the budget of this run"):
+        Gate(dataset, plan, ledger, budget, runtime=Runtime("cpu"))
+    assert ledger.entries() == []
+    Gate(dataset, plan, ledger, Budget(budget.epsilon * 1.02, 1e-5), runtime=Runtime("cpu"))
