@@ -36,6 +36,7 @@ from privot.privacy.plan import Budget, Neighbours, Plan
 from privot.privacy.sampling import Full, Poisson, Shards
 from privot.runtime import Runtime, Streams, ignore_progress
 from privot.synthesis.preflight import resolve_plan
+from privot.testing.fakes import FreePlan, NullLedger
 from privot.testing.tiny_data import SHAPE
 
 NUM_CLASSES = 2
@@ -57,28 +58,6 @@ _OPERATIONS = (
 _add_noise = secret_side.add_noise
 _draw_poisson = Poisson.draw
 _draw_shards = Shards.draw
-
-
-class _NullLedger:
-    """A ledger that stores nothing and a limit that allows everything."""
-
-    def allows(self, cost: Any) -> bool:
-        return True
-
-    def reserve(self, plan: Any, method: Any, **options: Any) -> int:
-        return 0
-
-    def mark_asked(self, *args: Any) -> None:
-        """Store nothing."""
-
-    commit = mark_asked
-
-
-class _FreePlan(Plan):
-    """A plan whose cost nobody needs."""
-
-    def cost(self, coarse: bool = False) -> Any:
-        return None
 
 
 class _AllQueriesDoneError(Exception):
@@ -305,7 +284,7 @@ def _expose_true_values(noise_share: float = 1.0) -> Iterator[None]:
 
 def _open_gate(dataset: Sensitive, plan: Plan) -> Gate:
     """Open a gate that charges no ledger."""
-    ledger: Any = _NullLedger()
+    ledger: Any = NullLedger()
     return Gate(dataset, plan, ledger, ledger, runtime=_RUNTIME)
 
 
@@ -324,7 +303,7 @@ def _score_run(method: Method, plan: Plan, real: Sensitive, pair: tuple[Sensitiv
     Raises:
         AssertionError: If the method ended before all queries of the plan were made.
     """
-    free_plan = _FreePlan(plan.stages, plan.neighbours)
+    free_plan = FreePlan(plan.stages, plan.neighbours)
     is_sampled = any(not isinstance(stage.sampling, Full) for stage in plan.stages)
     shadows = {}
     for role in ("without", "with", *["out"] * is_sampled):

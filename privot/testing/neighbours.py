@@ -12,7 +12,7 @@ from torch import Tensor
 from privot.data.spec import Spec
 from privot.methods import Method
 from privot.privacy.plan import Neighbours
-from privot.testing.recorder import LOCAL_SPEC, Recording, get_secret_order, record_run
+from privot.testing.recorder import LOCAL_SPEC, Recording, get_array_order, record_run
 from privot.testing.tiny_data import NUM_CLASSES, NUM_CLIENTS, SHAPE, is_local, seal_records
 
 Arrays = tuple[np.ndarray, ...]  # images, labels and, where clients differ, client ids
@@ -182,7 +182,7 @@ def find_leaks(
     for change in changes:
         is_close = change in (UNCHANGED, *NEIGHBOUR_CHANGES[neighbours])
         if is_close not in first_runs:
-            order = get_secret_order(dataset) if is_close else None
+            order = get_array_order(dataset) if is_close else None
             first_runs[is_close] = record_run(method, dataset, folder, order=order)
         first = first_runs[is_close]
         images, labels, *client_ids = change_records(change, *records, spec)
@@ -192,7 +192,7 @@ def find_leaks(
             other,
             folder,
             results=first.results,
-            order=get_secret_order(other) if is_close else None,
+            order=get_array_order(other) if is_close else None,
         )
         outside = next(event for event in second.events if event[0] == "outside")
         if outside[1]:

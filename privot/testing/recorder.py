@@ -389,6 +389,6 @@ def pin_results(results: dict[tuple[str, int], Tensor]) -> Iterator[None]:
         yield
 
 
-def get_secret_order(dataset: Sensitive) -> np.ndarray:
+def get_array_order(dataset: Sensitive) -> np.ndarray:
     """Give the order of the arrays as the secret order, so that neighbours differ at one index."""
     return np.arange(dataset._count_records())

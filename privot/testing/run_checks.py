@@ -24,7 +24,7 @@ from privot.release import Release
 from privot.release.verify import verify
 from privot.runtime import Streams
 from privot.testing.checked_method import CheckedMethod, require, synthesize_tiny
-from privot.testing.recorder import get_secret_order, pin_results, record_run
+from privot.testing.recorder import get_array_order, pin_results, record_run
 from privot.testing.tiny_data import (
     NUM_CLASSES,
     SHAPE,
@@ -221,7 +221,7 @@ def _run_with_interruption(
                 progress=report_progress,
             )
 
-    order = torch.from_numpy(get_secret_order(seal_records(*make_records(), choose_spec(method))))
+    order = torch.from_numpy(get_array_order(seal_records(*make_records(), choose_spec(method))))
     _remove_folder(case.folder / "out")
     with (
         pin_results(results),

@@ -1,30 +1,8 @@
-"""Stand-ins for a ledger, a wall and a price: they are tested elsewhere, and thousands of asks need not wait for them."""
+"""Stand-ins for a ledger, a price and a clip, which are tested elsewhere."""
 
 import math
 
-from privot.privacy.plan import Plan
-
-
-class NullLedger:
-    """A ledger that keeps nothing, and a wall that lets all through."""
-
-    def allows(self, cost):
-        return True
-
-    def reserve(self, plan, method, **more):
-        return 0
-
-    def mark_asked(self, *given):
-        """Marked by nobody."""
-
-    commit = mark_asked
-
-
-class FreePlan(Plan):
-    """Prices of sampled answers take seconds, and nobody asks."""
-
-    def cost(self, coarse=False):
-        return None
+from privot.testing.fakes import FreePlan, NullLedger  # noqa: F401
 
 
 def planted_clip(planted=lambda rows, bound: rows):
