@@ -29,6 +29,7 @@ __all__ = [
     "Method",
     "MethodBase",
     "ResizableMethod",
+    "build_method",
     "list_methods",
     "make_method",
 ]
@@ -160,6 +161,23 @@ def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     method_class = list_methods().get(name)
     if method_class is None:
         raise SettingError(f"there is no method {name!r}; {_suggest_nearest(name, list_methods())}")
+    return build_method(method_class, settings)
+
+
+def build_method(method_class: type[Method], settings: Mapping[str, Any] | None = None) -> Method:
+    """Build a method from its class and settings, which may be texts.
+
+    Args:
+        method_class: The class of the method, from this package or from outside.
+        settings: Values by the name of the setting. A text is read as the type of the setting.
+
+    Returns:
+        The method.
+
+    Raises:
+        SettingError: If a setting is unknown or a value has the wrong type.
+    """
+    name = method_class.name
     names = [field.name for field in dataclasses.fields(method_class)]  # type: ignore[arg-type]
     hints = _get_type_hints(method_class)
     values = {}

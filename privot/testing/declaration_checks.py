@@ -7,13 +7,14 @@ import inspect
 import json
 import math
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 from privot.data.dataset import Sensitive
 from privot.errors import PrivotError, SettingError
-from privot.methods import _get_type_hints, _parse_setting
+from privot.methods import build_method
 from privot.privacy.plan import Budget, Plan
 from privot.synthesis.preflight import resolve_plan
 from privot.testing.checked_method import CheckedMethod, require
@@ -64,7 +65,6 @@ def _check_citation(citation: str) -> None:
 
 def check_settings(case: CheckedMethod) -> None:
     """Settings survive a manifest and a command line, and unusable values are SettingErrors."""
-    hints = _get_type_hints(case.method_class)
     for method in (case.method_class(), case.make()):
         settings = dataclasses.asdict(method)  # type: ignore[call-overload]
         words = {
@@ -72,10 +72,8 @@ def check_settings(case: CheckedMethod) -> None:
             for name, value in settings.items()
         }
         for source in (json.loads(json.dumps(settings)), words):
-            values = {
-                name: _parse_setting(name, value, hints[name]) for name, value in source.items()
-            }
-            require(case.method_class(**values) == method, "settings do not survive as text")
+            is_same = build_method(case.method_class, source) == method
+            require(is_same, "settings do not survive as text")
     spec = choose_spec(case.make())
     for name, value, is_unusable in _list_bad_values(case):
         try:
@@ -91,8 +89,9 @@ def check_settings(case: CheckedMethod) -> None:
 
 def _list_bad_values(case: CheckedMethod) -> Iterator[tuple[str, Any, bool]]:
     """List values out of range for each numeric setting: (name, value, whether it must fail)."""
+    hints = typing.get_type_hints(case.method_class)
     for field in dataclasses.fields(case.method_class):  # type: ignore[arg-type]
-        hint = _get_type_hints(case.method_class)[field.name]
+        hint = hints[field.name]
         if hint in (int, int | None):
             yield field.name, -1, True
             yield field.name, 0, False
