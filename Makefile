@@ -18,7 +18,7 @@ test: $(READY) lint
 
 # The tests that need real data and weights, whose folder PRIVOT_DATA names.
 test-data: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'data and not slow' -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m data -n 2 --dist worksteal
 
 # Branches of the trusted part that the quick tests run.
 coverage: $(READY)
